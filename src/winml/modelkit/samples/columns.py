@@ -1,4 +1,4 @@
-"""Finds the column of a data set that plays a role, such as ``text`` or ``label``."""
+"""Selection of the dataset column for a role, such as ``text`` or ``label``."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ ROLE_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "context": ("context", "passage", "paragraph"),
     "answers": ("answers", "answer"),
 }
-"""Role → names of columns that play it, the most usual first. Chosen from the data sets that model cards of the Hub
-evaluate on: glue, squad, conll2003, imdb, stsb, imagenet, beans, common_voice, librispeech, coco, scene_parse."""
+"""Role → column names, the most common first. Chosen from datasets that model cards of the Hub evaluate on: glue,
+squad, conll2003, imdb, stsb, imagenet, beans, common_voice, librispeech, coco, scene_parse."""
 ROLES = tuple(ROLE_COLUMNS)
 _FEATURE_TYPES = {"image": "Image", "audio": "Audio"}
-"""Role → type of the feature that plays it by itself where a data set has one of that type only."""
+"""Role → feature type; a column of any name is selected if it is the only column of this type."""
 
 
 def parse_columns(texts: Iterable[str]) -> dict[str, str]:
-    """Return role → column of texts ``role=column``; one text may hold several, with a comma between them.
+    """Parse texts ``role=column`` to role → column; a text may contain several pairs, separated by commas.
 
     >>> parse_columns(["text=review,label=stars"])
     {'text': 'review', 'label': 'stars'}
 
     Raises:
-        UsageError: a text without ``=``, a role that is none, or one named twice.
+        UsageError: a text without ``=``, an unknown role, or a role that is named twice.
     """
     columns = read_columns(texts, opt.columns, hint=f"Roles: {', '.join(ROLES)}.")
     refuse_unknown_roles(columns)
@@ -54,7 +54,7 @@ def refuse_unknown_roles(columns: Mapping[str, str], option: str = "columns") ->
     """Refuse what is no role.
 
     Raises:
-        UsageError: names the nearest one.
+        UsageError: names the nearest role.
     """
     for role in columns:
         if role not in ROLE_COLUMNS:
@@ -71,12 +71,12 @@ def match_columns(
     """Return the column of each role.
 
     Args:
-        data_set: Its columns, and what the user says of them.
-        roles: Roles that have to be there. The first takes its column first.
-        optional: Roles that are used where they are there.
+        data_set: The dataset with its columns and the request of the user.
+        roles: Required roles. Columns are assigned in this order.
+        optional: Roles that are assigned if a column exists.
 
     Raises:
-        UsageError: a column that is not there, or no column for a role: lists the columns and what was found.
+        UsageError: a requested column is missing, or a role has no column: lists the columns and the assignment.
     """
     request = data_set.request
     refuse_unknown_roles(request.columns)

@@ -1,4 +1,4 @@
-"""Reads the samples of a data set: files on this disk, or a data set of the Hub that a user named.
+"""Reads the samples of a dataset: local files, or a dataset of the Hub named by the user.
 
 The datasets library reads them; data on this disk is read without any network, and nothing of it is left in a cache.
 The library writes nothing to the terminal, and the Hub is asked before it does.
@@ -37,30 +37,31 @@ if TYPE_CHECKING:
 
 
 _PREFERRED_SPLITS = ("validation", "test", "train")
-"""Chosen: a model is judged by what it was not trained on; labels of a test split are often kept back."""
+"""Chosen: a model is evaluated on data it was not trained on; labels of a test split are often withheld."""
 _LONGEST_REASON = 300
-"""Characters of a library's message. Chosen: three lines of a terminal; pyarrow's list whole schemas."""
+"""Maximum number of characters of a library message. Chosen: three lines of a terminal; messages of pyarrow list
+whole schemas."""
 _DISPLAYED = 5
-"""Names of files in one sentence. Chosen: enough to look at."""
+"""Maximum number of file names in one sentence. Chosen: enough for an inspection."""
 
 
 @dataclass(frozen=True)
 class DataSetRequest:
-    """Which samples are asked for."""
+    """Request for samples of a dataset."""
 
     source: str
-    """Path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub."""
+    """Path; or ``name``, ``owner/name`` or ``owner/name:config`` on the Hub."""
     _: KW_ONLY
     split: str | None = None
-    """None is the validation split, else the test split, else the training split, else the only one."""
+    """None: the validation split, else the test split, else the training split, else the only split."""
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Role → column, where the names of columns do not say it; see :mod:`winml.modelkit.samples.columns`."""
+    """Role → column, for columns with unknown names; see :mod:`winml.modelkit.samples.columns`."""
     samples: int | None = None
-    """Samples drawn of the split; None is all of them."""
+    """Number of random samples of the split; None: all."""
     most: int | None = None
-    """Samples drawn where ``samples`` is None and there are more; None is no limit."""
+    """Maximum number of samples if ``samples`` is None; None: no limit."""
     seed: int = 0
-    """Of the draw."""
+    """Seed of the random samples."""
     config: str | None = None
     """Configuration at the Hub, where the source names none."""
     option: str = field(default_factory=lambda: opt.dataset)
@@ -68,11 +69,11 @@ class DataSetRequest:
 
     @property
     def words(self) -> str:
-        """How messages begin."""
+        """Start of messages."""
         return f"{self.option} {self.source}"
 
     def count_samples(self, available: int) -> int:
-        """Return how many of the available samples are read.
+        """Return the number of samples to read.
 
         Raises:
             UsageError: more are requested than available.
@@ -86,7 +87,7 @@ class DataSetRequest:
 
 
 _IMAGE_ROLES = frozenset({"image", "mask"})
-"""Roles whose cells are images."""
+"""Roles of columns with images."""
 
 
 class DataSet:
@@ -95,12 +96,12 @@ class DataSet:
     A context manager: temporary files are removed when it is closed.
 
     Attributes:
-        request: What was asked for.
-        name: File name or name at the Hub, without folders of this machine.
+        request: The request.
+        name: File name or name on the Hub, without folders of this machine.
         split: The split that is read.
-        features: Column → its type, as datasets has it (``ClassLabel`` knows the names of its labels).
-        notes: What was decided because nobody said, one sentence each.
-        unreadable: Number of the sample → picture or recording that did not open when it was read, and was left out.
+        features: Column → its type in datasets (``ClassLabel`` has the names of its labels).
+        notes: Automatic decisions, one sentence each.
+        unreadable: Number of the sample → image or audio file that could not be opened, and was skipped.
     """
 
     def __init__(
@@ -119,21 +120,21 @@ class DataSet:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns."""
+        """Column names."""
         return tuple(self.features)
 
     def __len__(self) -> int:
-        """Return the number of samples, of which some may not open."""
+        """Return the number of samples, including unreadable samples."""
         return len(self._table)
 
     def rows(self, roles: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the samples in their order, each when its turn comes, with pictures and recordings opened.
+        """Yield the samples in order, lazily, with images and audio opened.
 
         Args:
-            roles: Role → column. A row then has roles as keys, and no other column is read. None gives all columns.
+            roles: Role → column. The keys of a row are then roles, and other columns are not read. None: all columns.
 
         Raises:
-            InputError: no picture or recording opens.
+            InputError: no image or audio file can be opened.
         """
         columns = {name: name for name in self.columns} if roles is None else dict(roles)
         media = {key: self._opener(key, column) for key, column in columns.items()}
@@ -158,7 +159,7 @@ class DataSet:
 
     @property
     def unreadable_note(self) -> str | None:
-        """What to say of the samples that were left out; None where all of them opened."""
+        """Note on skipped samples; None if all samples were opened."""
         if not self.unreadable:
             return None
         names = first_words([item.name for item in self.unreadable.values()], _DISPLAYED)
@@ -167,21 +168,21 @@ class DataSet:
         return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}"
 
     def close(self) -> None:
-        """Remove temporary files; no row can be read after."""
+        """Remove temporary files; rows cannot be read afterwards."""
         self._close()
 
     def __enter__(self) -> DataSet:  # noqa: PYI034  # nobody derives from it
-        """Return the data set itself."""
+        """Return the dataset itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the dataset."""
         self.close()
 
     def _opener(self, key: str, column: str) -> Any:
-        """Return what opens the cells of a column, by its type or the role it plays; None for all others."""
+        """Return the function that opens the cells of a column, by its type or role; None for other columns."""
         feature = type(self.features[column]).__name__
         if feature == "Image" or key in _IMAGE_ROLES:
             return open_image
@@ -272,16 +273,16 @@ def _ask_hub(name: str, words: str) -> str:
 
 
 def open_data_set(request: DataSetRequest) -> DataSet:
-    """Open a data set for reading.
+    """Open a dataset for reading.
 
-    Data on this disk is read without the network. Files of tables are read once into a temporary folder, so that rows
-    are in memory one at a time; pictures and recordings stay where they are.
+    Local data is read without network access. Table files are converted once into a temporary folder, so that one row
+    at a time is in memory; image and audio files are not copied.
 
     Raises:
-        UsageError: no such data set, split or configuration; an empty split, or fewer samples than asked for; or the
-            package datasets is missing.
+        UsageError: the dataset, split or configuration does not exist; the split is empty, or has fewer samples than
+            requested; or the package datasets is missing.
         InputError: a file is damaged.
-        HubError: the Hub cannot be reached, or has no such data set.
+        HubError: the Hub cannot be reached, or has no such dataset.
     """
     source = find_source(request.source, request.option)
     refuse_missing_datasets(request.words)
@@ -307,7 +308,7 @@ def open_data_set(request: DataSetRequest) -> DataSet:
 def _read_splits(
     request: DataSetRequest, source: DataSource, resources: ExitStack
 ) -> tuple[Mapping[str, datasets.Dataset], tuple[str, ...]]:
-    """Return the splits, and what is to be said of their files."""
+    """Return the splits, and notes on their files."""
     if source.kind == "hub":
         return _from_hub(request, source), ()
 
@@ -328,7 +329,7 @@ def _read_splits(
             options = {"sep": "\t"} if source.path.suffix.lower() == ".tsv" else {}
             return read_files(source.kind, {"train": [source.path]}, cache, options=options), ()
         layout = read_layout(source.path, request.config, request.words)
-        # datasets takes the name of a single folder for no label.
+        # By default, datasets does not use the name of a single folder as a label.
         labels = {"drop_labels": False} if layout.kind == "images" and _is_one_class(source.path, layout) else {}
         read = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
         return read, layout.notes
@@ -338,7 +339,7 @@ _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder 
 
 
 def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
-    """Say whether all pictures lie in one folder, whose name is their label and not that of a split."""
+    """Return True if all images are in one folder whose name is their label and not the name of a split."""
     files = [path for paths in layout.splits.values() for path in paths]
     places = {path.parent for path in files}
     if any(path.stem == "metadata" for path in files) or len(places) != 1:
@@ -348,7 +349,7 @@ def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
 
 
 def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
-    """Return the splits at the Hub, or those of an earlier visit where it cannot be reached."""
+    """Return the splits on the Hub, or the cached splits if the Hub cannot be reached."""
     import datasets
 
     unreachable = _ask_hub(source.name, request.words)
@@ -393,9 +394,9 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
 
 
 def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
-    """Leave opening pictures and recordings to us: one that does not open would end the iteration.
+    """Disable decoding of images and audio by datasets: a cell that cannot be opened would end the iteration.
 
-    Within lists and records as well: datasets opens any file or address that a cell names.
+    Nested lists and records are included: datasets opens any file or address in a cell.
     """
     import datasets
 
@@ -411,13 +412,13 @@ def _as_stored(feature: Any) -> Any:
         return [_as_stored(item) for item in feature]
     if hasattr(feature, "feature"):
         return replace(feature, feature=_as_stored(feature.feature))
-    # JSON is text, whose values name no file.
+    # Json features are text; their values name no files.
     is_opened = hasattr(feature, "decode") and type(feature).__name__ != "Json"
     return replace(feature, decode=False) if is_opened else feature
 
 
 def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
-    """Return as many rows as asked for, in their order, drawn by the seed."""
+    """Return the requested number of random rows, in their original order."""
     count = request.count_samples(len(table))
     if count == len(table):
         return table
@@ -428,7 +429,7 @@ def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first cause, which says more than that an error occurred."""
+    """Return the message of the first cause, which is more specific than the message of the error."""
     *_, error = error_chain(error, with_context=False)
     words = " ".join(str(error).split())
     return words[:_LONGEST_REASON] or type(error).__name__

@@ -1,7 +1,7 @@
-"""Which data set does a path or a name mean, and in which form are its files?
+"""Location and file format of a dataset, by its path or name.
 
-Looks at names only and imports no library, so that a request is refused, and a result found again, before any data is
-read. What is in the files is read elsewhere.
+Checks names only and imports no library, so that requests are refused and saved results are found before any data is
+read. The contents of files are read elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.samples.media import install_hint
 
 SourceKind = Literal["text", "csv", "json", "parquet", "arrow", "images", "audio", "saved", "hub"]
-"""``saved`` is a folder that ``save_to_disk`` of datasets wrote; the others name the files in it, or the one file."""
+"""``saved`` is a folder written by ``save_to_disk`` of datasets; the other kinds describe the files in the folder, or
+the single file."""
 
 TABLE_SUFFIXES: dict[str, SourceKind] = {
     ".parquet": "parquet",
@@ -30,40 +31,40 @@ TABLE_SUFFIXES: dict[str, SourceKind] = {
     ".tsv": "csv",
     ".txt": "text",
 }
-"""In the order in which they are looked for in a folder: a data set of parquet files may have a JSON file beside."""
+"""Suffix → kind, in order of precedence in a folder: a dataset of parquet files may include a JSON file."""
 IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
 )
 AUDIO_SUFFIXES = frozenset({".aiff", ".flac", ".mp3", ".ogg", ".opus", ".wav"})
 _SAVED_NAMES = ("dataset_dict.json", "state.json")
 DESCRIPTION_NAMES = frozenset({"config.json", "dataset_info.json", "dataset_infos.json", "license.txt", "readme.txt"})
-"""Files about a data set, with endings of data."""
+"""Files with metadata of a dataset, although their suffixes are those of data."""
 _HUB_NAME = re.compile(r"(?:[\w.-]+/)?[\w.-]*\w")
-"""Specified: names of repositories of the Hub, ``name`` or ``owner/name``."""
+"""Specified: names of repositories on the Hub, ``name`` or ``owner/name``."""
 _DRIVE = re.compile(r"[A-Za-z]:")
-"""How a path with the letter of a drive begins."""
+"""Start of a path with a drive letter."""
 DATA_SET_FORMATS = (
     "Pass a .csv, .json, .jsonl, .parquet, .arrow or .txt file, a folder of such files, of images or of audio "
     "files, a folder written by save_to_disk, or the name of a dataset on the Hub."
 )
-"""What is read, for hints."""
+"""Supported formats, for hints."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where a data set lies."""
+    """Location of a dataset."""
 
     kind: SourceKind
     path: Path | None
-    """The file or folder on this disk; None for a name of the Hub."""
+    """Local file or folder; None for a dataset on the Hub."""
     name: str
-    """File name of a path, or the name at the Hub: for people and records, without a folder of this machine."""
+    """File name of a path, or the name on the Hub: for output and records, without folders of this machine."""
     config: str | None = None
-    """Configuration at the Hub, written after a colon: ``glue:stsb``."""
+    """Configuration on the Hub, written after a colon: ``glue:stsb``."""
 
     @property
     def folder(self) -> Path | None:
-        """The folder in which names of files in the data are looked for; None for a name of the Hub."""
+        """Folder to which file names in the data are relative; None for a dataset on the Hub."""
         return self.path.parent if self.path is not None and self.path.is_file() else self.path
 
 
@@ -71,11 +72,11 @@ def find_source(text: str | os.PathLike[str], option: str = "dataset") -> DataSo
     """Return what data set a path or a name means. What lies on this disk is never looked for elsewhere.
 
     Args:
-        text: A path; or ``name``, ``owner/name`` or ``owner/name:config`` at the Hub.
-        option: What named it, for messages.
+        text: A path; or ``name``, ``owner/name`` or ``owner/name:config`` on the Hub.
+        option: Option with the dataset, for messages.
 
     Raises:
-        UsageError: neither is possible, or the form of the files is not read.
+        UsageError: the text is neither a path nor a name on the Hub, or the file format is not supported.
     """
     passed = os.fspath(text)
     path = Path(passed)
@@ -91,7 +92,7 @@ def find_source(text: str | os.PathLike[str], option: str = "dataset") -> DataSo
 
 
 def source_files(source: DataSource) -> tuple[Path, ...]:
-    """Return the files on this disk that a data set consists of, in their order; none of one at the Hub."""
+    """Return the local files of a dataset, sorted; ``()`` for a dataset on the Hub."""
     if source.path is None:
         return ()
     return (source.path,) if source.path.is_file() else tuple(sorted(folder_files(source.path)[0]))
@@ -125,11 +126,11 @@ def _kind_of(path: Path, option: str) -> SourceKind:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Return the files in a folder and below that are not hidden, in their order, and those that are not to be read.
+    """Return the files below a folder that are not hidden, sorted, and the files that must not be read.
 
     Returns:
-        Regular files and links to them within the folder; and file → why it is not read: a link that leads out of the
-        folder or nowhere, a pipe, a socket, a device. Folders that are links are not entered.
+        Regular files and links to files within the folder; and file → reason for its refusal: a link out of the
+        folder, a broken link, a pipe, a socket, a device. Linked folders are not entered.
     """
     files: list[Path] = []
     refused: dict[Path, str] = {}

@@ -1,9 +1,9 @@
-"""Generates samples as a model gets them in use, where a user gives none.
+"""Generation of realistic samples for a model, if the user provides none.
 
-Sentences of the words of its tokenizer, images and audio with natural spectra, made arrays by what lies beside the
-model. A decoder with a cache is run as ``winml generate`` runs it, and what each run takes is a sample: a cache of
-random numbers has other ranges than keys and values of a text. An encoder before it is the file of that part of the
-same stage, found by its name. Of a decoder, one sample is in memory at a time.
+Sentences of words of its tokenizer, and images and audio with natural spectra, are converted to arrays by the
+processors beside the model. A decoder with a KV cache runs as in ``winml generate``, and the inputs of each run are a
+sample: a cache of random numbers has other ranges than keys and values of a text. The encoder of a decoder is the
+file of the encoder part at the same stage, found by its name. One sample of a decoder is in memory at a time.
 
 for: Llama, and decoders behind an encoder as in Whisper.
 """
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
 
 
 _FEWEST_WORDS = 8
-"""Words of a vocabulary below which no sentences are made of it."""
+"""Minimum size of a vocabulary for making sentences."""
 _SENTENCE_WORDS = (2.8, 0.5)
-"""Mean and deviation of the logarithm of the number of words in a sentence. Chosen: 16 words in the median,
-7 to 37 in 90 % of the sentences."""
+"""Mean and deviation of the logarithm of the number of words in a sentence. Chosen: 16 words in the median, 7 to 37
+in 90 % of the sentences."""
 _SHORTEST, _LONGEST = 3, 60
 _WORD_STARTS = ("\u0120", "\u2581")
-"""Specified by byte-level BPE and by SentencePiece: what a token at the start of a word begins with."""
+"""Specified by byte-level BPE and by SentencePiece: prefix of a token at the start of a word."""
 _PIECE = "##"
-"""Specified by WordPiece: what a token inside of a word begins with."""
+"""Specified by WordPiece: prefix of a token inside a word."""
 _SECONDS = 2.0
-"""Length of a recording. Chosen: some words."""
+"""Length of a generated audio sample in seconds. Chosen: a few words."""
 
 
 def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[str]:
-    """Return the whole words among the tokens that the model takes, the most frequent first."""
+    """Return the whole words among the tokens of the model, the most frequent first."""
     most = math.inf if value_range is None else value_range[1]
     special = set(tokenizer.all_special_ids)
     tokens = sorted(
@@ -66,7 +66,7 @@ def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[
 
 
 def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:
-    """Return words as often as each is in a language: the second half as often as the first, the third a third."""
+    """Return a sentence with natural word frequencies: the second word is half as frequent as the first, and so on."""
     mean, deviation = _SENTENCE_WORDS
     length = int(np.clip(round(float(generator.lognormal(mean, deviation))), _SHORTEST, _LONGEST))
     shares = 1 / np.arange(1, len(words) + 1)
@@ -75,20 +75,20 @@ def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:
 
 
 def picture(generator: np.random.Generator) -> Image:
-    """Return a picture whose amplitudes fall with the frequency as those of photographs do."""
+    """Return an image with amplitudes that decrease with the frequency, as in photographs."""
     import PIL.Image
 
     edge = IMAGE_EDGE
     frequencies = np.hypot(np.fft.fftfreq(edge)[:, None], np.fft.rfftfreq(edge)[None, :])
     gray, *colours = (_shaped_noise(generator, frequencies, (edge, edge)) for _ in range(4))
-    # The channels of a photograph are nearly alike.
+    # The channels of a photograph are strongly correlated.
     channels = np.stack([0.9 * gray + 0.4 * colour for colour in colours], axis=-1)
     centre = generator.uniform(90, 160)
     return PIL.Image.fromarray(np.clip(centre + generator.uniform(35, 65) * channels, 0, 255).astype(np.uint8))
 
 
 def recording(generator: np.random.Generator, rate_hz: int) -> Recording:
-    """Return sound whose amplitudes fall with the frequency, and that swells and fades as syllables do."""
+    """Return audio with amplitudes that decrease with the frequency, and with an envelope like that of syllables."""
     length = int(_SECONDS * rate_hz)
     noise = _shaped_noise(generator, np.fft.rfftfreq(length, 1 / rate_hz), (length,))
     times = np.arange(length) / rate_hz
@@ -97,7 +97,7 @@ def recording(generator: np.random.Generator, rate_hz: int) -> Recording:
 
 
 def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tuple[int, ...]) -> Array:
-    """Return noise of unit variance whose amplitude is the inverse of the frequency."""
+    """Return noise of unit variance with amplitudes inverse to the frequency."""
     spectrum = np.fft.rfftn(generator.standard_normal(shape), axes=range(len(shape)))
     noise = np.fft.irfftn(
         spectrum / np.maximum(frequencies, frequencies[frequencies > 0].min()), shape, axes=range(len(shape))
@@ -125,8 +125,8 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
     """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings.
 
     Raises:
-        UsageError: it makes nothing that the graph takes, or has no words for sentences.
-        InputError: its files are damaged.
+        UsageError: the processors provide no input of the graph, or the tokenizer has no words for sentences.
+        InputError: files of the processors are damaged.
     """
     fixed = with_fixed_sizes(inputs, run.sizes)
     preprocessor = Preprocessor.of(folder, fixed, option="samples generated for the comparison")
@@ -160,13 +160,13 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
 
 _PROMPT_TOKENS = 24
 NEW_TOKENS = 8
-"""Tokens of a text that are read, and generated after them. Chosen: keys and values of 32 places. What a model
-chooses by itself repeats, so most tokens are read."""
+"""Numbers of read and of generated tokens of a text. Chosen: keys and values for 32 positions. Generated tokens tend
+to repeat, so most tokens are read."""
 _ENCODER = "encoder"
 
 
 class _RecordedSession(Session):
-    """A session that holds what its last runs were fed."""
+    """A session that records the inputs of its last runs."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -174,13 +174,13 @@ class _RecordedSession(Session):
 
     @property
     def takes_states_in_place(self) -> bool:
-        # What is recorded are states without spare room.
+        # Recorded states must not have spare capacity.
         return False
 
     def run_with_states(
         self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
-        # Copied: what numpy() returns lies in ONNX Runtime's memory, which ends with the value.
+        # Copied, because numpy() returns a view of memory owned by the ONNX Runtime value.
         self.recorded.append({**feeds, **{name: np.array(value.numpy()) for name, value in states.items()}})
         return super().run_with_states(feeds, states, retained)
 
@@ -188,15 +188,15 @@ class _RecordedSession(Session):
 def decoding_samples(
     source: Path, processors: Path, sizes: Mapping[str, int], count: int, seed: int, *, every: int = 1
 ) -> Iterator[dict[str, Array]]:
-    """Yield what the graph of a decoder takes in each of its runs.
+    """Yield the inputs of each run of a decoder graph.
 
     Args:
-        source: Its file.
+        source: File of the decoder.
         processors: Folder of tokenizer, feature extractor and configs; without a tokenizer, tokens are random.
         sizes: Sizes of dynamic dimensions of the encoder.
-        count: Samples.
-        every: Of so many runs, one is a sample.
-        seed: Of texts and random tokens.
+        count: Number of samples.
+        every: Step between sampled runs.
+        seed: Seed of texts and random tokens.
 
     Raises:
         InputError: the file is no decoder with a cache, or its encoder is missing.
@@ -209,17 +209,17 @@ def decoding_samples(
 
 
 def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterator[dict[str, Array]]:
-    """Yield what each run of the texts was fed, without runs that have an empty cache.
+    """Yield the inputs of each run of the texts, without runs with an empty cache.
 
     Raises:
-        InputError: a text gave nothing, and the next would not either: the texts do not end.
+        InputError: a text yields no sample; later texts would not either, and the texts are endless.
     """
     for text in texts:
         is_empty = True
         for _ in text.read():
             recorded, session.recorded = session.recorded, []
             for feeds in recorded:
-                # Nothing is in an empty cache to be measured.
+                # An empty cache has no values to measure.
                 if all(array.size for array in feeds.values()):
                     is_empty = False
                     yield feeds
@@ -234,14 +234,14 @@ class _Text:
         self.decoder, self.tokens, self.cache = decoder, tokens, cache
 
     def read(self) -> Iterator[None]:
-        """Run the decoder, one run or several for each turn of the iterator."""
+        """Run the decoder, one or several runs per step of the iterator."""
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
         room = decoder.most_tokens or _PROMPT_TOKENS + NEW_TOKENS
         tokens = self.tokens[:, : max(room - 1, 1)]
-        # Of the text as it fits: every text is read, whatever its length. A prompt graph generates nothing.
+        # Texts are truncated, so that every text can be read. A prompt graph generates no tokens.
         left = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
         if decoder.length is None and tokens.shape[1] > 1:
-            # So that one run reads several tokens after others.
+            # So that one run reads several tokens with a non-empty cache.
             decoder.run(tokens[:, :1], cache=cache)
             yield
             tokens = tokens[:, 1:]
@@ -254,7 +254,7 @@ class _Text:
 def _texts(
     session: _RecordedSession, source: Path, processors: Path, sizes: Mapping[str, int], seed: int
 ) -> Iterator[_Text]:
-    """Yield texts without end."""
+    """Yield an endless sequence of texts."""
     described = read_part_description(source)
     names = described.part_names if described is not None else ()
     if described is not None and _ENCODER in names and described.name != _ENCODER:
@@ -268,7 +268,7 @@ def _texts(
     decoder = DecoderGraph(session)
     batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
-    # A prompt graph reads two runs of tokens, so that its cache is filled in the second.
+    # A prompt graph reads two runs of tokens, so that the cache is not empty in the second.
     length = max(_PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else _PROMPT_TOKENS
     texts = token_texts(decoder.inputs, processors, seed)
     for tokens in texts:
@@ -284,10 +284,10 @@ def _reads_prompts_only(decoder: DecoderGraph) -> bool:
 
 
 def _encoder_of(source: Path, decoder: PartDescription) -> Path:
-    """Return the file of the encoder: of the same stage by its name, else one beside it that says it is the encoder.
+    """Return the file of the encoder: by the file name at the same stage, else by the part description in its metadata.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such file.
     """
     named = source.with_name(source.name.replace(decoder.name, _ENCODER))
     if named != source and named.is_file():
@@ -324,7 +324,7 @@ def token_texts(inputs: Sequence[InputTensorSpec], processors: Path, seed: int) 
 
 
 def _first_token(folder: Path) -> int:
-    """Return the token that a decoder starts with, as the configs beside the model say it; 0 where none does."""
+    """Return the start token of a decoder, as stated in the configs beside the model; 0 if not stated."""
     for name in ("generation_config.json", "config.json"):
         path = folder / name
         record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,8 +1,8 @@
-"""Reads files of this disk with the builders of the datasets library: the files that are named, and nothing else.
+"""Reads local files with the builders of the datasets library: only the named files.
 
-Finds the files of a folder that hold samples, and hands them to the builder of their kind. A builder is handed the
-files themselves. It resolves no pattern, asks no network, unpacks no archive and reads no description beside them; and
-it writes no more than is plausible for files of their size.
+Finds the sample files of a folder, and passes them to the builder of their kind. The builder resolves no pattern,
+uses no network, unpacks no archive and reads no metadata beside the files. The amount of data that it writes is
+limited by the size of the files.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
-"""Name of a folder → the split it is, as datasets calls it."""
+"""Folder name → split in datasets."""
 _METADATA: dict[str, data_sources.SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
 _NAME_COLUMN = "file_name"
 
 
 def read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
-    """Return the splits of a folder of recordings: a column ``audio`` and what the folder says of each.
+    """Return the splits of an audio folder: a column ``audio`` and columns from metadata or folder names.
 
     Args:
         folder: The folder.
-        cache: Where datasets puts what it reads of metadata.
+        cache: Cache folder of datasets for the metadata.
 
     Raises:
         InputError: the metadata names no files, or files outside of the folder.
@@ -87,7 +87,7 @@ def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]
 
 
 def _inside(folder: Path, name: Any) -> str:
-    """Return the path of a file that metadata names; one outside of the folder is nobody's."""
+    """Return the path of a file named in metadata; a file outside of the folder is refused."""
     path = Path(os.path.normpath(folder / str(name)))
     if not path.is_relative_to(os.path.normpath(folder)):
         raise InputError(
@@ -97,13 +97,13 @@ def _inside(folder: Path, name: Any) -> str:
 
 
 _MOST_RATIO = 1000
-"""Bytes of values for each byte of a file. Chosen: columns of text and numbers compress two to a hundred times."""
+"""Maximum ratio of value bytes to file bytes. Chosen: columns of text and numbers compress two to a hundred times."""
 _ALWAYS_READ = 2**27
-"""Bytes of values that are read whatever the size of the file. Chosen: they harm nobody."""
+"""Value bytes that are read regardless of the file size. Chosen: harmless."""
 _BATCH_ROWS = 1000
-"""Most rows of a parquet file in memory. Chosen: datasets itself takes whole row groups, of any size."""
+"""Maximum number of rows of a parquet file in memory. Chosen: datasets itself reads whole row groups, of any size."""
 _ROW_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
-"""Least size of a value in memory, by its type in a parquet file."""
+"""Parquet type → minimum size of a value in memory."""
 
 
 def read_files(
@@ -114,17 +114,17 @@ def read_files(
     options: Mapping[str, object] | None = None,
     info: Mapping[str, object] | None = None,
 ) -> dict[str, datasets.Dataset]:
-    """Return the tables of files: split → rows, which lie in a cache.
+    """Read files as tables, stored in a cache: split → rows.
 
     Args:
-        kind: Of all the files: a form of tables, or images.
+        kind: Format of all files: a table format, or images.
         splits: Split → its files.
-        cache: A folder for what is read.
-        options: For the builder.
-        info: Describes the columns, as an entry of ``dataset_info`` of a card does; None: read from the files.
+        cache: Folder for the converted tables.
+        options: Options of the builder.
+        info: Description of the columns, in the format of ``dataset_info`` of a card; None: read from the files.
 
     Raises:
-        ValueError: a file declares more than is read, or is damaged; and whatever datasets and pyarrow raise.
+        ValueError: a file declares more values than the limit, or is damaged; also errors of datasets and pyarrow.
     """
     import datasets
     from datasets.data_files import DataFilesDict, DataFilesList
@@ -154,7 +154,7 @@ def read_files(
 
 
 def prepared_splits(builder: datasets.DatasetBuilder, manager: object = None) -> dict[str, datasets.Dataset]:
-    """Return the splits of a builder that hold a sample, and an empty table for each that does not."""
+    """Return the splits of a builder; splits without samples are empty tables."""
     import datasets
 
     builder.download_and_prepare(dl_manager=manager)
@@ -169,7 +169,7 @@ def read_saved(folder: Path) -> Mapping[str, datasets.Dataset]:
     """Return the splits of a folder that ``save_to_disk`` wrote.
 
     Raises:
-        InputError: it names files that are not below the folder, or its descriptions are no JSON.
+        InputError: the folder references files outside of it, or its descriptions are not JSON.
         OSError: a file is missing.
     """
     splits = _read_json(folder / "dataset_dict.json").get("splits") if (folder / "dataset_dict.json").exists() else None
@@ -225,7 +225,7 @@ def _builder_class(kind: data_sources.SourceKind) -> Any:
 
 
 def _named_files_only() -> Any:
-    """Return what hands files to a builder as they are."""
+    """Return a download manager that returns file paths unchanged."""
     from datasets import DownloadManager
 
     class NamedFiles(DownloadManager):  # type: ignore[misc]  # datasets has no types
@@ -239,10 +239,10 @@ def _named_files_only() -> Any:
 
 
 def _batch_rows(path: Path, most_bytes: int) -> int:
-    """Return how many rows of a parquet file are read at a time, by its footer.
+    """Return the number of rows of a parquet file to read at a time, based on its footer.
 
     Raises:
-        ValueError: it declares more values than are read of a file of its size.
+        ValueError: the file declares more values than the limit for its size.
     """
     import pyarrow.parquet
 
@@ -259,13 +259,13 @@ def _batch_rows(path: Path, most_bytes: int) -> int:
             f"{size_words(path.stat().st_size)}; the maximum is {size_words(most_bytes)}"
         )
     chunks = [group.column(number) for group in groups for number in columns]
-    # Each row may repeat the largest text that is stored once.
+    # Each row may repeat the largest text, which is stored once.
     repeated = max((chunk.total_uncompressed_size for chunk in chunks if chunk.has_dictionary_page), default=0)
     return max(1, min(_BATCH_ROWS, most_bytes // max(repeated, 1)))
 
 
 def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callable[..., Iterator[Any]]:
-    """Return what generates tables until they are larger than is read."""
+    """Return a table generator that raises ValueError when its tables exceed the limit."""
 
     def limited(*arguments: object, **keywords: Any) -> Iterator[Any]:
         size = 0
@@ -279,17 +279,17 @@ def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callabl
 
 
 _MOST_CARD_BYTES = 256 * 1024
-"""Of ``configs`` and of ``dataset_info``. Chosen: the names of a thousand labels take 40 kB."""
+"""Size limit of ``configs`` and of ``dataset_info``. Chosen: the names of a thousand labels take 40 kB."""
 _METADATA_NAMES = frozenset(("metadata.csv", "metadata.jsonl", "metadata.parquet"))
-"""Specified: what says more of the images beside it."""
+"""Specified: metadata files of an image folder."""
 SPLIT_WORDS = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
     "test": ("test", "testing", "eval", "evaluation"),
 }
-"""Specified by datasets: split → the words in names of files or folders that mean it."""
+"""Specified by datasets: split → its words in names of files or folders."""
 _SHARD = re.compile(r"data/(\w+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
-"""Specified by datasets: files of splits of any name."""
+"""Specified by datasets: shards of splits with any name."""
 _SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")
 _FACTS = frozenset(("config_name", "data_files", "data_dir", "default", "version", "description"))
 _OPTIONS: Mapping[str, frozenset[str]] = {
@@ -297,34 +297,34 @@ _OPTIONS: Mapping[str, frozenset[str]] = {
     "json": frozenset(("field",)),
     "images": frozenset(("drop_labels", "drop_metadata")),
 }
-"""What a config may say of the reading, by the form of the files."""
+"""Kind → options of a config that are passed to the builder."""
 
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """The files of a data set in a folder."""
+    """The files of a dataset in a folder."""
 
     kind: data_sources.SourceKind
     splits: Mapping[str, tuple[Path, ...]]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """For the builder of datasets."""
+    """Options of the datasets builder."""
     info: Mapping[str, Any] | None = None
-    """The entry of ``dataset_info`` in the card, which describes the columns."""
+    """Entry of ``dataset_info`` in the card, which describes the columns."""
     notes: tuple[str, ...] = ()
 
 
 def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
-    """Return which files are read of a folder of tables or images, and how.
+    """Return the files of a folder of tables or images, and the options for reading them.
 
     Args:
         folder: The folder.
-        config: Configuration of the card; None is the only one, or the default.
-        words: How messages begin.
+        config: Configuration of the card; None: the only configuration, or the default.
+        words: Start of messages.
 
     Raises:
-        UsageError: there is no such configuration, or several and no default.
-        InputError: the card is damaged, or names files that are not below the folder; or a table is a link that leads
-            out of it, or no regular file.
+        UsageError: the configuration does not exist, or there are several without a default.
+        InputError: the card is damaged, or names files outside of the folder; or a table is a link out of the folder,
+            or no regular file.
     """
     files, refused = data_sources.folder_files(folder)
     entry = _config(_card_value(folder, "configs", words), config, words)
@@ -365,7 +365,7 @@ def _card_value(folder: Path, key: str, words: str) -> Any:
 
 
 def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
-    """Return the configuration that is asked for or the default; empty where the card has none."""
+    """Return the requested or default configuration; ``{}`` if the card has none."""
     entries = configs if isinstance(configs, list) else [] if configs is None else [configs]
     if not all(isinstance(entry, Mapping) and isinstance(entry.get("config_name"), str) for entry in entries):
         raise InputError(
@@ -407,7 +407,7 @@ def _splits(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -
 
 
 def _patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the splits that ``data_files`` of a card names, each with its patterns."""
+    """Yield the splits in ``data_files`` of a card, with their patterns."""
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
     elif isinstance(data_files, list) and any(isinstance(item, Mapping) for item in data_files):
@@ -428,7 +428,7 @@ def _checked_pattern(pattern: Any, words: str) -> str:
     """Return a pattern of names below the folder.
 
     Raises:
-        InputError: it names what is elsewhere.
+        InputError: the pattern names files outside of the folder.
     """
     text = PurePosixPath(pattern).as_posix() if isinstance(pattern, str) else ""
     if not stays_inside(text) or "::" in text or "://" in pattern:
@@ -440,7 +440,7 @@ def _checked_pattern(pattern: Any, words: str) -> str:
 
 
 def _matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Say whether a name matches a pattern, part by part; ``**`` is any number of folders."""
+    """Return True if a name matches a pattern, part by part; ``**`` matches any number of folders."""
     reached = {0}
     for part in pattern:
         if part == "**":
@@ -451,7 +451,7 @@ def _matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 
 def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
-    """Return the splits that names of shards, else of folders, else of files say; else all files are ``train``."""
+    """Return the splits by names of shards, else of folders, else of files; else all files are ``train``."""
     shards: dict[str, list[Path]] = {}
     for name, path in by_name.items():
         if shard := _SHARD.fullmatch(name):
@@ -472,7 +472,7 @@ def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]
 
 
 def _kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
-    """Return the form that most files have."""
+    """Return the most frequent file format."""
     counts: Counter[data_sources.SourceKind] = Counter()
     for path in paths:
         if path.name.lower() not in data_sources.DESCRIPTION_NAMES | _METADATA_NAMES:
@@ -500,7 +500,7 @@ def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
 
 
 def _options(entry: Mapping[str, object], kind: data_sources.SourceKind) -> tuple[dict[str, object], list[str]]:
-    """Return what a config says of the reading, and the keys that are not read."""
+    """Return the reading options of a config, and its ignored keys."""
     known = _OPTIONS.get(kind, frozenset())
     stated = {str(key): value for key, value in entry.items() if key not in _FACTS}
     options = {key: value for key, value in stated.items() if key in known and _is_harmless(key, value)}
@@ -508,12 +508,12 @@ def _options(entry: Mapping[str, object], kind: data_sources.SourceKind) -> tupl
 
 
 def _is_harmless(key: str, value: object) -> bool:
-    # Longer separators are regular expressions.
+    # Separators of several characters are regular expressions.
     return isinstance(value, bool) or (isinstance(value, str) and (key == "field" or len(value) == 1))
 
 
 def _info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
-    """Return the description of the columns of a configuration."""
+    """Return the column description of a configuration."""
     entries = [item for item in (infos if isinstance(infos, list) else [infos]) if isinstance(item, Mapping)]
     name = entry.get("config_name", config)
     if name is None and len(entries) == 1:

@@ -1,6 +1,7 @@
-"""How do the cells of a data set become pictures and recordings?
+"""Opens image and audio cells of a dataset.
 
-Of a file or of bytes. What does not open is a value with its reason: one damaged picture does not end an evaluation.
+The source is a file or bytes. A cell that cannot be opened becomes a value with the reason: one damaged image does
+not end an evaluation.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _IMAGE_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Of Pillow, whatever the name of a file says. Among the others is one that starts a program (EPS)."""
+"""Allowed formats of Pillow, independent of the file name. Another format starts a program (EPS)."""
 _ORIENTATION = 0x0112
-"""Specified by Exif: the tag that says how a picture is turned; 1 is not at all."""
+"""Specified by Exif: tag of the orientation of an image; 1 means upright."""
 _SAMPLE_BYTES = 4
 _PIXEL_BYTES = 24
-"""Memory that a pixel takes from decoding to the values of a processor. Measured: 20."""
+"""Memory per pixel, from decoding to the values of a processor, in bytes. Measured: 20."""
 _MOST_PIXELS = 89_478_485
-"""Of an image: the size from which Pillow warns of decompression bombs."""
+"""Maximum number of pixels of an image: the size from which Pillow warns of decompression bombs."""
 _RATES_HZ = (1000, 1_000_000)
-"""Sampling rates that are read. Chosen: telephones record at 8 kHz, ultrasound at 500 kHz. A lower rate makes
-resampling multiply the samples."""
+"""Accepted sampling rates. Chosen: telephones record at 8 kHz, ultrasound at 500 kHz. Resampling a lower rate would
+multiply the number of samples."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Sound, all channels mixed to one."""
+    """Audio, mixed to one channel."""
 
     samples: NDArray[np.float32]
     """Shape [samples], between -1 and 1."""
@@ -52,27 +53,27 @@ class Recording:
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A picture or a recording that does not open."""
+    """An image or audio cell that cannot be opened."""
 
     name: str
-    """File name, or where in the data it stands."""
+    """File name, or location in the data."""
     reason: str
-    """What the library that opens it says."""
+    """Message of the library that opens it."""
 
 
 def install_hint() -> str:
-    """Return how the libraries of data sets, media and metrics are installed."""
+    """Return the installation command of the libraries for datasets, media and metrics."""
     return f"Install the packages for datasets: {install_command('eval')}"
 
 
 def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
-    """Return the picture of a cell with all its pixels, turned as it is to be looked at, or why it does not open.
+    """Open the image of a cell, decoded and in upright orientation, or return why it cannot be opened.
 
     Args:
-        cell: A picture, a path, bytes, or a record of ``bytes`` and ``path`` as datasets has them.
-        folders: Where a path of the cell has to lie; the first is what a relative one is relative to. None: the user
-            gave the path, which may lead to any regular file.
-        place: What to call a cell without a file name.
+        cell: An image, a path, bytes, or a record of ``bytes`` and ``path`` as in datasets.
+        folders: Allowed folders of a path; a relative path is relative to the first. None: the path comes from the
+            user and may lead to any regular file.
+        place: Name of a cell without a file name.
 
     Raises:
         UsageError: Pillow is missing.
@@ -89,7 +90,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
         with foreign_parser(""):
             try:
                 with warnings.catch_warnings():
-                    # The size is refused below, in words of ours.
+                    # The size is checked below, with a winml message.
                     warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
                     if not isinstance(source, PIL.Image.Image):
                         source = PIL.Image.open(source, formats=_IMAGE_FORMATS)
@@ -101,7 +102,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
                 return Unreadable(name, problem)
             image.load()
             if image.getexif().get(_ORIENTATION, 1) != 1:
-                # Cameras write how the picture is turned beside the pixels; the pipelines turn it, too.
+                # Cameras store the orientation beside the pixels; transformers pipelines apply it, too.
                 image = PIL.ImageOps.exif_transpose(image)
     except InputError as error:
         return Unreadable(name, error.message)
@@ -109,7 +110,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
 
 
 def _size_problem(width: int, height: int) -> str:
-    """Return why an image of this size is not decoded; empty if it is."""
+    """Return why an image of this size is not decoded; empty if it is decoded."""
     pixels, free = width * height, available_bytes()
     if pixels > _MOST_PIXELS:
         return f"its header declares {width} x {height} pixels; the maximum is {_MOST_PIXELS:_} pixels"
@@ -119,14 +120,14 @@ def _size_problem(width: int, height: int) -> str:
 
 
 def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
-    """Return the sound of a cell, or why it does not open.
+    """Open the audio of a cell, or return why it cannot be opened.
 
     Args:
-        cell: A recording, a path, bytes, or a record as datasets has them: ``bytes`` and ``path``, or ``array`` and
+        cell: A recording, a path, bytes, or a record as in datasets: ``bytes`` and ``path``, or ``array`` and
             ``sampling_rate``.
-        folders: Where a path of the cell has to lie; the first is what a relative one is relative to. None: the user
-            gave the path, which may lead to any regular file.
-        place: What to call a cell without a file name.
+        folders: Allowed folders of a path; a relative path is relative to the first. None: the path comes from the
+            user and may lead to any regular file.
+        place: Name of a cell without a file name.
 
     Raises:
         UsageError: soundfile is missing.
@@ -164,7 +165,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
 
 
 def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
-    """Return the samples of a recording at another rate, filtered so that no tone is mirrored.
+    """Resample audio to another rate, with an anti-aliasing filter.
 
     Raises:
         UsageError: scipy is missing.
@@ -191,7 +192,7 @@ def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
-    """Return what a library opens, or why nothing is opened; and a name without folders."""
+    """Return the source to open, or why the cell has none; and its name without folders."""
     content, path = cell, None
     if isinstance(cell, Mapping):
         content, path = cell.get("bytes"), cell.get("path")
@@ -206,7 +207,7 @@ def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tupl
         if folders is None:
             refuse_special_file(path)
             return path, name
-        # datasets makes absolute paths of the files that it was handed.
+        # datasets makes paths absolute.
         folder = next((item for item in folders if path.is_relative_to(item.absolute())), folders[0])
         below = path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path
         name = name if below.is_absolute() else below.as_posix()

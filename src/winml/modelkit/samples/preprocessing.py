@@ -1,7 +1,7 @@
-"""Makes the arrays that a graph takes of the samples of a data set, by what lies beside the model.
+"""Conversion of dataset samples to input arrays of a graph, by the processors beside the model.
 
-The tokenizer, image processor or feature extractor of the checkpoint does the work; here its arrays are brought to the
-sizes and types of the graph. What its answers mean is decided elsewhere.
+The tokenizer, image processor or feature extractor of the checkpoint does the conversion; this module adapts its
+arrays to the sizes and types of the graph. The outputs of the graph are interpreted elsewhere.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _ROLES = {"image processor": "image", "feature extractor": "audio"}
 
 
 class SampleFeeds:
-    """Makes feeds of the samples of a data set, as often as they are asked for."""
+    """Feeds made from the samples of a dataset; can be iterated repeatedly."""
 
     def __init__(self, data_set: DataSet | TextFile, folder: Path) -> None:
-        """Take a data set, and the folder of an ONNX file or a checkpoint, whose processor makes arrays."""
+        """Take a dataset, and the folder of an ONNX file or a checkpoint with its processors."""
         self.data_set = data_set
         self._folder = folder
         self._preprocessor: Preprocessor | None = None
@@ -55,7 +55,7 @@ class SampleFeeds:
         """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
 
         Raises:
-            UsageError: a column, a file or a package is missing, or the arrays are not what the graph takes.
+            UsageError: a column, a file or a package is missing, or the arrays do not match the inputs of the graph.
             InputError: files are damaged.
         """
         preprocessor = Preprocessor.of(self._folder, inputs, option=self.data_set.request.words)
@@ -67,7 +67,7 @@ class SampleFeeds:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided because nobody said, and what was left out; known once samples were read."""
+        """Automatic decisions, and skipped samples; available after samples were read."""
         guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
         found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with {opt.columns})"
@@ -79,7 +79,7 @@ class SampleFeeds:
 def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
     """Return the roles of columns that a processor reads.
 
-    Texts are questions with their contexts, or texts, or words if the data set has words only.
+    Texts are questions with their contexts, or texts, or words if the dataset has words only.
     """
     if kind in _ROLES:
         return (_ROLES[kind],)
@@ -91,56 +91,56 @@ def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
 
 
 Sample = Mapping[str, Any]
-"""Role → value: text, picture, recording."""
+"""Role → value: text, image, audio."""
 
 LONGEST_TEXT = 512
-"""Tokens of a text that are read, where neither the graph nor the checkpoint says fewer. Chosen: what most encoders
-take."""
+"""Maximum number of tokens of a text, if neither the graph nor the checkpoint states less. Chosen: the limit of most
+encoders."""
 _STRIDE = 128
-"""Tokens that two windows over a long context share. Chosen: that of transformers' pipeline for answering questions."""
+"""Tokens shared by two windows of a long context. Chosen: as in transformers' question answering pipeline."""
 _ONE_AT_A_TIME = "images of different sizes are run one at a time, since the graph takes no pixel mask"
 _GROWING = frozenset({"key", "value", "indexer"})
-"""Kinds of states of a cache that hold one entry for every token."""
+"""Kinds of cache states with one entry per token."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a batch: a sample, or a window over one."""
+    """One row of a batch: a sample, or a window of a sample."""
 
     number: int
-    """Of the sample, from 0, in the order they were given."""
+    """Number of the sample, from 0."""
     sample: Sample
     offsets: Array | None = None
-    """Of texts, first and last character of each token: int64[length, 2]; None where the tokenizer does not say."""
+    """First and last character of each token of a text: int64[length, 2]; None if the tokenizer has no offsets."""
     word_ids: tuple[int | None, ...] | None = None
-    """Of texts, the word of each token; None for special tokens."""
+    """Word of each token of a text; None for special tokens."""
     sequence_ids: tuple[int | None, ...] | None = None
-    """Of texts, 0 for tokens of the first, 1 for those of the second of a pair; None for special tokens."""
+    """0 for tokens of the first text, 1 for tokens of the second text of a pair; None for special tokens."""
     image_size: tuple[int, int] | None = None
-    """Of pictures, height and width before they were resized."""
+    """Height and width of an image before resizing."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one run takes."""
+    """Inputs of one run."""
 
     feeds: Arrays
     """One array per input of the graph."""
     rows: tuple[Row, ...]
-    """The rows of the arrays, without those that repeat the last one to fill up a fixed batch size."""
+    """Rows of the arrays, without the padding rows of a fixed batch size, which repeat the last row."""
 
     def trimmed(self, output: Array) -> Array:
-        """Return an output without the rows that fill up the batch."""
+        """Return an output without the padding rows of the batch."""
         return output[: len(self.rows)]
 
 
 class Preprocessor:
-    """Makes arrays of samples.
+    """Converts samples to arrays.
 
     Attributes:
-        kinds: What makes them: ``tokenizer``, ``image processor``, ``feature extractor``.
-        processors: The object of transformers for each kind.
-        fixed_batch: Batch size of the graph; None where it is open.
+        kinds: Kinds of processors: ``tokenizer``, ``image processor``, ``feature extractor``.
+        processors: The transformers object of each kind.
+        fixed_batch: Batch size of the graph; None if dynamic.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Preprocessor:
         longest_text: int,
         option: str,
     ) -> None:
-        """Take what is open already; see :meth:`of`."""
+        """Take opened processors; see :meth:`of`."""
         self.kinds = tuple(processors)
         self.processors = dict(processors)
         self.fixed_batch = next(
@@ -169,11 +169,11 @@ class Preprocessor:
 
         Args:
             folder: Folder of the ONNX file, or checkpoint folder.
-            inputs: Inputs of the graph, by whose names it is known what makes them.
-            option: What named the data, for messages.
+            inputs: Inputs of the graph; their names determine the kinds of processors.
+            option: Option with the data, for messages.
 
         Raises:
-            UsageError: files or a package are missing, or no known input is there.
+            UsageError: files or a package are missing, or the graph has no known input.
             InputError: the files are damaged.
         """
         option = spell(option)
@@ -190,7 +190,7 @@ class Preprocessor:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided because nobody said, and what was cut of the samples read so far, one sentence each."""
+        """Automatic decisions, and truncations of the samples read so far, one sentence each."""
         limits = {
             "text": f"{self._fixed_size('input_ids', 1) or self._longest_text} tokens",
             "recording": "the model takes",
@@ -203,18 +203,18 @@ class Preprocessor:
         return (*self._decided, *cut)
 
     def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
-        """Yield what each run takes, as many samples in it as the graph takes.
+        """Yield the inputs of each run, batched as the graph requires.
 
-        Texts are ``text``, ``text`` and ``text_pair``, ``tokens`` (words), or ``question`` and ``context``. Of the
-        last, a context that is too long is read in windows: one sample has several rows then.
+        Texts are ``text``, ``text`` and ``text_pair``, ``tokens`` (words), or ``question`` and ``context``. A context
+        that is too long is read in windows: one sample then has several rows.
 
         Args:
-            samples: The samples by role; each is read when its turn comes.
-            batch_size: Samples in a batch where the graph leaves that open; None is 1.
+            samples: The samples by role; read lazily.
+            batch_size: Batch size if it is dynamic in the graph; None: 1.
 
         Raises:
-            UsageError: another batch size than the graph takes, a role is missing, or the arrays are not what the
-                graph takes.
+            UsageError: the batch size differs from the graph's, a role is missing, or the arrays do not match the
+                inputs of the graph.
             InputError: a processor fails on a sample.
         """
         if batch_size is not None and self.fixed_batch not in (None, batch_size):
@@ -231,7 +231,7 @@ class Preprocessor:
                     yield self._batch(arrays, rows, range(start, min(start + size, len(rows))))
 
     def _parts(self, chunk: Sequence[tuple[int, Sample]]) -> list[Sequence[tuple[int, Sample]]]:
-        """Return what is prepared together; a graph without a mask takes what fills a picture up for a part of it."""
+        """Split samples into groups processed together; without a pixel mask, padding counts as part of an image."""
         processor = self.processors.get("image processor")
         if not getattr(processor, "do_pad", False) or "pixel_mask" in self._inputs:
             return [chunk]
@@ -292,7 +292,7 @@ class Preprocessor:
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
         passed = arrays["pixel_values"].shape[-2:]
         if all(size) and size != passed and not self._image_arguments:
-            # A graph of fixed sizes takes no other; detectors size each picture by itself.
+            # A graph of fixed sizes accepts no other sizes; image processors of detectors size each image individually.
             self._image_arguments = {"size": {"height": size[0], "width": size[1]}}
             if getattr(processor, "do_center_crop", None):
                 self._image_arguments["do_center_crop"] = False
@@ -318,7 +318,7 @@ class Preprocessor:
         return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
 
     def _batch(self, arrays: Arrays, rows: Sequence[Row], places: range) -> Batch:
-        """Return the arrays of some rows as the graph takes them, filled up to its batch size."""
+        """Return rows of the arrays as inputs of the graph, padded to its batch size."""
         taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
         if "input_ids" in arrays:
             arrays = {"position_ids": _positions(arrays), **arrays}
@@ -341,7 +341,7 @@ class Preprocessor:
         return self._inputs[name].shape if name in self._inputs else ()
 
     def _fixed_size(self, name: str, axis: int) -> int | None:
-        """Return the size of an axis of an input; None where the graph leaves it open, or there is no such input."""
+        """Return the size of an axis of an input; None if the axis is dynamic or the input does not exist."""
         shape = self._shape(name)
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
         return size if isinstance(size, int) else None
@@ -351,7 +351,7 @@ def _fitting(item: InputTensorSpec, array: Array, option: str) -> Array:
     """Return an array in the type of the input that takes it.
 
     Raises:
-        UsageError: it has other sizes.
+        UsageError: the sizes differ from those of the input.
     """
     if not item.takes_sizes(array.shape):
         raise UsageError(
@@ -372,13 +372,13 @@ def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows
     """Return a state of a cache before the first token of a text.
 
     Args:
-        item: The input that takes it.
-        tokens: Sizes of the tokens in the graph.
-        rows: Size of the batch.
-        option: What named the data, for messages.
+        item: The input for the state.
+        tokens: Sizes of the token input of the graph.
+        rows: Batch size.
+        option: Option with the data, for messages.
 
     Raises:
-        UsageError: the graph does not read a text at once, with nothing before it.
+        UsageError: the graph cannot read a whole text in one run with an empty cache.
     """
     sizes = empty_state_sizes(item, tokens[0], rows)
     reads_one = tokens[1] == 1
@@ -392,7 +392,7 @@ def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows
 
 
 def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, object]]:
-    """Return the first argument of a tokenizer, and further ones."""
+    """Return the first argument of a tokenizer call, and its keyword arguments."""
     first = samples[0]
     if "question" in first:
         questions = [_text(sample, "question", option) for sample in samples]
@@ -406,19 +406,19 @@ def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], 
 
 
 def text_limit(folder: Path, tokenizer: object, *, at_most: int = LONGEST_TEXT) -> int:
-    """Return the tokens of a text that are read, by the tokenizer and the files of a model.
+    """Return the maximum number of tokens of a text, by the tokenizer and the files of a model.
 
     Args:
-        folder: Where the config is.
-        tokenizer: That of transformers; None: the files alone say it.
-        at_most: The limit where neither states a smaller one.
+        folder: Folder of the config.
+        tokenizer: The transformers tokenizer; None: use the files only.
+        at_most: Upper bound.
     """
     limits = (getattr(tokenizer, "model_max_length", None), position_count(folder), sentence_length(folder))
     return min([at_most, *(int(limit) for limit in limits if limit is not None)])
 
 
 def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object]:
-    """Return how recordings become equally long: as long as the graph takes, or as the longest of them."""
+    """Return the padding arguments for audio: to the length of the graph, or to the longest sample of the batch."""
     if length:
         return {"padding": "max_length", "max_length": length, "truncation": True}
     padding = inspect.signature(extractor.__call__).parameters.get("padding")
@@ -426,10 +426,10 @@ def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object
 
 
 def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
-    """Return how many tokens of a context fit beside the longest of some questions.
+    """Return the number of context tokens that fit beside the longest question.
 
     Raises:
-        InputError: none does.
+        InputError: no context token fits.
     """
     questions = [_text(row.sample, "question", option) for row in rows]
     with tokenizer_call(tokenizer, questions, label=f"{option}, samples from {rows[0].number}"):
@@ -466,7 +466,7 @@ def _text(sample: Sample, role: str, option: str) -> str:
 
 
 def _text_row(row: Row, tokens: Any, place: int) -> Row:
-    """Return a row with what a tokenizer says of its tokens."""
+    """Return a row with the token information of a tokenizer."""
     return replace(
         row,
         offsets=np.asarray(tokens["offset_mapping"][place]),

@@ -1,7 +1,7 @@
-"""Opens the tokenizer, image processor or feature extractor that lies beside a model.
+"""Opens the tokenizer, image processor or feature extractor beside a model.
 
-From local files alone; code that comes with a checkpoint is not run. Which of them a graph needs is known by the names
-of its inputs, which are those of transformers. Calls a tokenizer without its warnings and with the sizes of the graph.
+Only local files are used; code in a checkpoint is not run. The input names of a graph, which are those of
+transformers, determine its processors. Tokenizers are called without their warnings and with the sizes of the graph.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from winml.modelkit.samples.media import install_hint
 
 
 def open_config(folder: Path) -> Any:
-    """Return the config in a folder, or None where there is none.
+    """Return the config in a folder, or None if there is no config.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the config is damaged.
     """
     path = library_file(folder, CHECKPOINT_CONFIG_NAME)
     if path is None:
@@ -42,15 +42,15 @@ def open_config(folder: Path) -> Any:
 ProcessorKind = Literal["tokenizer", "image processor", "feature extractor"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-"""A tokenizer has at least one of them."""
+"""A tokenizer has at least one of these files."""
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-"""An image processor or feature extractor has one of them."""
+"""An image processor or feature extractor has one of these files."""
 
 
 @dataclass(frozen=True)
 class _Kind:
     data: str
-    """What it makes arrays of."""
+    """Noun of its data, for messages."""
     class_name: str
     files: tuple[str, ...]
     input_names: frozenset[str]
@@ -70,9 +70,9 @@ _KINDS: dict[ProcessorKind, _Kind] = {
 
 
 def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
-    """Return what makes the inputs of these names.
+    """Return the kinds of processors for inputs with these names.
 
-    A mask beside recordings is theirs, not a text's.
+    An attention mask beside audio inputs belongs to the feature extractor, not to a tokenizer.
     """
     names = set(input_names)
     if "input_ids" not in names and names & _KINDS["feature extractor"].input_names:
@@ -83,12 +83,12 @@ def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
 def missing_processors(
     input_names: Iterable[str], folder: Path, unread: Collection[str] = ()
 ) -> tuple[tuple[ProcessorKind, str, tuple[str, ...]], ...]:
-    """Return what would make the inputs of these names and is not in a folder: each with its data and its files.
+    """Return the missing processors for inputs with these names, each with its data and its files.
 
     Args:
         input_names: The names.
         folder: The folder.
-        unread: Files that alone are not enough for whoever opens the folder.
+        unread: Files that the program opening the folder does not read, and so are not sufficient.
     """
     found = (
         (kind, _KINDS[kind].data, tuple(name for name in _KINDS[kind].files if name not in unread))
@@ -98,22 +98,22 @@ def missing_processors(
 
 
 def processor_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files in a folder that tell how samples become arrays."""
+    """Return the files in a folder that configure its processors."""
     files = (folder / name for name in (*_TOKENIZER_FILES, *_PROCESSOR_FILES))
     return tuple(path for path in files if path.is_file())
 
 
 def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: str = "or use .npz files") -> Any:
-    """Return the object of transformers that makes arrays.
+    """Open the transformers object of a processor.
 
     Args:
-        kind: Which one.
+        kind: Kind of the processor.
         folder: Checkpoint folder, or the folder of an ONNX file with the files beside it.
-        option: What named the data, for messages.
-        instead: What else can be done where there is none, for messages.
+        option: Option with the data, for messages.
+        instead: Alternative without a processor, for messages.
 
     Raises:
-        UsageError: there is none in the folder, or a package is missing.
+        UsageError: the folder has no such processor, or a package is missing.
         InputError: its files are damaged.
     """
     about = _KINDS[kind]
@@ -135,20 +135,20 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
 
 
 def position_count(folder: Path) -> int | None:
-    """Return how many positions of tokens the config in a folder says the model has; None where it does not say."""
+    """Return the number of token positions stated in the config of a folder; None if not stated."""
     config = _json_object(folder, CHECKPOINT_CONFIG_NAME)
     values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def sentence_length(folder: Path) -> int | None:
-    """Return how many tokens of a text sentence-transformers reads, by its file in a folder; None without one."""
+    """Return the maximum number of tokens in the sentence-transformers file of a folder; None without such a file."""
     value = _json_object(folder, "sentence_bert_config.json").get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
 
 
 def _json_object(folder: Path, name: str) -> Mapping[str, Any]:
-    """Return the JSON object in a file of a folder; ``{}`` if there is none, or it is damaged."""
+    """Return the JSON object in a file of a folder; ``{}`` if the file does not exist or is damaged."""
     try:
         path = library_file(folder, name)
         content = {} if path is None else read_json_file(path)
@@ -165,19 +165,20 @@ def _require_pillow(option: str) -> None:
 
 
 LONGEST_TEXT_CHARACTERS: Final = 4_000_000
-"""Characters of one call. Measured: 200 bytes of memory for each. Chosen: a million tokens of four letters."""
+"""Maximum number of characters of one call. Measured: 200 bytes of memory per character. Chosen: a million tokens of
+four letters."""
 _PANIC = b" panicked at "
-"""Specified: what Rust writes to stderr when it panics, between the name of the thread and the place."""
+"""Specified: text on stderr of a Rust panic, between the name of the thread and the source location."""
 
 
 @contextlib.contextmanager
 def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> Iterator[None]:
-    """Turn what goes wrong in a call of the tokenizers library into an error that names its file.
+    """Convert failures of a tokenizers call to an InputError that names the file.
 
     Args:
-        source: Folder of the tokenizer, or the tokenizer of transformers.
-        *texts: What is encoded: a text, or texts in lists.
-        label: What the texts come from, for messages.
+        source: Folder of the tokenizer, or the transformers tokenizer.
+        *texts: Encoded texts: a text, or lists of texts.
+        label: Source of the texts, for messages.
 
     Raises:
         InputError: the texts are too long, or the library fails on them or on its file.
@@ -193,7 +194,7 @@ def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> It
         with _panics_off_stderr():
             yield
     except BaseException as error:
-        # The library itself raises nothing more narrow than Exception.
+        # The library itself raises no subclass of Exception.
         if type(error) is not Exception and not is_panic(error):
             raise
         raise InputError(
@@ -216,11 +217,11 @@ def _file(source: Path | object) -> Path:
 
 @shared_by_threads
 def _panics_off_stderr() -> Iterator[None]:
-    """Hold back what is written to descriptor 2, and write it afterwards unless it tells of a panic."""
+    """Buffer output to descriptor 2, and write it afterwards unless it contains a panic message."""
     try:
         retained, held = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  # closed below
     except OSError:
-        # No stderr, or no place for a temporary file: then nothing is held back.
+        # Without a stderr, or without space for a temporary file, no output is buffered.
         yield
         return
     os.dup2(held.fileno(), 2)

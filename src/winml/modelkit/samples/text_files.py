@@ -1,6 +1,6 @@
 """Reads the texts of a ``.txt``, ``.csv`` or ``.jsonl`` file without the datasets library, one row at a time.
 
-For callers that need texts and no types: a number in a ``.csv`` file stays a text here.
+For callers that need untyped texts: numbers in a ``.csv`` file stay texts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _HINT = "Pass text: .txt (one per line), .csv with a header, or .jsonl with one 
 
 
 class TextFile:
-    """The rows of a file of texts, in their order; the first ones where fewer are asked for.
+    """The rows of a text file in order, limited to the requested number.
 
-    Has what is used of :class:`~winml.modelkit.samples.data_sets.DataSet`.
+    Has the used interface of :class:`~winml.modelkit.samples.data_sets.DataSet`.
     """
 
     split = "train"
     notes: tuple[str, ...] = ()
 
     def __init__(self, request: DataSetRequest) -> None:
-        """Take a file; it is read when rows are.
+        """Take a file; rows are read lazily.
 
         Raises:
-            UsageError: a split is asked for, of which a file has none, or fewer rows are there than asked for.
+            UsageError: a split other than the default is requested, or more rows than the file has.
             InputError: the file is damaged.
         """
         self.request = request
@@ -52,7 +52,7 @@ class TextFile:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns; of lines, ``text``."""
+        """Column names; ``text`` for a file of lines."""
         return tuple(self.features)
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class TextFile:
         return self.request.count_samples(self._row_count)
 
     def rows(self, roles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Yield the rows by role: role → column; those without a text are left out, and counted.
+        """Yield the rows by role: role → column; rows without text are skipped and counted.
 
         Raises:
             InputError: the file is damaged, or no row has a text.
@@ -79,7 +79,7 @@ class TextFile:
 
     @property
     def unreadable_note(self) -> str | None:
-        """What to say of the rows that were left out; None where all of them have texts."""
+        """Note on skipped rows; None if all rows have texts."""
         if not self.unreadable:
             return None
         verbs = "without text is" if len(self.unreadable) == 1 else "without text are"
@@ -90,7 +90,7 @@ class TextFile:
         return sum(1 for _ in self._all_rows())
 
     def _all_rows(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the rows that are not empty."""
+        """Yield the non-empty rows."""
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
                 if self.path.suffix == ".txt":
