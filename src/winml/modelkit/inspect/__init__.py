@@ -1,4 +1,5 @@
 """What is in this model?
 
-Reads an ONNX file without its weights, or a checkpoint's config and the headers of its weight files. Changes nothing.
+Reads an ONNX file without its weights, or the config of a checkpoint and the headers of its weight files. Changes
+nothing.
 """

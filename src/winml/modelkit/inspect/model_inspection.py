@@ -1,6 +1,6 @@
-"""Finds out what an export of a model will be, without reading a weight: the flow of ``winml inspect``.
+"""Determines the result of an export without reading weights: the flow of ``winml inspect``.
 
-Where a forward needs values, and its module tree is asked for, the model gets random weights if these are small enough.
+If the module tree is requested and the forward needs values, the model gets random weights, up to a size limit.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, joined_tr
 from winml.modelkit.tags.tree import build_tree
 from winml.modelkit.words import count_words, size_words
 
-# A forward pass on tensors that have a shape and a dtype but no values finds which modules run and the shapes of the
-# outputs, at a cost that does not grow with the weights. The meta device is the quicker one; where a forward mixes it
-# with tensors of its own, fake tensors on the CPU are. A forward that depends on values cannot run this way.
+# A forward on tensors with shape and dtype but without values determines the executed modules and the output shapes, at
+# a cost independent of the weights. The meta device is faster; fake tensors on the CPU also support a forward that
+# combines inputs with tensors of its own. A forward that depends on values supports neither.
 
 
 _TORCH_LOG = "torch._subclasses.fake_tensor"
 """Logger to which torch writes a traceback before it raises the error that is handled here."""
 
 _DISPLAYED = 160
-"""Characters kept of a message of torch."""
+"""Maximum number of characters of a torch message."""
 
 
 @dataclass(frozen=True)
 class WeightlessRun:
-    """The result of a forward on fake tensors."""
+    """The result of a forward on tensors without values."""
 
     trace: CallTrace | None
-    """The module calls; None where the forward failed."""
+    """The module calls; None if the forward failed."""
     outputs: Mapping[str, torch.Tensor]
     """Tensors without values by output name; shapes and dtypes are those of a real run."""
     problem: str = ""
-    """Why the forward failed, and in which module; empty where it succeeded."""
+    """Why the forward failed, and in which module; empty if it succeeded."""
 
 
 def run_weightless(
@@ -76,13 +76,13 @@ def run_weightless(
     not changed.
 
     Args:
-        model: In evaluation mode; called with the inputs by position.
+        model: In evaluation mode; called with positional inputs.
         inputs: The inputs of the forward, in order.
-        named_outputs: Returns the tensors by name in what the forward returned.
+        named_outputs: Returns the tensors by name from the return value of the forward.
         sizes: Sizes of the dynamic dimensions, by name.
 
     Returns:
-        The calls and outputs. A forward that fails is not an error: its problem is in the result.
+        The calls and outputs. A failing forward is not an error: its problem is in the result.
     """
     if (run := _run_on_meta_device(model, inputs, named_outputs, sizes or {})) is not None:
         return run
@@ -106,16 +106,16 @@ def _run_on_meta_device(
     named_outputs: Callable[[Any], Mapping[str, torch.Tensor]],
     sizes: Mapping[str, int],
 ) -> WeightlessRun | None:
-    """Return what a forward does on the meta device; None where it does not run there.
+    """Run a forward on the meta device; None if the device does not support the forward.
 
-    Measured on 80 layers: 0.6 of the time that fake tensors take.
+    Measured on 80 layers: 0.6 of the time of fake tensors.
     """
     values = {name: torch.empty_like(value, device="meta") for name, value in _named_tensors(model)}
     tensors = tuple(
         torch.empty(_shape_of(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
     )
     try:
-        # What a forward keeps for the next one is none the next one could use.
+        # Tensors stored by this forward are on the meta device, so a later forward could not use them.
         with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with record_calls(model) as trace:
@@ -130,7 +130,7 @@ def _fake_tensors() -> Iterator[None]:
     log = logging.getLogger(_TORCH_LOG)
     was_disabled, log.disabled = log.disabled, True
     try:
-        # Tensors that a module keeps outside its buffers are real, and allowed.
+        # Tensors that a module stores outside its buffers are real, and allowed.
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:
@@ -143,7 +143,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _empty_like(value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor on the CPU, the device of the tensors a forward creates."""
+    """Return a fake tensor on the CPU, the device of tensors created by a forward."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
@@ -156,7 +156,7 @@ WEIGHTLESS = "a forward without weights"
 RANDOM_WEIGHTS = "a forward with random weights"
 
 MOST_STAND_IN_BYTES = 2 * 10**9
-"""Chosen: random weights up to this size are made where a forward needs values; a laptop has room for them twice."""
+"""Chosen: maximum size of random weights for a forward that needs values; a laptop has memory for twice this size."""
 
 _CONTAINERS = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
 """Classes of ``torch.nn`` that are never called."""
@@ -164,7 +164,7 @@ _CONTAINERS = {"ModuleList", "ModuleDict", "ParameterList", "ParameterDict"}
 
 @dataclass(frozen=True)
 class _Forward:
-    """What one forward showed."""
+    """Result of one forward."""
 
     trace: CallTrace | None
     outputs: tuple[OutputTensorSpec, ...] | None
@@ -173,7 +173,7 @@ class _Forward:
 
 
 def _joined(forwards: Sequence[_Forward]) -> _Forward:
-    """Return what the forwards of all parts showed of the modules."""
+    """Combine the module calls of the forwards of all parts."""
     traces = [forward.trace for forward in forwards if forward.trace is not None]
     sources = dict.fromkeys(forward.source for forward in forwards if forward.source)
     notes = dict.fromkeys(note for forward in forwards for note in forward.notes)
@@ -184,20 +184,20 @@ def _joined(forwards: Sequence[_Forward]) -> _Forward:
 def inspect_model(
     request: ModelRequest, *, model_type: str | None = None, hierarchy: bool = False, opset_version: int | None = None
 ) -> records.InspectedModel:
-    """Find out what an export of a model will be.
+    """Determine the result of an export of a model.
 
-    Of a Hub id only small files are fetched. A factory is called, and whatever it makes is made.
+    For a Hub id, only small files are downloaded. A factory is called and builds its model.
 
     Args:
-        request: What the user asked for.
-        model_type: transformers' model type, in place of ``request.model``: no checkpoint at all.
-        hierarchy: Whether the module tree is wanted.
-        opset_version: Of the export; None is its default.
+        request: The request of the user.
+        model_type: Model type in transformers, in place of ``request.model``: without a checkpoint.
+        hierarchy: Include the module tree.
+        opset_version: Opset of the export; None: its default.
 
     Raises:
-        UsageError: the request is wrong, or asks for a size or task this model does not have.
-        InputError: config files, the Hub, or the user's code did not deliver; or the module tree is wanted and the
-            forward needs more random weights than can be made.
+        UsageError: the request is wrong, or the model does not support a requested size or task.
+        InputError: config files, the Hub, or code of the user failed; or the module tree is requested and the forward
+            needs more random weights than the limit.
     """
     resolved = resolve_model(request, model_type=model_type)
     defaults = WinMLExportConfig()
@@ -237,11 +237,11 @@ def inspect_model(
 
 
 def list_tasks(request: ModelRequest, *, model_type: str | None = None) -> Mapping[str, tuple[str, ...]]:
-    """Return every task an architecture has, with the classes that serve it; empty for a factory.
+    """Return every task of an architecture, with its classes; empty for a factory.
 
     Raises:
         UsageError: the request is wrong.
-        InputError: config files or the Hub did not deliver.
+        InputError: config files or the Hub failed.
     """
     checkpoint = resolve_checkpoint(request, model_type=model_type)
     return {} if checkpoint is None else tasks_and_variants_for(checkpoint.config.model_type)
@@ -266,7 +266,7 @@ def _processor_classes(resolved: ResolvedModel) -> tuple[ProcessorClass, ...]:
 
 
 def _run_forward(resolved: ResolvedModel, part: ModelPart, request: ModelRequest, *, hierarchy: bool) -> _Forward:
-    """Run a part as an export would, without weights; where that fails and the tree is wanted, with random ones."""
+    """Run a part as an export would, without weights; if this fails and the tree is requested, with random weights."""
     with prepared_part(part) as prepared, conditions_as_python():
 
         def run_at(sizes: Mapping[str, int]) -> WeightlessRun:
@@ -292,8 +292,8 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
     """Run a part on random values.
 
     Raises:
-        CheckpointError: they would be too many.
-        InputError: the model refuses its own inputs.
+        CheckpointError: the random weights exceed the limit.
+        InputError: the forward fails on the inputs of the model.
     """
     size_bytes = sum(entry.size_bytes for entry in _parameter_sizes(resolved.model))
     if resolved.checkpoint is not None and size_bytes > MOST_STAND_IN_BYTES:
@@ -338,7 +338,7 @@ def _parameter_sizes(model: nn.Module) -> tuple[weight_files.StoredSize, ...]:
 
 
 def _stored_weights(resolved: ResolvedModel) -> tuple[records.WeightsOnDisk | None, tuple[str, ...]]:
-    """Return the weight files and what is wrong with them; damaged ones do not keep anyone from inspecting."""
+    """Return the weight files and notes on their damages; damaged files do not prevent an inspection."""
     source = resolved.source
     if source.kind not in ("folder", "hub") or source.path is None:
         return None, ()
@@ -351,7 +351,7 @@ def _stored_weights(resolved: ResolvedModel) -> tuple[records.WeightsOnDisk | No
 
 
 def _stored_bits(resolved: ResolvedModel) -> records.StoredBits | None:
-    """Return how many bits each parameter has in the checkpoint; None where none is in codes."""
+    """Return the bits of each parameter in the checkpoint; None for a checkpoint without quantized weights."""
     coded = resolved.coded
     if coded is None:
         return None
@@ -376,7 +376,7 @@ def _stored_bits(resolved: ResolvedModel) -> records.StoredBits | None:
 
 
 def _damaged_files(weights: weight_files.WeightFiles) -> Iterator[str]:
-    """Yield what would keep an export from reading the weights, as far as headers and file sizes tell."""
+    """Yield messages on damaged weight files that an export could not read, based on headers and file sizes."""
     return filter(None, map(_damage_of, weights.files if weights.format == "safetensors" else ()))
 
 
@@ -396,7 +396,7 @@ def _weights_on_disk(weights: weight_files.WeightFiles) -> records.WeightsOnDisk
 
 
 def _never_ran(trace: CallTrace) -> Iterable[TracedModule]:
-    """Yield the modules that were not called, outermost only; containers never are."""
+    """Yield the modules that were not called, outermost only; containers are never called and are omitted."""
     outermost: list[str] = []
     for module in trace.modules:
         is_container = module.is_torch_nn and module.class_name in _CONTAINERS

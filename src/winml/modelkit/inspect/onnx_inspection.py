@@ -1,4 +1,4 @@
-"""Inspects an ONNX file, and holds the record, to be printed or written as JSON.
+"""Inspection of an ONNX file, and its record, to be printed or written as JSON.
 
 The JSON keys are the same for every file; values that do not apply are null or empty.
 """
@@ -48,7 +48,7 @@ class FileInfo(Record):
 
     path: Path
     size_bytes: int | None
-    """None where it is missing."""
+    """None if the file is missing."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class ValueInfo(Record):
 
     name: str
     dtype: str
-    """Element type; ``sequence``, ``optional``, ``map`` or ``opaque`` where it is no tensor."""
+    """Element type; ``sequence``, ``optional``, ``map`` or ``opaque`` if the value is no tensor."""
     shape: Shape | None = field(metadata=entry(before="dtype"))
-    """None: the rank is unknown, or it is no tensor."""
+    """None: the rank is unknown, or the value is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -79,41 +79,41 @@ class NodeInfo(Record):
     operator: str
     tag: str
     macs: int | None
-    """Multiply-accumulate operations of one run; None where they are unknown."""
+    """Multiply-accumulate operations of one run; None if unknown."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class OnnxInspection(Record, kind="onnx"):
-    """Everything known about one ONNX file."""
+    """Inspection result of one ONNX file."""
 
     files: tuple[FileInfo, ...]
-    """The model file first, then the data files it names."""
+    """The model file first, then its external data files."""
     ir_version: int
     opsets: Mapping[str, int]
-    """Version of each operator set; ONNX's own is ``ai.onnx``."""
+    """Version of each operator set; the default domain is ``ai.onnx``."""
     producer_name: str = field(metadata=entry("name", within="producer"))
     producer_version: str = field(metadata=entry("version", within="producer"))
     graph_name: str
     inputs: tuple[ValueInfo, ...]
-    """Without the initializers, which older files list among them."""
+    """Graph inputs without the initializers, which older files list among the inputs."""
     outputs: tuple[ValueInfo, ...]
     dimensions: tuple[DynamicDimension, ...]
-    """Dynamic dimensions for which the file states bounds."""
+    """Dynamic dimensions with bounds stated in the file."""
     weights: tuple[Weight, ...] = field(metadata=entry(skip=True))
     weight_summaries: Mapping[str, WeightSummary] = field(metadata=entry(skip=True))
-    """By element type, the largest first; of quantized weights the type of the values that are packed."""
+    """Summary by element type, the largest first; for quantized weights, the type of the packed values."""
     total: Cost = field(metadata=entry("nodes", attribute="nodes"))
     """Cost of the whole file."""
     subgraph_nodes: int
     """Number of nodes in subgraphs."""
     functions: Mapping[str, int]
-    """Number of nodes per function the file defines."""
+    """Number of nodes per function defined in the file."""
     operators: Mapping[str, int]
     """Number of nodes per operator, the most frequent first; subgraphs and functions included."""
     records: Mapping[str, Any]
-    """The ``winml.*`` metadata, parsed; the module tree is in ``modules`` instead."""
+    """The parsed ``winml.*`` metadata, without the module tree, which is in ``modules``."""
     metadata: Mapping[str, str]
     """All other metadata."""
     tree_source: TreeSource
@@ -126,7 +126,7 @@ class OnnxInspection(Record, kind="onnx"):
     module_nodes: tuple[NodeInfo, ...] | None
     """Nodes of the selected modules; None without ``selector``."""
     assumed: tuple[Assumption, ...] | None
-    """What the graph takes for granted of other inputs; None where no sidecar beside the file says."""
+    """Assumptions of the graph on other inputs; None if no sidecar beside the file states them."""
     notes: tuple[str, ...]
     """Problems and limits of the inspection, one sentence each."""
 
@@ -157,7 +157,7 @@ class OnnxInspection(Record, kind="onnx"):
     @property
     @recorded(entry(before="records"))
     def macs(self) -> int | None:
-        """Multiply-accumulate operations of one run; None where they are unknown."""
+        """Multiply-accumulate operations of one run; None if unknown."""
         return self.total.macs
 
     def as_record(self, *, with_hierarchy: bool = True, with_weights: bool = False) -> dict[str, Any]:
@@ -176,14 +176,14 @@ class OnnxInspection(Record, kind="onnx"):
 
 
 def _find_data_files(model_path: Path, weights: Iterable[Weight]) -> tuple[list[FileInfo], list[str]]:
-    """Look for the data files of a model.
+    """Find the data files of a model.
 
     Args:
         model_path: The model file; data files are named relative to its folder.
         weights: Its initializers.
 
     Returns:
-        The data files in the order they are first named, and a note for each problem.
+        The data files in the order of their first reference, and a note for each problem.
     """
     locations: dict[str, list[DataLocation]] = defaultdict(list)
     for weight in weights:
@@ -215,7 +215,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         selector: Modules whose subtrees are returned, with their nodes; None: the whole tree, without nodes.
 
     Raises:
-        ModelPathError: there is no such file, or it is a directory.
+        ModelPathError: the file does not exist, or is a directory.
         InputError: the file is empty, cut off, or not an ONNX file.
         UsageError: no module matches ``selector``.
     """
@@ -270,7 +270,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
 
 
 def _assumed_beside(path: Path) -> tuple[Assumption, ...] | None:
-    """Return what the sidecar of a file says that is assumed; None where there is none that describes it."""
+    """Return the assumptions stated in the sidecar of a file; None without a sidecar for this file."""
     sidecar = sidecar_path(path)
     if not sidecar.is_file():
         return None
@@ -279,7 +279,7 @@ def _assumed_beside(path: Path) -> tuple[Assumption, ...] | None:
         described, assumed = record["model_sha256"], record["verification"]["assumed"]
         found = tuple(map(Assumption.from_fields, assumed))
     except (OSError, LookupError, TypeError, ValueError):
-        # Of version 1, of a file that was not compared, or of another tool.
+        # The sidecar has version 1, the file was not compared, or another tool wrote the sidecar.
         return None
     return found if described == hash_file(path) else None
 
@@ -287,7 +287,7 @@ def _assumed_beside(path: Path) -> tuple[Assumption, ...] | None:
 def _select_subtrees(
     modules: Sequence[ModuleCost], selector: str | None, node_names: Iterable[str]
 ) -> tuple[ModuleCost, ...]:
-    """Return the selected modules and all below them, in the order of the tree."""
+    """Return the selected modules and their descendants, in the order of the tree."""
     if selector is None:
         return tuple(modules)
     roots = {module.tag for module in select(modules, selector, node_names)}
@@ -332,7 +332,7 @@ def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
 
 
 def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
-    """Return our own metadata, parsed where it is JSON."""
+    """Return the ``winml.*`` metadata, parsed if it is JSON."""
     parsed: dict[str, object] = {}
     for key, text in metadata.items():
         if key.startswith(OUR_PREFIX) and key != TREE_KEY:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from winml.modelkit.inspect.provider_fit import ProviderFit
 
 _UNKNOWN = "?"
-"""Beside numbers of the same kind: it depends on a shape that is not static, or a file is missing."""
+"""Text in number columns if a number depends on a shape that is not static, or a file is missing."""
 _TOP_OPERATORS = 8
 """Operators unless all are asked for. Chosen: they fit on a line."""
 _DISPLAYED_MODULES = 3
@@ -33,7 +33,7 @@ def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | No
 
     Args:
         inspection: The inspected file.
-        limits: How much of the module tree is shown; None shows none of it.
+        limits: Limits of the displayed module tree; None: no module tree.
     """
     fields = [
         *_file_fields(inspection),
@@ -100,7 +100,7 @@ def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
         if key == QUANTIZATION_KEY:
             yield key, _quantization_words(record)
         else:
-            # A list repeats the inputs and outputs above, in a form for programs.
+            # A list repeats the inputs and outputs above, for programs.
             yield key, _record_words(record), doc.Detail.VERBOSE if isinstance(record, list) else doc.Detail.ALWAYS
     if inspection.metadata:
         yield "metadata", ", ".join(inspection.metadata)
@@ -108,7 +108,7 @@ def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
 
 
 def _quantization_words(record: Any) -> doc.Shortened:
-    """Return what was asked for and how many nodes have it; in full also the modules, which have columns."""
+    """Format the request and the number of quantized nodes; the full text also lists the quantized modules."""
     try:
         modules = record["modules"]
         quantized = sum(module["quantized"] for module in modules)
@@ -120,12 +120,12 @@ def _quantization_words(record: Any) -> doc.Shortened:
 
 
 def _record_words(record: Any) -> str:
-    """Return a metadata record of winml on one line: ``key value`` pairs; tensors separated by semicolons."""
+    """Format a metadata record of winml on one line: ``key value`` pairs; tensors separated by semicolons."""
     if isinstance(record, dict):
         return ", ".join(
             f"{key} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
             for key, value in record.items()
-            # Nothing to say, such as the reason for the exporter where there was no choice.
+            # Values without information, such as the reason for the exporter if there was no choice.
             if value not in ("", None)
         )
     if isinstance(record, list) and record and all(isinstance(item, dict) and "name" in item for item in record):
@@ -158,7 +158,7 @@ def _macs_words(macs: int | None) -> str:
 
 
 def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
-    """Return the module tree with the costs of each module, including its children and without them."""
+    """Return the module tree with the costs of each module, with and without its children."""
     costs: tuple[tuple[str, doc.Kind], ...] = (
         ("nodes", "count"),
         ("parameters", "parameters"),
@@ -186,7 +186,7 @@ def _cost_cells(total: Cost, own: Cost) -> Iterator[doc.Cell]:
 
 
 def _displayed_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[DisplayedModule[ModuleCost], ...]:
-    """Return the shown tree; a module whose parent is not shown stands at the top."""
+    """Return the displayed tree; a module whose parent is not displayed is at the top level."""
     tags = {module.tag for module in modules}
     children: dict[str, list[ModuleCost]] = {}
     for module in modules:

@@ -1,7 +1,7 @@
-"""Does an execution provider run an ONNX file, and what keeps nodes from it?
+"""Check of an execution provider on an ONNX file: supported nodes, and the reasons for unsupported nodes.
 
-Asks the provider itself where it is installed: its kernels, or a session that it compiles its part of. Elsewhere the
-table of its documentation is read. No graph is run.
+An installed provider is queried by a list of its kernels, or by a session with the file. For other providers, the
+operator table of their documentation is used. No graph is run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _dtype_remedies() -> dict[str, str]:
 
 
 def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
-    """Return the opset that brought an operator that ONNX defines by others; None for any other."""
+    """Return the opset that introduced an operator with a function body; None for other operators."""
     try:
         schema = onnx.defs.get_schema(operator, facts.opsets.get("", 1), "")
         with contextlib.suppress(onnx.defs.SchemaError):  # no earlier version
@@ -74,19 +74,19 @@ def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
 
 
 _OLDEST_EXPORT = 17
-"""Chosen: both exporters write it."""
+"""Chosen: supported by both exporters."""
 
 
 _SAID_NOTHING = "the provider states no reason"
 
 
 def checked_provider(ep: str, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
-    """Return the provider that is checked, installed or not, before any file is looked at.
+    """Return the provider to check, installed or not, before any file is read.
 
     Raises:
-        UsageError: the provider is unknown, does not run on the device or takes no such options; or nothing is known of
-            it here.
-        StageError: it comes as a plug-in that the installed ONNX Runtime does not load.
+        UsageError: the provider is unknown, does not run on the device or has no such options; or it is not installed
+            and has no operator table.
+        StageError: the provider is a plug-in that the installed ONNX Runtime cannot load.
     """
     provider = find_execution_provider(ep)
     if provider.name in present_providers():
@@ -105,23 +105,23 @@ def checked_provider(ep: str, device: Device | None, options: Mapping[str, str])
 
 
 def check_provider(path: Path, ep: str, device: Device | None = None, options: Mapping[str, str] = {}) -> ProviderFit:
-    """Find out whether a provider runs a file.
+    """Check whether a provider runs a file.
 
     Args:
         path: An ONNX file.
-        ep: Name of the provider, short or ONNX Runtime's.
+        ep: Name of the provider, short or in ONNX Runtime.
         device: Kind of processor; None: the default of the provider.
-        options: Options of the provider, where it is installed.
+        options: Options of the provider, if it is installed.
 
     Raises:
-        UsageError: the provider is unknown, does not run on the device or takes no such options; or nothing is known of
-            it here.
+        UsageError: the provider is unknown, does not run on the device or has no such options; or it is not installed
+            and has no operator table.
         InputError: the file is no ONNX model, or is compiled already.
-        StageError: the installed provider cannot be loaded, ended its process, or says nothing and has no table.
+        StageError: the installed provider cannot be loaded, ended its process, or gives no result and has no table.
     """
     judgement = _NodeChecks.of(path, ep, device, options)
     ways = (judgement.by_session, judgement.by_kernels)
-    # What the CPU provider takes as it is shows without a session, for which weights are read.
+    # If the CPU provider supports all nodes, its kernels suffice: a session would read the weights.
     for ask in (judgement.by_own_kernels, *ways) if judgement.is_cpu else ways if judgement.is_present else ():
         if (fit := ask()) is not None:
             return fit
@@ -135,15 +135,15 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
 
 
 _PLACED: tuple[FindingKind, ...] = ("refused", "operator")
-"""Kinds of findings that in a quantized file are of where it is quantized, not of what it computes."""
+"""Kinds of findings that in a quantized file are caused by the placement of its quantization, not by its operators."""
 
 _Key = tuple[FindingKind, str, str]
-"""Kind, what and reason of a finding."""
+"""Kind, subject and reason of a finding."""
 
 
 @dataclass
 class _NodeChecks:
-    """One file and one provider; findings grow while nodes are judged."""
+    """One file and one provider; findings are added while nodes are checked."""
 
     path: Path
     facts: GraphFacts
@@ -155,7 +155,7 @@ class _NodeChecks:
     notes: list[str] = field(default_factory=list)
     is_quantized: bool = False
     float_source: str = ""
-    """The float file that the file says it was quantized from, as seen from here; empty where it says none."""
+    """The float source recorded in a quantized file, relative to the working directory; empty if not recorded."""
 
     @classmethod
     def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _NodeChecks:
@@ -174,16 +174,16 @@ class _NodeChecks:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the CPU provider, which every ONNX Runtime has."""
+        """True for the CPU provider, which every ONNX Runtime has."""
         return self.chosen.names == CPU
 
     @property
     def open_places(self) -> Mapping[str, object]:
-        """The dynamic dimensions that the provider refuses."""
+        """The dynamic dimensions that the provider does not support."""
         return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
 
     def by_session(self) -> ProviderFit | None:
-        """Ask the provider; None where it opens no session and has no table."""
+        """Query the provider; None if placement is not reported, or if the session fails and there is no table."""
         if not reports_placement():
             self.notes.append(
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
@@ -213,14 +213,14 @@ class _NodeChecks:
         return self._fit("provider", version, len(assignment.nodes), taken)
 
     def by_own_kernels(self) -> ProviderFit | None:
-        """Return the answer of the kernels where each node has one for its own types, else None."""
+        """Return the result of the kernels if each node has a kernel for its own types, else None."""
         table = self._kernels()
         if table is None or any(table.refusal(_typed(node)) is not None for node in self.facts.nodes):
             return None
         return self.by_kernels()
 
     def by_kernels(self) -> ProviderFit | None:
-        """Look for a kernel for every node; None where the provider lists none."""
+        """Look up a kernel for every node; None if the provider lists no kernels."""
         table = self._kernels()
         if table is None:
             return None
@@ -243,7 +243,7 @@ class _NodeChecks:
             return None
 
     def by_document(self, table: OperatorTable) -> ProviderFit:
-        """Look every node up in the table of the documentation."""
+        """Look up every node in the operator table of the documentation."""
         taken = 0
         opset = self.facts.opsets.get("", 1)
         if table.opsets is not None and not table.opsets[0] <= opset <= table.opsets[1]:
@@ -282,7 +282,7 @@ class _NodeChecks:
                 yield ListedLimit(operator, limit, count)
 
     def _leave(self, node: NodeFacts, reason: str) -> None:
-        """Add a node that the provider itself leaves, under the cause that is known."""
+        """Add a node that the provider itself does not support, under the known cause."""
         sizes = list(self._size_findings(node))
         for finding in sizes:
             self._add(*finding, node)
@@ -302,7 +302,7 @@ class _NodeChecks:
         self.found[kind, what, reason].append(("", "") if node is None else (node.module, node.name))
 
     def _remedy(self, kind: FindingKind, what: str, reason: str) -> str:
-        """Return what to do about a finding, in a sentence with a command if there is one."""
+        """Return the remedy for a finding, in a sentence with a command if there is one."""
         if kind in _PLACED and (remedy := self._quantized_remedy(reason)):
             return remedy
         short, path = short_name(self.chosen.provider.name), self.path
@@ -346,7 +346,7 @@ class _NodeChecks:
                 )
 
     def _quantized_remedy(self, reason: str) -> str:
-        """Return what to do about a node of a quantized file that the provider leaves; empty where the file is none."""
+        """Return the remedy for an unsupported node of a quantized file; empty if the file is not quantized."""
         short = short_name(self.chosen.provider.name)
         if short == "qnn" and any(words in reason for words in _AT_THE_EDGE):
             return f"Let the device convert inputs and outputs: {opt.ep_options} offload_graph_io_quantization=0."
@@ -385,7 +385,7 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 
 def _float_source(model: onnx.ModelProto, path: Path) -> str:
-    """Return the path of the float file that a quantized one names, where a file of this name lies there."""
+    """Return the path of the float source recorded in a quantized file, if the source exists."""
     metadata = {item.key: item.value for item in model.metadata_props}
     try:
         return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))
@@ -398,7 +398,7 @@ def _typed(node: NodeFacts) -> TypedNode:
 
 
 def _cast(node: NodeFacts) -> TypedNode:
-    """Return the node as a session has it where the CPU lacks a kernel of float16: between casts to float32."""
+    """Return the node between casts to float32, as in a session if the CPU provider has no float16 kernel."""
     inputs, outputs = (
         ["float32" if dtype == "float16" else dtype for dtype in types] for types in (node.inputs, node.outputs)
     )
@@ -406,6 +406,6 @@ def _cast(node: NodeFacts) -> TypedNode:
 
 
 def _typed_name(node: NodeFacts) -> str:
-    """Return the operator and the element types of its inputs."""
+    """Format the operator and the element types of its inputs."""
     types = ", ".join(dict.fromkeys(dtype for dtype in node.inputs if dtype is not None))
     return f"{node.operator} of {types or 'unknown types'}"

@@ -1,4 +1,4 @@
-"""A PyTorch model as an export would read it, without its weights: the record of ``winml inspect``."""
+"""Record of ``winml inspect`` for a PyTorch model as an export would read it, without its weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WeightsOnDisk(Record):
     size_bytes: int
     """Size of all files."""
     stored: tuple[StoredSize, ...] = field(metadata=entry(skip=True))
-    """Parameters per dtype; empty for pickles, whose headers do not list them."""
+    """Parameters per dtype; empty for pickles: their headers do not list parameters."""
 
     @recorded(entry("dtypes"))
     def dtypes_entry(self) -> dict[str, dict[str, int]]:
@@ -37,32 +37,32 @@ class WeightsOnDisk(Record):
 
 @dataclass(frozen=True)
 class StoredParameter(Record):
-    """A parameter of two or more axes in a checkpoint that has weights of few bits."""
+    """A parameter of two or more axes in a checkpoint with quantized weights."""
 
     name: str
-    """As the float checkpoint would call it."""
+    """Name in the float checkpoint."""
     format: str | None
-    """Format of its codes, such as ``gptq``; None for one that is no code."""
+    """Format of its codes, such as ``gptq``; None for a parameter that is not quantized."""
     precision: str
-    """``int4``, ``nf4``, ``float8_e4m3fn`` …, or the type of one that is no code."""
+    """``int4``, ``nf4``, ``float8_e4m3fn`` …, or the dtype of a parameter that is not quantized."""
     bits: int
     block_size: int | None = field(default=None, metadata=entry(omit_none=True))
-    """Values that share a scale in the operators of the file."""
+    """Number of values that share a scale in the operators of the file."""
     has_zero_points: bool = field(default=False, metadata=entry(omit_empty=True))
     is_reordered: bool = field(default=False, metadata=entry(omit_empty=True))
-    """Whether its groups hold input channels in an order of their own (act-order)."""
+    """True if its groups reorder the input channels (act-order)."""
 
 
 @dataclass(frozen=True)
 class StoredBits(Record):
-    """In how few bits a checkpoint has its weights."""
+    """Quantization of the weights of a checkpoint."""
 
     format: str
     """Name of the format: ``gptq``."""
     words: str
-    """For people: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
+    """Text such as ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
     parameters: tuple[StoredParameter, ...]
-    """In the order of the files."""
+    """Parameters in the order of the files."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class InspectedPart(Record):
     """One graph that an export would write."""
 
     name: str = field(metadata=entry(skip=True))
-    """``model`` for the only part."""
+    """``model`` for a single part."""
     inputs: tuple[InputTensorSpec, ...]
     outputs: tuple[OutputTensorSpec, ...] | None
-    """None where they depend on the values of the inputs."""
+    """None if the outputs depend on the values of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -87,33 +87,33 @@ class InspectedModel(Record, kind="model"):
     """Class that runs the exported model; None for a factory."""
     processors: tuple[ProcessorClass, ...] = field(metadata=entry(skip=True))
     parts: tuple[InspectedPart, ...] = field(metadata=entry(skip=True))
-    """The graphs that were asked for, in the order in which they run."""
+    """The requested graphs, in execution order."""
     opset_version: int = field(metadata=entry(skip=True))
     parameters: tuple[StoredSize, ...] = field(metadata=entry(skip=True))
     """Parameters of the built model, per dtype; tied parameters count once."""
     weights: WeightsOnDisk | None
-    """None where there are no local weight files."""
+    """None if there are no local weight files."""
     modules: int
-    """Number of registered modules, with those that never run."""
+    """Number of registered modules, including modules that never run."""
     quantization: StoredBits | None = field(default=None, metadata=entry(before="modules", omit_none=True))
-    """In how few bits the checkpoint has its weights; None where it has no codes."""
+    """Quantization of the checkpoint's weights; None if the weights are not quantized."""
     tree: ModuleTree | None = field(default=None, metadata=entry(skip=True))
-    """The hierarchy as an export would build it; None where it was not requested."""
+    """The hierarchy as an export would build it; None if not requested."""
     never_ran: tuple[TracedModule, ...] = field(default=(), metadata=entry(skip=True))
-    """Modules that the forward never called, without the modules inside of them."""
+    """Modules that the forward never called, outermost only."""
     tree_source: str = field(default="", metadata=entry(skip=True))
-    """The values the forward was run on, in words."""
+    """Source of the module tree: a description of the forward."""
     notes: tuple[str, ...] = ()
     """Notes for the user, one sentence each."""
 
     @property
     def inputs(self) -> tuple[InputTensorSpec, ...]:
-        """The inputs of the only part."""
+        """The inputs of a single part."""
         return only_part(self.parts).inputs
 
     @property
     def outputs(self) -> tuple[OutputTensorSpec, ...] | None:
-        """The outputs of the only part."""
+        """The outputs of a single part."""
         return only_part(self.parts).outputs
 
     @property
@@ -139,7 +139,7 @@ class InspectedModel(Record, kind="model"):
 
     @recorded(entry("export", before="weights"))
     def export_entry(self) -> dict[str, object]:
-        """Return opset, inputs and outputs of an export; of several graphs by part."""
+        """Return opset, inputs and outputs of an export; for several graphs by part."""
         if len(self.parts) == 1 and self.parts[0].name == ONLY_PART:
             return {"opset_version": self.opset_version, **self.parts[0].as_record()}
         parts = [{"name": part.name, **part.as_record()} for part in self.parts]
@@ -153,7 +153,7 @@ class InspectedModel(Record, kind="model"):
 
     @recorded(entry("hierarchy", omit_none=True))
     def hierarchy_entry(self) -> dict[str, object] | None:
-        """Return the module tree; None where it was not requested."""
+        """Return the module tree; None if not requested."""
         if self.tree is None:
             return None
         records = zip(self.tree.as_record(), self.tree, strict=True)

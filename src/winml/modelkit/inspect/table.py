@@ -1,4 +1,4 @@
-"""Inspected models and ONNX files, the tasks there are, and what a provider runs of a file."""
+"""Tables of inspected models and ONNX files, of available tasks, and of the support by a provider."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from winml.modelkit.tags.tree import ModuleNode, ModuleTree
 from winml.modelkit.words import count_words, size_words
 
 _Module = ModuleNode | TracedModule
-"""A module of the tree; one that never ran is a traced one."""
+"""A module of the tree; a traced module if it never ran."""
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-"""A layer or an expert in the name of a parameter."""
+"""Index of a layer or an expert in the name of a parameter."""
 _FIRST_DISPLAYED = 4
-"""Number of first values shown, equal ones counted once. Chosen: a grid has three."""
+"""Number of displayed first values, with equal values counted once. Chosen: a grid has three."""
 
 
 def model_inspection_document(record: InspectedModel, limits: TreeLimits | None = None) -> doc.Document:
-    """Describe the model that an export would read, and its module tree if there is one.
+    """Describe the model that an export would read, and its module tree if present.
 
     Args:
         record: The inspected model.
-        limits: How much of the module tree is shown; None shows all levels, and equal modules once.
+        limits: Limits of the displayed module tree; None: all levels, with equal modules folded.
     """
     fields = [*_model_fields(record), *_tensor_fields(record), *_weight_fields(record)]
     if record.tree is not None:
@@ -100,7 +100,7 @@ def _weight_fields(record: InspectedModel) -> Iterator[doc.Field]:
 
 
 def _bits_table(stored: StoredBits) -> doc.Table:
-    """Return format and bits by parameter, those of equal layers once."""
+    """Return format and bits of each parameter; parameters of equal layers share a row."""
     groups: dict[StoredParameter, list[str]] = {}
     for item in stored.parameters:
         groups.setdefault(replace(item, name=_NUMBER.sub("*", item.name)), []).append(item.name)
@@ -129,7 +129,7 @@ def _bits_table(stored: StoredBits) -> doc.Table:
 
 
 def _dtype_words(counts: Mapping[str, int]) -> str:
-    """Return the number of parameters of each dtype."""
+    """Format the number of parameters of each dtype."""
     return ", ".join(f"{dtype} {count_words(count)}" for dtype, count in counts.items()) or "none"
 
 
@@ -175,11 +175,11 @@ def _module_branch(displayed: DisplayedModule[_Module]) -> doc.Branch:
 def tasks_document(
     tasks: Mapping[str, Sequence[str]], aliases: Mapping[str, str] = MappingProxyType({})
 ) -> doc.Document:
-    """List the tasks with the classes that implement them, and other names that are understood.
+    """List the tasks with their classes and aliases.
 
     Args:
         tasks: Task → classes.
-        aliases: Other name → task.
+        aliases: Alias → task.
     """
 
     def words(task: str) -> str:
