@@ -246,7 +246,8 @@ def failed_import(error: BaseException) -> str:
     """Return the name of the package whose import raised an error; empty for all other errors.
 
     This package is skipped, and so is the script of the user, whose line is reported instead. If an import error has
-    a cause, the package of the cause is returned: transformers raises an import error for every error in one of its modules.
+    a cause, the package of the cause is returned: transformers raises an import error for every error in one of its
+    modules.
     """
     if isinstance(error, ImportError) and error.__cause__ is not None and (name := failed_import(error.__cause__)):
         return name

@@ -1,7 +1,7 @@
-"""Finds a small model of a model type, and exports a model with a check of the tags in the written file.
+"""Search for a small model of a model type, and export of a model with a check of the tags in the written file.
 
-The smallest config that PyTorch runs is found with the loading and the inputs of the product; then it is a model like
-``--random-weights -m config.json``. Runs in a process of its own.
+The search finds the smallest config that PyTorch runs, with the loading and inputs of the product. The model is then
+handled like ``--random-weights -m config.json``. Runs in a separate process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from winml.modelkit.sweep.small_configs import WAYS, Aspect, default_content, sh
 from winml.modelkit.tags.tagging import all_nodes, read_tag
 
 _MOST_PARAMETERS = 160_000_000
-"""Chosen: a model of 640 MB is exported in seconds; a larger one does not count as small."""
+"""Chosen: a model of 640 MB is exported in seconds; larger models do not count as small."""
 
 ReportState = Callable[[Architecture], None]
 
@@ -56,7 +56,7 @@ def find_small_model(
     Args:
         model_type: The model type.
         folder: Folder of its config.
-        task: What the model is for; None: whatever its default config says.
+        task: Task of the model; None: the task of its default config.
         report_state: Called with the preliminary result before each longer step.
     """
     warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def _find_small_config(model_type: str, config: Path, task: str | None, report_s
     except Exception as error:
         return replace(unbuilt, problem=f"no default config: {error_line(error)}")
     if is_generating and "is_decoder" in content:
-        # An encoder that can be a decoder.
+        # Encoders with this key can be used as decoders.
         content["is_decoder"] = True
 
     def write(aspects: Sequence[Aspect]) -> None:
@@ -96,21 +96,25 @@ def _find_small_config(model_type: str, config: Path, task: str | None, report_s
         if is_final or (architecture.is_attempted and (not is_generating or architecture.keeps_cache)):
             return architecture
         if architecture.is_attempted:
-            # A smaller config may lack the layers that keep a cache.
+            # A smaller config may lack the layers with a KV cache.
             plain = plain or architecture
         else:
             refusals.append(architecture)
     if plain is not None:
         write([aspect for aspect in WAYS[0] if aspect not in plain.retained_large])
         return plain
-    # The reason of the config that came farthest; of several, that of the smallest.
+    # The reason of the config that progressed furthest; of several, the smallest.
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
 
 
 def _try_config(
     architecture: Architecture, request: ModelRequest, report_state: ReportState
 ) -> tuple[Architecture, bool]:
-    """Build a model from the written config and run it once; also return whether other sizes would fail alike."""
+    """Build a model from the written config and run it once.
+
+    Returns:
+        The description of the model, and True if other sizes would fail with the same error.
+    """
     try:
         resolved = resolve_model(request)
     except CheckpointError as error:
@@ -146,12 +150,12 @@ def _run_forward(part: ModelPart) -> None:
 
 
 def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -> Attempt:
-    """Export a model, and check that every node of what was written has the tag of a module that ran.
+    """Export a model, and check that every node of the written files has the tag of an executed module.
 
     Args:
         request: The model.
-        config: How it is exported.
-        path: Where the file goes.
+        config: Options of the export.
+        path: Path of the written file.
     """
     started = time.perf_counter()
     try:
@@ -168,7 +172,7 @@ def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -
 
 
 def _checked_attempt(result: ExportResult) -> Attempt:
-    """Read the written files and check the tag of every node; several parts count together, by the worst of them."""
+    """Read the written files and check the tag of every node; the result of several parts is the worst part."""
     tag_of_module = {node.path: node.tag for part in result.parts for node in part.tree}
     tags = set()
     problems = []
@@ -208,7 +212,7 @@ def _checked_attempt(result: ExportResult) -> Attempt:
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error in one line, as the command says it."""
+    """Format an error on one line, as the command prints it."""
     if isinstance(error, InternalError):
         return f"internal error: {error.message}"
     if isinstance(error, WinMLError):
@@ -218,5 +222,5 @@ def error_line(error: BaseException) -> str:
 
 
 def unforeseen_line(error: Exception) -> str:
-    """Return an error that no code of winml raised in one line, as the command says it: a bug, or a broken package."""
+    """Format an error raised by foreign code on one line, as the command prints it: a bug, or a broken package."""
     return error_line(error) if import_error(error) is not None else f"internal error: {error_line(error)}"

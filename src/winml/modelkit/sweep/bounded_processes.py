@@ -1,10 +1,11 @@
-"""Runs calls in processes of their own, with bounds on time and memory.
+"""Runs calls in separate processes, with bounds on time and memory.
 
-A call that exceeds a bound is killed with all that it started (Windows: alone); its last progress message says how far
-it came. Processes are forked from a server that has imported the heavy libraries once (Windows: each process starts
-from nothing), and end with the process that asked for them. Does not know what the calls do.
+A call that exceeds a bound is killed with its child processes; its last progress message states how far it came.
+Processes are forked from a server that has imported the heavy libraries once (Windows: each process starts from
+scratch), and end with the process that started them. Independent of the work of the calls.
 
-The server runs nothing but imports. They start no threads but those of NumPy's OpenBLAS, which ends its own in a fork.
+The server only imports modules. The imports start no threads except for those of NumPy's OpenBLAS, which ends its
+threads in a fork.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from winml.modelkit.ort.processes import process_context, resident_bytes_of, sta
 
 @contextmanager
 def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
-    """Stop and continue other processes with this one for the time of the block: Ctrl-Z, and ``fg`` or ``bg``.
+    """Stop and continue other processes together with this process during the block: Ctrl-Z, and ``fg`` or ``bg``.
 
-    Processes in groups of their own are not reached by what a terminal sends. Does nothing where the system has no such
-    signal, where somebody else handles it, and outside of the main thread, which alone may handle signals.
+    Signals of a terminal do not reach processes in separate groups. No effect if the system has no such signal, if
+    the signal has another handler, and outside of the main thread, since only the main thread can handle signals.
 
     Args:
-        groups: Returns the groups of processes that stop with this one.
-        on_continue: Called with the seconds for which all of them stood still.
+        groups: Returns the process groups that stop with this process.
+        on_continue: Called with the number of seconds during which all processes were stopped.
     """
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         yield
@@ -68,21 +69,22 @@ def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callabl
 
 
 def _signal_group(pid: int, number: int) -> None:
-    """Send a signal to a process and those it started; nothing where the system has no groups."""
+    """Send a signal to a process and its group; no effect on systems without process groups."""
     if sys.platform != "win32":
-        # No such process: all have ended, or it has not made its group yet. macOS denies it where all are dead.
+        # Missing process: the group has ended, or does not exist yet. macOS denies a signal to a group of dead
+        # processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
 
 
 _CHECK_SECONDS = 0.2
-"""Time between two checks of memory and duration. Chosen."""
+"""Seconds between two checks of memory and duration. Chosen."""
 _SERVER_END_SECONDS = 20.0
-"""Time that a server may take to end after a failed import. Chosen: it unloads torch, a second or two."""
+"""Seconds until a server ends after a failed import. Chosen: unloading torch takes a second or two."""
 _LOOK_SECONDS = 1.0
-"""Time between two looks at what calls have started. Chosen: for a look the system lists all of its processes."""
+"""Seconds between two searches for child processes. Chosen: a search lists all processes of the system."""
 _EXIT_SECONDS = 5.0
-"""Time a process has to exit after it has sent its result. Chosen."""
+"""Seconds until a process exits after it has sent its result. Chosen."""
 
 ReportProgress = Callable[[Any], None]
 EndReason = Literal["returned", "time", "memory", "died"]
@@ -94,36 +96,36 @@ class Bounds:
 
     seconds: float
     resident_bytes: int
-    """Of the process and all that it started."""
+    """Resident memory of the process and its child processes."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function to call in a process of its own. It is importable; its argument and result are picklable."""
+    """A function to call in a separate process. It is importable; its argument and result are picklable."""
 
     function: Callable[[Any, ReportProgress], Any]
-    """Its second argument reports progress: it is called with any picklable message."""
+    """The second argument reports progress: a function that takes any picklable message."""
     argument: Any
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How one call ended."""
+    """Ending of one call."""
 
     call: Call
     reason: EndReason
     result: Any
     """The returned value; None unless ``reason`` is ``returned``."""
     last_message: Any
-    """The last progress message; None without one."""
+    """The last progress message; None if no message was sent."""
     seconds: float
     peak_bytes: int
-    """Largest resident memory at any check, of the process and all that it started."""
+    """Largest resident memory of the process and its child processes at any check."""
 
 
 @dataclass
 class _RunningCall:
-    """One call whose process has not ended."""
+    """One call with a running process."""
 
     call: Call
     process: BaseProcess
@@ -145,15 +147,15 @@ def run_bounded(
     preload: Iterable[str] = (),
     on_message: Callable[[Call, Any], None] = lambda _call, _message: None,
 ) -> Generator[Ending]:
-    """Run calls, ``jobs`` at a time, and yield how each ended, in the order they end.
+    """Run calls, ``jobs`` at a time, and yield their endings in the order of completion.
 
-    Processes that still run are killed when the caller closes the iterator early. Where a terminal stops this process
-    (Ctrl-Z), they stop with it, which does not count as their time.
+    Running processes are killed when the caller closes the iterator early. If a terminal stops this process (Ctrl-Z),
+    the processes stop with it, and the pause does not count as their time.
 
     Args:
         calls: Calls to run; read one by one as processes become free.
         bounds: Limits of each process.
-        jobs: Processes at a time.
+        jobs: Number of parallel processes.
         preload: Modules that are imported before a process starts its call.
         on_message: Called with each progress message.
     """
@@ -188,7 +190,7 @@ def _start_call(context: BaseContext, call: Call) -> _RunningCall:
     try:
         process = start_process(context, _run_call, sender, call)
     except (EOFError, ConnectionError):
-        # The server ended while it imported what is preloaded; a new one imports nothing, and the call tells why.
+        # The server ended during its preload; a new server imports nothing, and the call reports the error.
         context.set_forkserver_preload([])
         process = _start_with_new_server(context, sender, call)
     sender.close()
@@ -196,7 +198,7 @@ def _start_call(context: BaseContext, call: Call) -> _RunningCall:
 
 
 def _start_with_new_server(context: BaseContext, sender: Connection, call: Call) -> BaseProcess:
-    """Start a call once the server that refuses connections has ended: only then another one is started."""
+    """Start a call after the end of the server that refuses connections: only then a new server is started."""
     deadline = time.monotonic() + _SERVER_END_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(EOFError, ConnectionError):
@@ -215,7 +217,7 @@ def _run_call(messages: Connection, call: Call) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it was killed, and could not end it itself."""
+    """End this process if its parent was killed and could not end it."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -234,7 +236,7 @@ def _kill_started(pid: int) -> None:
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
-    """Read the messages and the memory of a process; return how the call ended, or None while it may go on."""
+    """Read the messages and the memory of a process; return the ending of the call, or None if it continues."""
     try:
         while running_call.messages.poll():
             kind, value = running_call.messages.recv()
@@ -273,11 +275,11 @@ def _processes_below(pid: int) -> list[psutil.Process]:
 
 
 def _own_bytes(process: psutil.Process) -> int:
-    """Return the memory that a started process adds; 0 where it has just ended."""
+    """Return the memory that a child process adds; 0 if it has just ended."""
     try:
         if sys.platform == "linux":
             with contextlib.suppress(psutil.AccessDenied):
-                # Pages that others have mapped as well count in parts.
+                # The proportional set size divides shared pages among their processes.
                 return int(process.memory_full_info().pss)
         return int(process.memory_info().rss)
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What is done with one model in one configuration? Runs in a process of its own, step by step."""
+"""Work of one cell: the steps of one model in one configuration. Runs in a separate process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def joined(place: str, name: str) -> str:
-    """Return where a folder is below a place.
+    """Return the path or URL of a folder below a place.
 
     >>> joined("s3://bucket/sweep/", "bert")
     's3://bucket/sweep/bert'
@@ -49,10 +49,10 @@ def joined(place: str, name: str) -> str:
 
 
 def refuse_unknown_place(place: str) -> None:
-    """Refuse a URL that nothing installed can write to.
+    """Refuse a URL without an installed implementation.
 
     Raises:
-        UsageError: names its protocol.
+        UsageError: names the protocol of the URL.
     """
     import fsspec
 
@@ -70,12 +70,12 @@ def upload(folder: Path, names: Sequence[str], place: str) -> None:
     """Copy files and folders.
 
     Args:
-        folder: Where they are.
-        names: Of files and folders in it; one that is not there is left out.
-        place: Folder or URL.
+        folder: Source folder.
+        names: Names of files and folders in the source folder; missing names are skipped.
+        place: Target folder or URL.
 
     Raises:
-        WriteError: the place does not take them.
+        WriteError: the target cannot be written to.
     """
     import fsspec
 
@@ -90,7 +90,7 @@ def upload(folder: Path, names: Sequence[str], place: str) -> None:
                     system.makedirs(target.rpartition("/")[0], exist_ok=True)
                     system.put_file(str(path), target)
     except Exception as error:
-        # Every protocol has errors of its own.
+        # Each protocol raises different errors.
         raise WriteError(
             f"{place}: {first_line(error)}", hint=f"Choose a different location with {opt.artifacts}."
         ) from error
@@ -114,41 +114,41 @@ PRELOAD_DYNAMO = (
     "winml.modelkit.export.dynamo.capturing",
     "winml.modelkit.sweep.dynamo_preload",
 )
-"""Modules that an export with dynamo imports besides."""
+"""Additional modules that an export with dynamo imports."""
 
 _BUILD = "build"
-"""Folder of what is built, in that of the cell."""
+"""Folder of built files, in the folder of the cell."""
 _SMALL_MODEL = "architecture.json"
 _FULL_WORDS = tuple(os.strerror(number) for number in FULL_DISK_ERRORS)
-"""As libraries in C++ say it."""
+"""Messages of C++ libraries for a full disk."""
 
 
 @dataclass(frozen=True)
 class CellOrder:
-    """A cell, and where it is done."""
+    """A cell, with its folders and settings of its process."""
 
     cell: Cell
     folder: Path
-    """Of the cell."""
+    """Folder of the cell."""
     shared: Path
-    """Where cells of one model find what others made."""
+    """Folder of results shared by the cells of one model."""
     threads: int
-    """Threads for each process, so that all together use the machine once."""
+    """Threads of each process, so that all processes together use each core once."""
     artifacts: str | None = None
-    """Folder or URL the files go to; None: they stay where they are."""
+    """Folder or URL for the files; None: the files stay in the folder of the cell."""
     keeps_files: bool = True
     directory: Path = field(default_factory=Path.cwd)
-    """Working directory of who asked, by which paths of models are meant."""
+    """Working directory of the caller, to which paths of models are relative."""
 
 
 def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResult:
-    """Do the steps of a cell, and return what was found; a failure of any kind is a result.
+    """Run the steps of a cell, and return its result; a failure of any kind is a result.
 
     Args:
         order: The cell.
-        report: Called with the result so far before each step.
+        report: Called with the preliminary result before each step.
     """
-    # Who started it says when it ends: a Ctrl-C reaches every process of a terminal.
+    # The parent process decides when the cell ends: Ctrl-C reaches every process of a terminal.
     for name in ("SIGINT", "SIGHUP", "SIGTERM"):
         if hasattr(signal, name) and threading.current_thread() is threading.main_thread():
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -165,7 +165,7 @@ def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResu
 
 @contextmanager
 def _own_place(folder: Path) -> Iterator[None]:
-    """Send what is printed to the log of the cell, and keep temporary files in its folder."""
+    """Redirect output to the log of the cell, and keep temporary files in its folder."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
@@ -182,7 +182,7 @@ def _own_place(folder: Path) -> Iterator[None]:
 
 @dataclass
 class _CellWork:
-    """The steps of one cell, and what they found so far."""
+    """The steps of one cell, and their results so far."""
 
     order: CellOrder
     report: Callable[[CellResult], None]
@@ -191,12 +191,12 @@ class _CellWork:
     details: dict[str, object] = field(default_factory=dict)
     step: str = ""
     request: ModelRequest | None = None
-    """The PyTorch model; None: it is an ONNX file already."""
+    """The PyTorch model; None: the model is an ONNX file already."""
     path: Path | None = None
-    """The ONNX file that is there so far."""
+    """The latest ONNX file."""
 
     def run(self) -> None:
-        """Do every step."""
+        """Run all steps."""
         self._start("model")
         self._find_model()
         for name in self.order.cell.do:
@@ -210,11 +210,11 @@ class _CellWork:
             upload(self.order.folder, names, self.order.artifacts)
 
     def result(self) -> CellResult:
-        """Return what was found, of a cell that is done."""
+        """Return the result of a completed cell."""
         return replace(self._so_far(), state="done", step="", artifacts=self._artifacts())
 
     def failed(self, error: Exception) -> CellResult:
-        """Return what was found until a step failed."""
+        """Return the result of a cell with a failed step."""
         from winml.modelkit.sweep.architecture_export import error_line, unforeseen_line
 
         so_far = replace(self._so_far(), artifacts=self._artifacts())
@@ -255,10 +255,10 @@ class _CellWork:
             self.request = request_of(model, work)
 
     def _small_model(self, model_type: str) -> Path:
-        """Return the config of a small model of a type; what another cell found is used again.
+        """Return the config of a small model of a type; results of other cells are reused.
 
         Raises:
-            InputError: PyTorch runs none.
+            InputError: PyTorch runs no config of this type.
         """
         from winml.modelkit.sweep.architecture_export import find_small_model
 
@@ -273,7 +273,7 @@ class _CellWork:
             (own / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8", newline="\n")
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(own.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
-                # The description comes last: who sees it sees all. Every finder writes the same.
+                # The description is moved last, so that its presence means completeness. All cells write equal files.
                 os.replace(path, folder / path.name)  # noqa: PTH105
         self._report_small(architecture)
         if not architecture.is_attempted:
@@ -390,7 +390,7 @@ class _CellWork:
 
 
 class _UnsuccessfulStepError(WinMLError):
-    """A step that ended without an exception, and whose answer is no."""
+    """A step that completed without an exception, but with a negative result."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -398,7 +398,7 @@ class _UnsuccessfulStepError(WinMLError):
 
 
 def _full_disk_words(error: BaseException | None) -> str:
-    """Return how the system says that a disk takes no more, where an error came of that; empty for any other."""
+    """Return the message of the system for a full disk, if an error was caused by a full disk; else empty."""
     for link in error_chain(error):
         number = getattr(link, "errno", None)
         if isinstance(number, int) and number in FULL_DISK_ERRORS:

@@ -1,7 +1,7 @@
-"""Which cells does a plan have, and which of them are finished? A cell is one model in one configuration.
+"""Cells of a plan, and their results in the folder of the sweep. A cell is one model in one configuration.
 
-Each has a folder of its own, named after both, and what was found in it is a file there. Imports no model library until
-model types are listed.
+Each cell has a separate folder, named after model and configuration, with its result in a file. Imports no model
+library until model types are listed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _GENERATION = "text-generation"
 
 
 def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
-    """Return the model types that a name stands for.
+    """Return the model types of a name.
 
     Args:
-        name: A model type, or ``*`` for every one with a base model.
-        task: Where it is one of models that generate text, ``*`` means every type with a class for that.
+        name: A model type, or ``*`` for every type with a base model.
+        task: For the task of text generation, ``*`` means every type with a class for this task.
 
     Raises:
-        UsageError: there is no such model type.
+        UsageError: the model type does not exist.
     """
     from transformers.models.auto import modeling_auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -66,7 +66,7 @@ def model_types(name: str, task: str | None = None) -> tuple[str, ...]:
 
 _OF_OTHERS = (file_names.BUILD_MANIFEST_NAME, file_names.EXTRACT_MANIFEST_NAME, file_names.TUNE_STATE_NAME)
 _NAME_LENGTH = 40
-"""Characters of the model's name in the name of a folder; the digest behind it tells cells apart."""
+"""Characters of the model's name in the name of a folder; the digest after it distinguishes cells."""
 
 
 @dataclass(frozen=True)
@@ -74,32 +74,32 @@ class Cell:
     """One model in one configuration."""
 
     cell_id: str
-    """Name of its folder."""
+    """Name of the folder of the cell."""
     model: str
     settings: Mapping[str, Any]
-    """Key of the config → value, of what differs between cells."""
+    """Key of the config → value, for keys that differ between cells."""
     work: WorkSettings
     do: tuple[StepName, ...]
 
     @property
     def named_files(self) -> tuple[str, ...]:
-        """The model and the data, as they are named; not each name is that of a file."""
+        """Names of the model and the data; a name need not be a path."""
         model = self.model.partition(":")[0] if ".py:" in self.model else self.model
         quant, evaluated = self.work.build.quant, self.work.build.eval
         data = (quant and quant.calibration_data, evaluated and evaluated.dataset if "eval" in self.do else None)
         return (model, *(name for name in data if name))
 
     def result(self, state: CellState, problem: str = "") -> CellResult:
-        """Return a result in which nothing was measured."""
+        """Return a result without measures."""
         return CellResult(self.cell_id, self.model, self.settings, state, problem=problem)
 
 
 def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Return all that the result of each cell depends on at this moment, as JSON values, by the id of the cell.
+    """Return everything that the result of each cell currently depends on, as JSON values, by cell id.
 
     Args:
         cells: The cells.
-        conditions: What a latency depends on besides: ``threads`` of each process, and processes at a time.
+        conditions: Further conditions of a latency: ``threads`` of each process, and number of parallel processes.
     """
     state = functools.cache(_state)
     requests = {}
@@ -116,10 +116,10 @@ def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict
 
 
 def cells_of(plan: SweepPlan) -> tuple[Cell, ...]:
-    """Return the cells of a plan: model by model, the configurations of each in the order of the plan.
+    """Return the cells of a plan: model by model, the configurations of each model in the order of the plan.
 
     Raises:
-        UsageError: there is no such model type.
+        UsageError: a model type does not exist.
     """
     cells: dict[str, Cell] = {}
     for listed in plan.listed:
@@ -136,19 +136,19 @@ def _cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) -> Cell:
         settings = settings_of_onnx(settings)
         config = settings_of_onnx(config)
     work = parse_work(config, settings, model)
-    # One value for all cells tells none from another.
+    # A key with one value for all cells does not distinguish cells.
     displayed = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.")[-_NAME_LENGTH:].strip("-.") or "model"
-    # Without defaults: an option that a later version adds leaves the id, by which sweeps are compared, as it is.
+    # Without defaults: a new option of a later version does not change the id, by which sweeps are compared.
     stated = work.model_dump(mode="json", exclude_defaults=True)
     return Cell(f"{name}-{digest([model, stated])[:12]}", model, displayed, work, plan.do)
 
 
 def _named_models(listed: ListedModel) -> tuple[str, ...]:
-    """Return the models that an entry of the list means: one, or every model type that there is.
+    """Return the models of an entry of the list: a single model, or all model types of ``random:*``.
 
     Raises:
-        UsageError: there is no such model type.
+        UsageError: the model type does not exist.
     """
     if not listed.model.startswith(RANDOM_PREFIX):
         return (listed.model,)
@@ -160,7 +160,7 @@ def _named_models(listed: ListedModel) -> tuple[str, ...]:
 
 
 def _state(name: str) -> str | None:
-    """Return what is at a path, without what sweeps wrote there; None where nothing is."""
+    """Return the state of a path, without files written by sweeps; None if nothing exists there."""
     return place_state(
         name,
         lambda folder: any(
@@ -170,37 +170,37 @@ def _state(name: str) -> str | None:
 
 
 class SweepFolder:
-    """The folder of a sweep; only who holds it (:func:`held_sweep`) may change it."""
+    """The folder of a sweep; only the holder of its lock (:func:`held_sweep`) may change it."""
 
     def __init__(self, path: Path) -> None:
-        """Take the folder that was locked."""
+        """Take the locked folder."""
         self.path = path
 
     def cell_folder(self, cell_id: str) -> Path:
-        """Return where the files of a cell are."""
+        """Return the folder of a cell."""
         return self.path / "cells" / cell_id
 
     @property
     def shared(self) -> Path:
-        """Where cells find what others of the same model made."""
+        """Folder of results shared by the cells of one model."""
         return self.path / "shared"
 
     def finished(self, cell: Cell, request: Mapping[str, object]) -> CellResult | None:
-        """Return what was found in a cell; None where it is not finished, or was asked for something else."""
+        """Return the saved result of a cell; None if the cell is unfinished, or its request has changed."""
         earlier = self._results(cell, request).read(lambda record: CellResult.from_fields(record["result"]))
-        # Which settings tell cells apart depends on the plan of this run.
+        # The settings that distinguish cells depend on the plan of this run.
         return replace(earlier, settings=cell.settings) if isinstance(earlier, CellResult) else None
 
     def keep(self, cell: Cell, request: Mapping[str, object], result: CellResult) -> None:
-        """Write down what was found in a cell.
+        """Save the result of a cell.
 
         Args:
             cell: The cell.
-            request: What it was asked before it began: a model that changed since is another.
-            result: What was found.
+            request: Request at the start of the cell: a model that has changed since then is a different model.
+            result: The result.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         self._results(cell, request).write({"result": result.as_record()}, indent=1)
 
@@ -208,10 +208,10 @@ class SweepFolder:
         return ResumableResults(self.cell_folder(cell.cell_id) / file_names.SWEEP_CELL_NAME, request)
 
     def write(self, path: Path, text: str) -> None:
-        """Write one of the files of the sweep, whole or not at all.
+        """Write a file of the sweep atomically.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         try:
             write_atomically(path, text)
@@ -220,10 +220,10 @@ class SweepFolder:
 
 
 def refuse_foreign_sweep(path: Path) -> None:
-    """Refuse a folder that is not that of a sweep.
+    """Refuse a folder that does not belong to a sweep.
 
     Raises:
-        OutputExistsError: files of a sweep's names are there, and no sweep wrote them, or another command owns it.
+        OutputExistsError: the folder contains result files that no sweep wrote, or belongs to another command.
     """
     names = (file_names.SWEEP_RESULTS_NAME, file_names.SWEEP_TABLE_NAME, file_names.SWEEP_PAGE_NAME)
     if not (path / file_names.SWEEP_PLAN_NAME).exists() and (
@@ -236,12 +236,12 @@ def refuse_foreign_sweep(path: Path) -> None:
 
 @contextmanager
 def held_sweep(path: Path) -> Iterator[SweepFolder]:
-    """Hold a folder for one sweep; it is made where it is missing.
+    """Lock a folder for one sweep; a missing folder is created.
 
     Raises:
-        UsageError: another sweep works in it.
-        OutputExistsError: it is not that of a sweep.
-        WriteError: it cannot be made or written to.
+        UsageError: another sweep works in the folder.
+        OutputExistsError: the folder does not belong to a sweep.
+        WriteError: the folder cannot be created or written to.
     """
     refuse_foreign_sweep(path)
     with locked_folder(path, file_names.SWEEP_LOCK_NAME, "sweep"):

@@ -1,6 +1,6 @@
-"""What does an export with dynamo import late? With this module, all of it is imported.
+"""Imports all modules that an export with dynamo imports late.
 
-Only the server that cells are forked from imports it.
+Imported only by the server that cells are forked from.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which models, in which configurations, and what is done with each? Read and checked before anything is loaded.
+"""Plan of a sweep: models, configurations and steps. Read and checked before any model is loaded.
 
-A plan is a JSON file, or a text file with one model a line. Imports no model library.
+A plan is a JSON file, or a text file with one model per line. Imports no model library.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from winml.modelkit.options import Options, parse_options, read_json, unknown_ke
 StepName = Literal["export", "build", "perf", "eval", "compare"]
 STEPS: tuple[StepName, ...] = get_args(StepName)
 RANDOM_PREFIX = "random:"
-"""Start of the name of a model that is made up: a small one of a model type of transformers, with random weights."""
+"""Prefix of the name of a small model of a transformers model type, made with random weights."""
 MEASURES: Mapping[StepName, tuple[str, ...]] = {
     "export": (
         "export_seconds", "parameters", "nodes", "tags", "coverage_percent", "relative_diff", "generated_tokens",
@@ -37,74 +37,74 @@ MEASURES: Mapping[StepName, tuple[str, ...]] = {
     "eval": ("eval_seconds", "agreement", "samples"),
     "compare": ("compare_seconds", "sqnr_db", "relative_error", "cosine", "top1_agreement"),
 }  # fmt: skip
-"""What each step measures; ``eval`` also the metrics of the task."""
+"""Measures of each step; ``eval`` also adds the metrics of the task."""
 _ALWAYS_MEASURED = ("seconds", "peak_bytes")
 _OF_CHECKPOINTS = ("loader", "export")
-"""Sections without a meaning for a model that is an ONNX file already."""
+"""Sections that do not apply to a model that is an ONNX file already."""
 Text = Annotated[str, pydantic.Field(min_length=1)]
 
 
 class PerfSection(Options):
-    """How the latency of each model is measured."""
+    """Options of the latency measurement."""
 
     iterations: pydantic.PositiveInt = 100
-    """Counted runs."""
+    """Number of measured runs."""
     warmup: pydantic.NonNegativeInt = 10
-    """Runs before, not counted."""
+    """Number of runs before the measurement."""
     threads: pydantic.PositiveInt | None = None
-    """Threads that share the work of one operator. Null: the cores, divided by the processes at a time."""
+    """Threads within one operator. Null: number of cores, divided by the number of parallel processes."""
     ep: Text | None = None
-    """Execution provider. Null: the CPU's."""
+    """Execution provider. Null: the CPU provider."""
     sizes: dict[Text, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
     """Sizes of dynamic dimensions, by name."""
 
 
 class CompareSection(Options):
-    """How what was built is compared with what it was built from."""
+    """Options of the comparison of the built model with its source model."""
 
     samples: pydantic.PositiveInt = 1
-    """Sets of random values."""
+    """Number of random inputs."""
     seed: pydantic.NonNegativeInt = 0
-    """Seed of what is drawn."""
+    """Seed of the random inputs."""
     sizes: dict[Text, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
     """Sizes of dynamic dimensions, by name."""
 
 
 class ListedModel(Options):
-    """One model of the list, where it needs settings of its own."""
+    """A model of the list with separate settings."""
 
     model: Text
-    """A path, an ONNX file, a Hub id, or `random:` with a model type; `random:*` is every model type."""
+    """A path, an ONNX file, a Hub id, or `random:` with a model type; `random:*` stands for every model type."""
     set: dict[Text, Any] = pydantic.Field(default_factory=dict)
-    """Key of the config to the value for this model; wins over what differs between configurations."""
+    """Key of the config → value for this model; takes precedence over `set` of the plan."""
 
 
 class SweepPlan(Options):
-    """Which models, in which configurations, and what is done with each."""
+    """Models, configurations and steps of a sweep."""
 
     schema_version: Literal[1] = 1
-    """Version of this layout."""
+    """Version of the JSON format."""
     models: tuple[Text | ListedModel, ...]
-    """The models, each once."""
+    """List of models; duplicates are ignored."""
     config: dict[Text, Any] = pydantic.Field(default_factory=dict)
-    """What holds for every cell: a build config, with the sections `perf` and `compare` beside those of a build."""
+    """Config of all cells: a build config, with the additional sections `perf` and `compare`."""
     set: dict[Text, tuple[Any, ...]] = pydantic.Field(default_factory=dict)
-    """Key of the config to the values it takes in turn; all combinations are configurations."""
+    """Key of the config → its values; all combinations are configurations."""
     do: tuple[StepName, ...] = ("build",)
     """Steps, in the order `export`, `build`, `perf`, `eval`, `compare`."""
     min: MetricLimits = pydantic.Field(default_factory=dict)
-    """Measure to the least it has to be in every cell."""
+    """Measure → its minimum in every cell."""
     max: MetricLimits = pydantic.Field(default_factory=dict)
-    """Measure to the most it may be in every cell."""
+    """Measure → its maximum in every cell."""
 
     @property
     def listed(self) -> tuple[ListedModel, ...]:
-        """Every entry of the list, in full."""
+        """All entries of the list, as records."""
         return tuple(item if isinstance(item, ListedModel) else ListedModel(model=item) for item in self.models)
 
 
 class WorkSettings(Options):
-    """What is done with one model: the parsed form of a configuration."""
+    """Work on one model: a parsed configuration."""
 
     build: WinMLBuildConfig
     perf: PerfSection = PerfSection()
@@ -115,13 +115,14 @@ def read_plan(path: Path) -> tuple[SweepPlan, tuple[str, ...]]:
     """Read a plan, or a list of models.
 
     Args:
-        path: JSON where it ends in ``.json``; else text, one model a line; ``#`` begins a remark.
+        path: A JSON file with suffix ``.json``; else a text file with one model per line, where ``#`` starts a
+            comment.
 
     Returns:
         The plan, and notes on it.
 
     Raises:
-        ConfigError: it cannot be read, is no plan, or is empty.
+        ConfigError: the file cannot be read, is no plan, or is empty.
     """
     if path.suffix.lower() == ".json":
         value, label = read_json(path, "plan")
@@ -140,10 +141,10 @@ def read_plan(path: Path) -> tuple[SweepPlan, tuple[str, ...]]:
 
 
 def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, ...]]:
-    """Check a plan that was parsed; entries that stand in it twice count once, and a note says so.
+    """Validate a parsed plan; duplicate entries are removed and reported by a note.
 
     Raises:
-        ConfigError: an unknown key (names the nearest), a value of the wrong kind, or nothing to do.
+        ConfigError: an unknown key (names the nearest), a value of the wrong kind, or an empty plan.
     """
     plan = parse_options(SweepPlan, value, label)
     if not plan.models:
@@ -161,7 +162,7 @@ def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, .
 
 
 def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return values without those that stand there again, and a note that tells of the first."""
+    """Return values without duplicates, and a note that names the first duplicate."""
     retained: dict[str, object] = {}
     again: list[str] = []
     for value in values:
@@ -176,7 +177,7 @@ def parse_settings(texts: Iterable[str], option: str = "set") -> dict[str, tuple
     """Read ``KEY=VALUE,VALUE``, given any number of times; a value is JSON, or text.
 
     Raises:
-        UsageError: a text is none, or a key is given twice.
+        UsageError: a text has another format, or a key occurs twice.
 
     >>> parse_settings(["export.opset_version=17,18", "quant.precision=fp32"])
     {'export.opset_version': (17, 18), 'quant.precision': ('fp32',)}
@@ -198,7 +199,7 @@ _JSON = json.JSONDecoder()
 
 
 def _values(text: str) -> Iterator[Any]:
-    """Yield what stands between commas: JSON, whose own commas separate nothing, or else text."""
+    """Yield comma-separated values: JSON, which may contain commas, or else text."""
     rest: str | None = text
     while rest is not None:
         rest = rest.lstrip()
@@ -215,27 +216,27 @@ def _values(text: str) -> Iterator[Any]:
 
 
 def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, object]]:
-    """Yield what differs between the cells of one model: key → value, in the order of the plan."""
+    """Yield the settings of each cell of one model: key → value, in the order of the plan."""
     axes = {key: values for key, values in plan.set.items() if key not in listed.set}
     for values in itertools.product(*axes.values()):
         yield {**dict(zip(axes, values, strict=True)), **listed.set}
 
 
 def settings_of_onnx(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that have a meaning for a model that is an ONNX file already."""
+    """Return the settings that apply to a model that is an ONNX file already."""
     return {key: value for key, value in settings.items() if key.split(".")[0] not in _OF_CHECKPOINTS}
 
 
 def parse_work(config: Mapping[str, object], settings: Mapping[str, object], label: str) -> WorkSettings:
-    """Put a configuration together.
+    """Assemble the settings of a configuration.
 
     Args:
-        config: What holds for every cell.
-        settings: Dotted key → value, on top of it.
-        label: Where both are from, for messages.
+        config: Config of all cells.
+        settings: Dotted key → value, which takes precedence.
+        label: Source of both, for messages.
 
     Raises:
-        ConfigError: an unknown key (names the nearest known one), or a value of the wrong kind.
+        ConfigError: an unknown key (names the nearest known key), or a value of the wrong kind.
     """
     record: dict[str, object] = json.loads(json.dumps(dict(config)))
     for key, value in settings.items():
@@ -247,7 +248,7 @@ def parse_work(config: Mapping[str, object], settings: Mapping[str, object], lab
 
 
 def _set_value(record: dict[str, Any], key: str, value: object, label: str) -> None:
-    """Put a value where a dotted key says, in place."""
+    """Set the value of a dotted key, in place."""
     *outer, last = key.split(".")
     names = [*SECTIONS, "perf", "compare", "layout", "auto"]
     if (outer or [last])[0] not in names:
@@ -261,13 +262,13 @@ def _set_value(record: dict[str, Any], key: str, value: object, label: str) -> N
 
 
 def request_of(model: str, work: WorkSettings) -> ModelRequest:
-    """Return the request for a model, with what the ``loader`` section says."""
+    """Return the request for a model, with the options of the ``loader`` section."""
     loader = work.build.loader
     return ModelRequest(model, **{option.name: getattr(loader, option.name) for option in declared_options() if loader})
 
 
 def refuse_unusable(plan: SweepPlan) -> None:
-    """Refuse what no model could be done with: keys, values, steps and limits.
+    """Refuse keys, values, steps and limits that are invalid for every model.
 
     Raises:
         UsageError: names the key, the step or the limit.
@@ -283,7 +284,7 @@ def refuse_unusable(plan: SweepPlan) -> None:
         raise UsageError("eval: no dataset", hint=f"Set one with {opt.set} eval.dataset=FILE.")
     known = {*_ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
     for name in (*plan.min, *plan.max):
-        # A metric is known when the task of a model is.
+        # Names of metrics are known only once the task of a model is known.
         if name not in known and "eval" not in plan.do:
             raise ConfigError(
                 unknown_key_message(name, known, spell("min" if name in plan.min else "max")),

@@ -1,6 +1,6 @@
-"""How do cells get done on a Ray cluster? Each is a task of one CPU, whose worker starts the bounded process.
+"""Work queue on a Ray cluster. Each cell is a task of one CPU; the worker of the task starts the bounded process.
 
-A cell whose worker is lost is tried again elsewhere. Ray is of the extra ``ray``.
+A cell is retried elsewhere if its worker is lost. Ray is installed with the extra ``ray``.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from winml.modelkit.version import install_command
 _AUTO = "auto"
 _ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d{1,5})")
 _CONNECT_SECONDS = 5.0
-"""Chosen: longer than any network takes that a cluster is usable over; Ray itself waits for minutes."""
+"""Chosen: longer than the latency of every network that is usable for a cluster; Ray itself waits for minutes."""
 _WAIT_SECONDS = 1.0
 _CPU_SECONDS = 30.0
-"""Chosen: a machine that joins a cluster, or comes back, is there by then; without a CPU nothing would ever run."""
+"""Chosen: enough time for a machine to join or rejoin a cluster; without a CPU no task would ever run."""
 _MOST_TRIES = 3
-"""Chosen: a model that takes three workers with it is the cause."""
+"""Chosen: if a model loses three workers, the model is the cause."""
 _THREADS = 1
-"""Of each process: a task has one CPU."""
+"""Threads of each process: a task has one CPU."""
 _MARKER = ".winml-sweep-marker"
 
 
 def _refuse_missing_ray(address: str) -> None:
-    """Refuse a cluster where Ray is not installed, or an address that is none.
+    """Refuse a cluster if Ray is not installed or the address is invalid.
 
     Raises:
-        UsageError: says what to do.
+        UsageError: its hint states the correction.
     """
     if importlib.util.find_spec("ray") is None:
         raise UsageError(f"{opt.ray} {address}: Ray is not installed", hint=f"Install it: {install_command('ray')}")
@@ -61,32 +61,32 @@ class RayQueue:
     address: str
     seconds: float
     resident_bytes: int | None
-    """Most memory of one process; None: its share of the memory of its machine."""
+    """Memory limit of one process; None: its share of the memory of its machine."""
     most: int | None
-    """Tasks at a time; None: as many as the cluster has CPUs."""
+    """Maximum number of parallel tasks; None: the number of CPUs of the cluster."""
 
     @property
     def jobs(self) -> int:
-        """Processes at a time on one machine, as far as is known here."""
+        """Maximum number of parallel processes; 0: unknown here."""
         return self.most or 0
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """What one cell may take; memory is its share of each machine where nothing is said."""
+        """Limits of one cell; without a memory limit, memory is its share on each machine."""
         memory = {} if self.resident_bytes is None else {"memory_bytes": self.resident_bytes}
         return {"seconds": self.seconds, **memory}
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What a latency depends on; other cells run on the same machine meanwhile."""
+        """Conditions of a latency; other cells may run on the same machine at the same time."""
         return {"threads": _THREADS, "jobs": self.jobs, "on": "ray"}
 
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
-        """Yield the result of every cell, in the order they end.
+        """Yield the result of every cell, in the order of completion.
 
         Raises:
             StageError: the cluster cannot be reached.
-            SweepStoppedError: it has no CPU.
+            SweepStoppedError: the cluster has no CPU.
         """
         if not cells:
             return
@@ -96,12 +96,12 @@ class RayQueue:
 
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[Any]:
-    """Connect to a cluster for the time of the block.
+    """Connect to a cluster for the duration of the block.
 
     Raises:
-        StageError: there is none at the address.
+        StageError: there is no cluster at the address.
     """
-    # Ray reports the use of a cluster to its maker unless it is told not to.
+    # Ray sends usage statistics to its maker unless they are disabled.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     hint = f"Start one with ray start --head, or omit {opt.ray} to run on this machine."
     if found := _ADDRESS.fullmatch(address):
@@ -123,9 +123,9 @@ def _connected(address: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _marked(place: Place) -> Iterator[Path | None]:
-    """Put a file into the folder of the sweep by which a machine knows that it shares the folder.
+    """Create a file in the folder of the sweep by which a machine checks that it shares the folder.
 
-    None where files go elsewhere: no machine needs the folder then.
+    None if files are uploaded: no machine needs the folder then.
     """
     if place.artifacts is not None:
         yield None
@@ -140,7 +140,7 @@ def _marked(place: Place) -> Iterator[Path | None]:
 
 @dataclass
 class _Tasks:
-    """The tasks that are in a cluster."""
+    """The running tasks in a cluster."""
 
     ray: Any
     queue: RayQueue
@@ -154,7 +154,7 @@ class _Tasks:
         Raises:
             SweepStoppedError: the cluster has no CPU.
         """
-        # A task that was lost is begun here again: it is told, and counted.
+        # A lost task is retried here and not by Ray, so that the retry is reported and counted.
         remote = self.ray.remote(num_cpus=1, max_retries=0)(_work)
         waiting = deque((cell, 1) for cell in cells)
         running: dict[Any, tuple[Cell, int]] = {}
@@ -190,17 +190,17 @@ class _Tasks:
                 self.ray.cancel(task, force=True)
 
     def _most(self) -> int:
-        """Return how many tasks may run at this moment; 0 where no machine has a CPU."""
+        """Return the number of tasks that may run at this moment; 0 if no machine has a CPU."""
         cpus = int(self.ray.cluster_resources().get("CPU", 0))
         return min(cpus, self.queue.most or cpus)
 
     def _result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
-        """Return the result of a task that ended; None where its worker was lost, and it is to be tried again."""
+        """Return the result of an ended task; None if its worker was lost and the task is to be retried."""
         try:
             result: CellResult = self.ray.get(task)
             return result
         except self.ray.exceptions.RayTaskError as error:
-            # What a model does wrong is a result: this is the machine's doing.
+            # Errors of a model are results: this error is caused by the machine.
             problem = (
                 f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot run it: "
                 f"{first_line(error.cause or error)}; every machine needs {_needed(tool_versions())}"
@@ -215,18 +215,18 @@ class _Tasks:
 
 
 def _needed(versions: Mapping[str, str]) -> str:
-    """Return versions as pip takes them."""
+    """Format versions as pip requirements."""
     return " ".join(f"{name}=={version}" for name, version in versions.items())
 
 
 def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | None, Mapping[str, str]]) -> CellResult:
-    """Do a cell, in a worker of the cluster.
+    """Run a cell in a worker of the cluster.
 
     Args:
         cell: The cell.
-        place: Where its files go.
-        queue: Its bounds.
-        requested: A file that this machine has to see, and the versions it has to have.
+        place: Target of its files.
+        queue: The queue with the limits of the cell.
+        requested: A file that this machine must be able to access, and the required versions.
     """
     marker, versions = requested
     found = tool_versions()
@@ -238,7 +238,7 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
             f"{other[name]}: install {_needed(other)} there",
         )
     if marker is not None and not marker.is_file():
-        # Before a folder of the name is made.
+        # Checked before a folder with this name is created.
         return cell.result(
             "stopped",
             f"the machine {socket.gethostname()} cannot access {marker.parent}: share it, or pass a URL with "

@@ -1,4 +1,4 @@
-"""The records of ``winml sweep``: one row for each cell, and the exports of many model types."""
+"""Records of ``winml sweep``: one row per cell, and the exports of many model types."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Literal
 from winml.modelkit.records import Record, entry, recorded
 
 SCHEMA_VERSION = 1
-"""Layout of the JSON, specified in docs/reference/formats.md."""
+"""Version of the JSON format, specified in docs/reference/formats.md."""
 
 CellState = Literal["done", "failed", "stopped"]
-"""``stopped``: not the model's doing, such as a full disk; such a cell is not recorded and runs again."""
+"""``stopped``: failed for a reason other than the model, such as a full disk. The cell runs again."""
 Measure = float | int | str | bool | None
 
 
@@ -24,29 +24,29 @@ class CellResult(Record):
 
     cell_id: str
     model: str
-    """As the list names it."""
+    """Model as named in the list."""
     settings: Mapping[str, Any]
-    """Key of the config → the value it has here, of those that differ between cells."""
+    """Key of the config → value, for keys that differ between cells."""
     state: CellState
     measures: Mapping[str, Measure] = field(default_factory=dict)
     step: str = ""
     """Step that failed."""
     problem: str = ""
-    """Why, in one sentence."""
+    """Reason, in one sentence."""
     exit_code: int = 0
-    """Exit code of the verb that does this step alone; negative where the process was killed."""
+    """Exit code of the verb of this step; negative if the process was killed."""
     seconds: float = field(default=0.0, metadata=entry(digits=3))
     peak_bytes: int = 0
-    """Largest resident memory of its process and of all that this started."""
+    """Largest resident memory of the process and its child processes."""
     tries: int = 1
-    """How often it was begun; above 1 where a worker of a cluster was lost."""
+    """Number of tries; above 1 if a worker of a cluster was lost."""
     node: str = ""
-    """Machine of a cluster that did it."""
+    """Machine of a cluster that ran the cell."""
     artifacts: str = ""
-    """Folder or URL of what was built and of the log; empty where nothing is kept."""
+    """Folder or URL of the built files and the log; empty if the files are not kept."""
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What a step found besides its measures."""
+    """Further results of the steps."""
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,23 @@ class Architecture(Record):
 
 @dataclass(frozen=True)
 class SweepLimit(Record):
-    """What a measure has to be in every cell, and those that miss it."""
+    """A limit of a measure in every cell, and the cells that miss it."""
 
     kind: Literal["min", "max"]
     measure: str
     limit: float
     missed: tuple[str, ...]
-    """Ids of the cells beyond it, and of those that are done and do not have the measure."""
+    """Ids of the cells beyond the limit, and of completed cells without the measure."""
 
     @property
     @recorded()
     def is_met(self) -> bool:
-        """Whether no cell misses it."""
+        """True if no cell misses the limit."""
         return not self.missed
 
     @classmethod
     def of(cls, kind: Literal["min", "max"], measure: str, limit: float, cells: Iterable[CellResult]) -> SweepLimit:
-        """Hold the measure of every cell that is done against a limit."""
+        """Check the measure of every completed cell against a limit."""
         return cls(kind, measure, limit, tuple(cell.cell_id for cell in cells if _misses(cell, kind, measure, limit)))
 
 
@@ -141,43 +141,43 @@ def _misses(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
 
 @dataclass(frozen=True)
 class SweepResult(Record, schema_version=SCHEMA_VERSION):
-    """Everything there is to tell about a sweep."""
+    """Result of a sweep."""
 
     folder: str
     plan: Mapping[str, Any]
     """The plan, as JSON values."""
     cells: tuple[CellResult, ...] = field(metadata=entry(last=True))
-    """Those that are finished, in the order of the plan."""
+    """Finished cells, in the order of the plan."""
     total: int = field(metadata=entry(skip=True))
-    """Cells of the plan."""
+    """Number of cells of the plan."""
     limits: tuple[SweepLimit, ...] = field(default=(), metadata=entry(before="cells"))
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
-    """Where this table was written; cells of a cluster name theirs."""
+    """Machine that wrote this table; cells of a cluster name their machine."""
     jobs: int = 1
-    """Processes at a time; 0: as many as a cluster has CPUs."""
+    """Number of parallel processes; 0: the number of CPUs of the cluster."""
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """``seconds`` and ``memory_bytes`` that one cell may take."""
+    """Limits ``seconds`` and ``memory_bytes`` of one cell."""
     reused: int = field(default=0, metadata=entry(skip=True))
-    """Cells that an earlier run had finished."""
+    """Number of cells finished by an earlier run."""
     notes: tuple[str, ...] = field(default=(), metadata=entry(last=True))
     against: SweepResult | None = field(default=None, metadata=entry(skip=True))
-    """An earlier sweep that this one is compared with."""
+    """An earlier sweep to compare with."""
 
     @property
     def failures(self) -> tuple[CellResult, ...]:
-        """The cells that failed, in the order of the plan."""
+        """Failed cells, in the order of the plan."""
         return tuple(cell for cell in self.cells if cell.state == "failed")
 
     @property
     @recorded(entry(before="cells"))
     def is_good_enough(self) -> bool:
-        """Whether every limit is met."""
+        """True if every limit is met."""
         return all(limit.is_met for limit in self.limits)
 
     @recorded(entry(before="limits"))
     def counts(self) -> dict[str, int]:
-        """Return the number of cells of the plan, of those that an earlier run had finished, and of each state."""
+        """Return the number of cells of the plan, of cells finished by an earlier run, and of cells in each state."""
         states = Counter[str](cell.state for cell in self.cells)
         return {"total": self.total, "reused": self.reused, "done": 0, "failed": 0, **states}
 
@@ -188,19 +188,19 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
 
     @recorded(entry("against", before="notes"))
     def changes(self) -> dict[str, object] | None:
-        """Return what is different in the earlier sweep; None without one."""
+        """Return the differences from the earlier sweep; None without an earlier sweep."""
         return None if self.against is None else {"folder": self.against.folder, "changes": self._changes()}
 
     def earlier(self, cell: CellResult) -> CellResult | None:
-        """Return the same model in the same configuration in the earlier sweep; None where it has none."""
+        """Return the cell of the same model and configuration in the earlier sweep; None if there is no such cell."""
         return self._earlier_by_id().get(cell.cell_id)
 
     def _earlier_by_id(self) -> dict[str, CellResult]:
-        # The id is made of the model and its whole configuration, also of what all cells of a sweep have in common.
+        # The id is derived from the model and its whole configuration, including settings common to all cells.
         return {} if self.against is None else {cell.cell_id: cell for cell in self.against.cells}
 
     def _changes(self) -> list[dict[str, object]]:
-        """Return the cells whose state or one of whose measures is another than in the earlier sweep."""
+        """Return the cells with changes of state or measures since the earlier sweep."""
         earlier = self._earlier_by_id()
         changes: list[dict[str, object]] = []
         for cell in self.cells:
@@ -219,12 +219,12 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
 
 
 def measure_names(cells: Iterable[CellResult]) -> tuple[str, ...]:
-    """Return every measure that a cell has, in the order of their first cell."""
+    """Return the names of all measures, in the order of their first cell."""
     return tuple(dict.fromkeys(name for cell in cells for name in cell.measures))
 
 
 def settings_words(settings: Mapping[str, Any]) -> str:
-    """Return a configuration on one line.
+    """Format a configuration on one line.
 
     >>> settings_words({"optim.level": "full", "export.opset_version": 17})
     'optim.level=full export.opset_version=17'
@@ -233,7 +233,7 @@ def settings_words(settings: Mapping[str, Any]) -> str:
 
 
 def sweep_summary(result: SweepResult) -> Iterator[tuple[str, str]]:
-    """Yield what is told of a sweep to people: a word, and what it says."""
+    """Yield the summary of a sweep as pairs of label and text."""
     done = sum(cell.state == "done" for cell in result.cells)
     reused = f", {result.reused} of them by an earlier run" if result.reused else ""
     yield "cells", f"{done} done, {len(result.failures)} failed, of {result.total}{reused}"

@@ -32,7 +32,7 @@ WAYS: tuple[tuple[Aspect, ...], ...] = (
     ("gaps",),
 )
 """Aspects that are made small in each try, the smallest model first; with ``gaps``, missing values stay missing. The
-last one is the default config itself."""
+last entry is the default config itself."""
 
 _WIDTH_DIVISOR = 8
 """Chosen: 768 units in 12 heads become 96 in 3, 4096 in 32 heads become 512 in 4."""
@@ -42,19 +42,19 @@ _MOST_KINDS = 4
 _MOST_VOCABULARY = 512
 _MOST_POSITIONS = 64
 _MOST_POSITIONS_OF_PARTS = 4096
-"""Chosen: an image or a recording takes positions, up to a thousand, alone or before the text."""
+"""Chosen: images or audio use up to a thousand positions, alone or before the text."""
 _MOST_QUERIES = 16
 """Chosen: object queries of a detector; a small image has few positions for them."""
 _MOST_EXPERTS = 8
 """Chosen: the traced inputs leave some experts unused, which reveals a graph that has only the used ones."""
 _EXPERT_STEP = 4
-"""Specified by torch: rows of the weights of experts begin at multiples of 16 bytes."""
+"""Specified by torch: rows of expert weights start at multiples of 16 bytes."""
 _MOST_WINDOW = 16
 """Chosen: shorter than the sequence, which reveals a graph without the window."""
 _IMAGE_PATCHES = 4
 """Chosen: patches per edge of a small image."""
 _SMALL_IMAGE = 64
-"""Chosen: pixels per edge where patches are small or absent; two are left after five halvings."""
+"""Chosen: pixels per edge if patches are small or absent; two pixels remain after five halvings."""
 _COARSE_PATCH = 8
 
 _LAYER_COUNT = re.compile(r"^(n_?layers?|depth|layers|(\w+_)?num_(\w+_)?layers|(en|de)coder_layers|\w+_layers)$")
@@ -147,12 +147,12 @@ def shrink(content: Mapping[str, object], aspects: Sequence[Aspect]) -> dict[str
 
 @dataclass(frozen=True)
 class _ConfigFacts:
-    """Facts of a whole config that its sub-configs need when they are cut."""
+    """Facts of a whole config, used to cut its sub-configs."""
 
     replaced_tokens: Mapping[int, int]
     """Token beyond the small vocabularies → token within them; the same in every sub-config."""
     has_sub_configs: bool
-    """Whether there are sub-configs: images or audio then take positions among the tokens."""
+    """True if there are sub-configs: images or audio then use positions among the tokens."""
     mel_bins: frozenset[int]
     """Numbers of audio features per frame."""
 
@@ -201,7 +201,7 @@ def _is_config(value: object) -> bool:
 
 
 def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the values that some default configs leave out and every checkpoint has."""
+    """Return a config with values that some default configs omit and every checkpoint has."""
     complete: dict[str, Any] = {
         key: _fill_gaps(value) if _is_config(value) else value for key, value in content.items()
     }
@@ -229,7 +229,7 @@ def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
         _set_if_none(complete["attn_config"], "clip_qkv", _USUAL_CLIP)
     kinds = content.get("layer_types")
     if isinstance(kinds, list) and {*kinds} == {"linear_attention"}:
-        # Every checkpoint attends somewhere.
+        # Every checkpoint has at least one attention layer.
         complete["layer_types"] = [*kinds[:-1], "full_attention"]
     languages = content.get("languages")
     if isinstance(languages, list) and languages:
@@ -243,7 +243,7 @@ def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill_text_width(config: dict[str, Any], text_width: object) -> None:
-    """Give the embeddings that stand among the text tokens the width of the text, in place."""
+    """Set the width of embeddings inserted among the text tokens to the width of the text, in place."""
     for part in (config, config.get("vision_config") or {}):
         for key in ("out_hidden_size", "hidden_size"):
             if key in part and (key == "out_hidden_size" or part is config or "embed_dim" in part):
@@ -293,7 +293,7 @@ def _cut_depth(content: Mapping[str, Any], alike: int) -> dict[str, object]:
 
 
 def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, object]:
-    """Return the settings of layers that come again: every so many layers, or in stacks that run several times."""
+    """Return the settings of repeated layers: layers with a period, or stacks that run several times."""
     smaller: dict[str, object] = {}
     smaller |= {key: min(value, 2) for key, value in content.items() if _LAYER_PERIOD.search(key) and _is_count(value)}
     smaller |= {key: min(value, 1) for key, value in content.items() if _LAYER_OFFSET.search(key) and _is_count(value)}
@@ -316,7 +316,7 @@ def _layers_to_keep(content: Mapping[str, Any], depth: int, alike: int) -> list[
 
 
 def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Iterator[str]:
-    """Yield the settings of one layer, from all values that differ from layer to layer."""
+    """Yield the settings of one layer, from all values that differ between layers."""
     for key, value in content.items():
         if _is_list_per_layer(value, depth):
             yield repr(value[layer])
@@ -331,7 +331,7 @@ def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Itera
 
 
 def _cut_layer_setting(key: str, value: Any, depth: int, retained_layers: Sequence[int]) -> Any:
-    """Return the setting of ``depth`` layers, reduced to the kept layers; any other value is returned as it is."""
+    """Return the setting of ``depth`` layers, reduced to the kept layers; other values are returned unchanged."""
     if _is_list_per_layer(value, depth):
         return [value[layer] for layer in retained_layers]
     if _is_object_by_layer(value, depth):
@@ -352,7 +352,7 @@ def _is_list_per_layer(value: object, depth: int) -> bool:
 
 
 def _is_object_by_layer(value: object, depth: int) -> bool:
-    """Return whether a value is an object of layer settings, with layer numbers (also ``05``) as keys."""
+    """Return True if a value is an object of layer settings, with layer numbers (also ``05``) as keys."""
     if not isinstance(value, dict) or not value:
         return False
     return all(key.isdecimal() and int(key) < depth and isinstance(item, dict) for key, item in value.items())
@@ -363,7 +363,7 @@ def _is_indices(key: str, value: Any, depth: int) -> bool:
 
 
 def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, object]:
-    """Divide widths by :data:`_WIDTH_DIVISOR`, partly with fewer heads and partly with narrower ones."""
+    """Divide widths by :data:`_WIDTH_DIVISOR`, partly with fewer heads and partly with narrower heads."""
     head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _counts_in(value)]
     if "head size" not in aspects:
         head_counts = [count for count in head_counts if count >= _WIDTH_DIVISOR]
@@ -395,12 +395,12 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
 
 
 def _narrower(width: int, divisor: int, step: int) -> int:
-    """Return a width divided, rounded up to a multiple of ``step``; small numbers stay."""
+    """Return a width divided, rounded up to a multiple of ``step``; small numbers are unchanged."""
     return width if width < _SMALLEST_WIDTH else -(-width // (divisor * step)) * step
 
 
 def _named_values(content: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
-    """Yield the keys and values of a config, with those of plain objects and without those of sub-configs."""
+    """Yield the keys and values of a config, including plain nested objects and excluding sub-configs."""
     for key, value in content.items():
         if isinstance(value, dict) and not _is_config(value):
             yield from _named_values(value)
@@ -425,7 +425,7 @@ def _cut_image(content: dict[str, object]) -> dict[str, object]:
 
 
 def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, object]:
-    """Shorten vocabularies and sequences; a token beyond the vocabulary is replaced by one within it."""
+    """Shorten vocabularies and sequences; a token beyond the vocabulary is replaced by a token within it."""
     has_vocabulary = any(_VOCABULARY.search(key) for key in content)
     positions = _MOST_POSITIONS if has_vocabulary and not facts.has_sub_configs else _MOST_POSITIONS_OF_PARTS
     limits = {
@@ -453,7 +453,7 @@ def _cap_counts(content: Mapping[str, object], limits: Mapping[re.Pattern[str], 
 
 
 def _map_counts(value: object, change: Any) -> Any:
-    """Apply ``change`` to a count, or to every count in nested lists; any other value stays."""
+    """Apply ``change`` to a count, or to every count in nested lists; other values are unchanged."""
     if _is_count(value):
         return change(value)
     if isinstance(value, (list, tuple)):

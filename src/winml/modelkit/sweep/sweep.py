@@ -1,6 +1,6 @@
-"""How do many models fare in many configurations? The flow of ``winml sweep``, and its function in Python.
+"""Flow of ``winml sweep``, and its function in Python.
 
-What is finished stands on disk at once, so a sweep that was stopped goes on where it ended.
+Each result is saved at once, so that a stopped sweep can be resumed.
 """
 
 from __future__ import annotations
@@ -40,33 +40,34 @@ from winml.modelkit.sweep.work_queue import (
 from winml.modelkit.words import json_printable
 
 _DEFAULT_SECONDS = 3600.0
-"""Chosen: longer than any export that ended in our own runs; whoever has larger models says so."""
+"""Chosen: longer than every export of our measurements; larger models need a higher limit."""
 _MEMORY_SHARE = 0.9
-"""Chosen: what all processes together may take of the memory that is free, where nothing is said."""
+"""Chosen: share of the free memory that all processes together may use by default."""
 _CELL_BYTES = 2_000_000_000
-"""Chosen: with less memory than this for each, fewer processes run at a time; a small model takes a third of it."""
+"""Chosen: memory per process below which fewer processes run in parallel; a small model takes a third of it."""
 
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How a sweep is run."""
+    """Options of a sweep."""
 
     seconds: float = _DEFAULT_SECONDS
-    """Most that one cell may take."""
+    """Time limit of one cell."""
     resident_bytes: int | None = None
-    """Most memory that one cell may take, with all processes it starts; None: its share of what is free."""
+    """Memory limit of one cell with its child processes; None: its share of the free memory."""
     jobs: int | None = None
-    """Processes at a time; None: one a core, as memory allows; one where latency is measured; on Ray, one a CPU."""
+    """Number of parallel processes; None: one per core, as memory allows; one if latency is measured; on Ray, one per
+    CPU."""
     ray: str | None = None
-    """Address of a Ray cluster, or ``auto``; None: this machine alone."""
+    """Address of a Ray cluster, or ``auto``; None: this machine only."""
     queue: str | None = None
-    """``NAME=ADDRESS`` of another work queue, such as that of a plug-in; None: as ``ray`` says."""
+    """``NAME=ADDRESS`` of another work queue, such as a queue of a plug-in; None: determined by ``ray``."""
     artifacts: str | None = None
-    """Folder or URL that files of cells go to; None: the folder of the sweep."""
+    """Folder or URL for the files of cells; None: the folder of the sweep."""
     keeps_files: bool = True
-    """Keep what was built, once it is measured."""
+    """Keep built models after they are measured."""
     retries_failed: bool = False
-    """Do cells again that failed."""
+    """Run failed cells again."""
     against: Path | None = None
     """Folder of an earlier sweep to compare with."""
 
@@ -83,12 +84,12 @@ def sweep_models(
     options: SweepOptions = SweepOptions(),
     listener: SweepListener | None = None,
 ) -> SweepResult:
-    """Export, build, measure and compare many models in many configurations, each in its own process.
+    """Export, build, measure and compare many models in many configurations, each in a separate process.
 
     Uses :mod:`multiprocessing`: call it from a script under ``if __name__ == "__main__":``.
 
     Args:
-        models: A plan: the path of one or of a list of models, the JSON object of one, or the models themselves.
+        models: Path of a plan or of a list of models, JSON object of a plan, or list of models.
         output: Folder of the sweep; cells that an earlier run finished are not run again.
         set: Key of the config → its values, such as ``{"quant.precision": ["fp32", "int8"]}``.
         do: Steps: ``export``, ``build``, ``perf``, ``eval``, ``compare``; default ``build``.
@@ -116,7 +117,7 @@ def sweep_models(
 
 
 def changed_plan(plan: SweepPlan, passed: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
-    """Return a plan with what was said besides it, which wins key by key; and notes on it.
+    """Update a plan, key by key, with values of options; return the plan and notes on it.
 
     Raises:
         ConfigError: a value of the wrong kind.
@@ -131,10 +132,10 @@ def changed_plan(plan: SweepPlan, passed: Mapping[str, Any]) -> tuple[SweepPlan,
 
 
 def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
-    """Refuse what plan and options show to be wrong, before anything is loaded.
+    """Refuse errors in plan and options, before any model is loaded.
 
     Raises:
-        UsageError: names what it is.
+        UsageError: names the error.
     """
     refuse_unusable(plan)
     if options.against is not None:
@@ -149,12 +150,12 @@ def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
 
 
 def look_at_sweep(plan: SweepPlan, output: Path, options: SweepOptions) -> tuple[tuple[Cell, bool], ...]:
-    """Return the cells of a plan, and whether each is finished already. Writes nothing.
+    """Return the cells of a plan, each with True if it is finished already. Writes nothing.
 
     Raises:
-        UsageError: the plan or the options are wrong, or there is no such model type.
-        OutputExistsError: the folder is not that of a sweep.
-        WriteError: it cannot be written.
+        UsageError: the plan or the options are wrong, or a model type does not exist.
+        OutputExistsError: the folder does not belong to a sweep.
+        WriteError: the folder cannot be written to.
     """
     if output.is_file():
         raise UsageError(f"-o {output}: this is a file", hint="Choose a folder.")
@@ -170,10 +171,10 @@ def look_at_sweep(plan: SweepPlan, output: Path, options: SweepOptions) -> tuple
 
 
 def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
-    """Return the queue that is requested, and its address; None: this machine alone.
+    """Return the requested queue and its address; None: this machine only.
 
     Raises:
-        UsageError: there is no such queue, or two are requested.
+        UsageError: the queue does not exist, or two queues are requested.
     """
     if options.queue is None:
         return None if options.ray is None else (QUEUES["ray"], options.ray)
@@ -192,10 +193,10 @@ def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
 def run_sweep(
     plan: SweepPlan, output: Path, options: SweepOptions, listener: SweepListener, *, notes: tuple[str, ...] = ()
 ) -> SweepResult:
-    """Do every cell of a plan that is not finished, and write the table.
+    """Run every unfinished cell of a plan, and write the table.
 
     Raises:
-        UsageError: another sweep works in the folder, or there is no such model type.
+        UsageError: another sweep works in the folder, or a model type does not exist.
         SweepStoppedError: the disk is full, or no machine of the cluster responds.
         WriteError: the folder cannot be written to.
     """
@@ -222,7 +223,7 @@ def run_sweep(
                     if not options.keeps_files:
                         _drop_files(folder, result, cells, results)
         finally:
-            # Also of a sweep that was stopped: what is finished is shown.
+            # Also for a stopped sweep: its finished cells are reported.
             rows = tuple(results[cell.cell_id] for cell in cells if cell.cell_id in results)
             outcome = SweepResult(
                 folder=str(output),
@@ -248,7 +249,7 @@ def run_sweep(
 def _finished(
     folder: SweepFolder, cells: Iterable[Cell], requests: Mapping[str, Mapping[str, object]], options: SweepOptions
 ) -> dict[str, CellResult]:
-    """Return what an earlier run found in cells that are not to be done again, by their ids."""
+    """Return the saved results of cells that are not run again, by cell id."""
     found = {cell.cell_id: folder.finished(cell, requests[cell.cell_id]) for cell in cells}
     return {
         cell_id: result
@@ -271,7 +272,7 @@ def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
 def _drop_files(
     folder: SweepFolder, result: CellResult, cells: Iterable[Cell], results: Mapping[str, CellResult]
 ) -> None:
-    """Remove what was built of a model, once the last of its configurations has used it."""
+    """Remove the built files of a model after the last of its configurations."""
     own = [cell.cell_id for cell in cells if cell.model == result.model]
     if all(cell_id in results for cell_id in own):
         for cell_id in own:
@@ -294,10 +295,10 @@ def read_results(path: Path) -> SweepResult:
     """Read the table of an earlier sweep.
 
     Args:
-        path: Its folder, or its JSON file.
+        path: Folder of the sweep, or its JSON file.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no table.
     """
     file = path / file_names.SWEEP_RESULTS_NAME if path.is_dir() else path
     try:

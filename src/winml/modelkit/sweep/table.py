@@ -1,4 +1,4 @@
-"""How many models fared: as comma-separated values for programs, and as a table for people."""
+"""Table of a sweep, as comma-separated values and as a document."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from winml.modelkit.sweep.records import CellResult, SweepResult, measure_names,
 from winml.modelkit.words import decibel_words, size_words
 
 _DISPLAYED = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
-"""Chosen: measures that stand in a terminal, where a cell has them; the files hold all of them."""
+"""Chosen: measures printed in a terminal, if a cell has them; the files contain all measures."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Starts of a text that a spreadsheet would run."""
+"""Prefixes of a text that a spreadsheet would evaluate."""
 _HEADINGS = {"model_bytes": "model size", "peak_bytes": "peak memory", "top1_agreement": "top-1 agreement"}
-"""Where the words of a name are not enough; the unit of bytes stands beside each number."""
+"""Measure → heading, if not derived from its name; each number in bytes is printed with its unit."""
 _WORDS = {"sqnr": "SQNR", "db": "dB", "percent": "%", "seconds": "s", "sec": "s", "per": "/"}
-"""Parts of a name that people write otherwise."""
+"""Word of a name → its usual spelling."""
 
 
 def _setting_names(result: SweepResult) -> tuple[str, ...]:
-    """Return every key that differs between cells, in the order of the plan."""
+    """Return the keys that differ between cells, in the order of the plan."""
     return tuple(dict.fromkeys(key for cell in result.cells for key in cell.settings))
 
 
@@ -49,7 +49,7 @@ def _field(value: Any) -> Any:
 
 
 def measure_heading(name: str) -> str:
-    """Return the name of a measure as people read it; the unit is its last word.
+    """Format the name of a measure; the last word is the unit.
 
     >>> measure_heading("latency_p50_ms"), measure_heading("sqnr_db"), measure_heading("seconds")
     ('latency p50 ms', 'SQNR dB', 'seconds')
@@ -62,7 +62,7 @@ def measure_heading(name: str) -> str:
 
 
 def _measure_words(name: str, value: Any) -> str:
-    """Return a measure as people read it.
+    """Format a measure.
 
     >>> _measure_words("latency_p50_ms", 1.23456), _measure_words("nodes", 91), _measure_words("cosine", None)
     ('1.235', '91', '')
@@ -83,7 +83,7 @@ def _measure_words(name: str, value: Any) -> str:
 
 
 def sweep_document(result: SweepResult) -> doc.Document:
-    """Describe each cell, what they say as a whole, and where the files are."""
+    """Describe the cells, the overall result, and the locations of the files."""
     displayed = {*_DISPLAYED, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
     settings, measures = _setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
@@ -92,7 +92,7 @@ def sweep_document(result: SweepResult) -> doc.Document:
         *(doc.Column(key) for key in settings),
         doc.Column("state", tones={"done": "good", "failed": "bad"}),
         *(
-            # Its kind only aligns it: each measure is written by its name.
+            # The kind only affects the alignment: each measure is formatted by its name.
             doc.Column(
                 measure_heading(name), "count", doc.Detail.ALWAYS if name in displayed else doc.Detail.PAGE, key=name
             )

@@ -1,4 +1,4 @@
-"""What does ``winml sweep`` do with a request? Does the same with many models in many configurations."""
+"""Plan and run of ``winml sweep``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _read_steps(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """What is requested of ``winml sweep``."""
+    """Request of ``winml sweep``."""
 
     plan: Path = declare(None, MODEL, is_argument=True)
     """JSON plan, or text file with one model per line."""
@@ -81,7 +81,7 @@ class SweepRequest:
     """Folder of an earlier sweep to compare with."""
 
     def sweep_options(self) -> SweepOptions:
-        """Return how the sweep is run."""
+        """Return the options of the sweep."""
         from winml.modelkit.sweep.sweep import SweepOptions
 
         is_local = self.artifacts is not None and "://" not in self.artifacts
@@ -100,14 +100,14 @@ class SweepRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedSweep(Plan):
-    """What a sweep would do."""
+    """Plan of a sweep."""
 
     cells: SweepPlan
-    """Models and configurations, with what the options add."""
+    """Plan of the models and configurations, with the values of options."""
 
 
 def plan_sweep(request: SweepRequest) -> PlannedSweep:
-    """Return which cells would be done, and which are finished already. Nothing is written.
+    """Plan the cells to run and the cells that are finished already. Nothing is written.
 
     Raises:
         ConfigError: the plan is wrong.
@@ -146,7 +146,7 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
 
 
 def run_planned_sweep(plan: PlannedSweep, request: SweepRequest, listener: SweepListener) -> SweepResult:
-    """Recover what killed commands left, and do the cells that are not finished.
+    """Recover leftovers of killed commands, and run the unfinished cells.
 
     Raises:
         WinMLError: as :func:`winml.modelkit.sweep.sweep.run_sweep` raises.

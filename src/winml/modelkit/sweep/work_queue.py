@@ -1,4 +1,4 @@
-"""How do cells get done on this machine? Some at a time, each in a process of its own with bounds."""
+"""Work queues for cells, and the queue of this machine: several processes in parallel, each with bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml.modelkit.sweep.plan import StepName
 from winml.modelkit.sweep.records import CellResult
 
 _MEMORY_SHARE = 0.9
-"""Chosen: what the machine itself needs stays free."""
+"""Chosen: memory that the machine needs itself stays free."""
 _KILLED = -9
 """Exit code of a killed process. Specified: the negative number of the signal, as in ``subprocess``."""
 _STEP_MODULES: Mapping[StepName, Sequence[str]] = {
@@ -38,38 +38,38 @@ _STEP_MODULES: Mapping[StepName, Sequence[str]] = {
     "eval": ("winml.modelkit.evaluate.evaluation",),
     "compare": ("winml.modelkit.compare.comparing",),
 }
-"""What each step imports."""
+"""Step → modules it imports."""
 
 
 class SweepStoppedError(StageError):
-    """A sweep cannot go on, for a reason that no model has; what is finished stays."""
+    """A sweep cannot continue, for a reason other than the models; finished cells are kept."""
 
 
 @dataclass(frozen=True)
 class SweepListener:
-    """Who is told how a sweep goes on."""
+    """Callbacks for the progress of a sweep."""
 
     on_start: Callable[[Cell], None] = lambda _cell: None
     on_step: Callable[[CellResult], None] = lambda _so_far: None
-    """A cell begins a step; not told of cells on other machines."""
+    """A cell starts a step; not called for cells on other machines."""
     on_end: Callable[[CellResult], None] = lambda _result: None
     tell: Callable[[str], None] = lambda _words: None
-    """Something is tried again, or counts once."""
+    """Message on a retry of a cell."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the files of cells go."""
+    """Target of the files of cells."""
 
     folder: SweepFolder
     artifacts: str | None = None
-    """Folder or URL; None: they stay in the folder of the sweep."""
+    """Folder or URL; None: the files stay in the folder of the sweep."""
     keeps_files: bool = True
     directory: Path = field(default_factory=Path.cwd)
-    """Working directory of who asks, also on other machines."""
+    """Working directory of the caller, also on other machines."""
 
     def order(self, cell: Cell, threads: int) -> CellOrder:
-        """Return a cell with the folder it is done in: that of the sweep, or a temporary one to upload from."""
+        """Return a cell with its working folder: in the folder of the sweep, or a temporary folder for uploads."""
         folder, shared = self.folder.cell_folder(cell.cell_id), self.folder.shared
         if self.artifacts is not None:
             folder = Path(tempfile.mkdtemp(prefix="winml-sweep-"))
@@ -79,39 +79,39 @@ class Place:
 
 
 class WorkQueue(Protocol):
-    """Does cells, here or on other machines."""
+    """Runs cells, on this or other machines."""
 
     @property
     def jobs(self) -> int:
-        """Processes at a time."""
+        """Number of parallel processes."""
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """What one cell may take: ``seconds`` and ``memory_bytes``, where that is known here."""
+        """Limits of one cell: ``seconds`` and ``memory_bytes``, if known on this machine."""
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What a latency depends on: ``threads`` of each process, and ``jobs``."""
+        """Conditions of a latency: ``threads`` of each process, and ``jobs``."""
 
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
-        """Yield the result of every cell, in the order they end."""
+        """Yield the result of every cell, in the order of completion."""
 
 
 @dataclass(frozen=True)
 class QueueKind:
-    """A way to spread cells over machines."""
+    """A kind of work queue that spreads cells over machines."""
 
     refuse: Callable[[str], None]
-    """Takes an address; raises UsageError where nothing can be there."""
+    """Takes an address; raises UsageError if the address is invalid."""
     open: Callable[[str, float, int | None, int | None], WorkQueue]
-    """Takes the address, the seconds and the bytes of memory that a cell may take, and how many cells run at a time;
-    None: what the machines have."""
+    """Takes the address, the limits of a cell in seconds and bytes of memory, and the number of parallel cells; None:
+    the resources of the machines."""
 
 
 QUEUES: Registry[QueueKind] = Registry(
     "queues", "work queue", {"ray": "winml.modelkit.sweep.ray_queue:RAY"}, lambda: QueueKind
 )
-"""Name → how cells are spread; what runs on this machine alone is :class:`LocalQueue`."""
+"""Name → kind of work queue; :class:`LocalQueue` runs cells on this machine only."""
 
 
 @dataclass(frozen=True)
@@ -123,21 +123,21 @@ class LocalQueue:
 
     @property
     def limits(self) -> Mapping[str, float]:
-        """What one cell may take."""
+        """Limits of one cell."""
         return {"seconds": self.bounds.seconds, "memory_bytes": self.bounds.resident_bytes}
 
     @property
     def threads(self) -> int:
-        """Threads of each process, so that all together use the machine once."""
+        """Threads of each process, so that all processes together use each core once."""
         return max(1, available_cores() // self.jobs)
 
     @property
     def conditions(self) -> Mapping[str, Any]:
-        """What a latency depends on."""
+        """Conditions of a latency."""
         return {"threads": self.threads, "jobs": self.jobs}
 
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
-        """Yield the result of every cell, in the order they end; what still runs is killed when the caller stops."""
+        """Yield the result of every cell, in the order of completion; running cells are killed if the caller stops."""
 
         def calls() -> Iterator[Call]:
             for cell in cells:
@@ -155,13 +155,13 @@ class LocalQueue:
 def do_cell(
     cell: Cell, place: Place, *, seconds: float, resident_bytes: int | None = None, threads: int = 1
 ) -> CellResult:
-    """Do one cell on this machine, in a process with bounds: what a worker of a queue calls.
+    """Run one cell on this machine in a process with bounds; called by a worker of a queue.
 
     Args:
         cell: The cell.
-        place: Where its files go.
-        seconds: What it may take.
-        resident_bytes: Most memory of the process; None: the share of one core in the memory of this machine.
+        place: Target of its files.
+        seconds: Time limit.
+        resident_bytes: Memory limit of the process; None: the share of one core in the memory of this machine.
         threads: Threads of the process.
     """
     share = int(_MEMORY_SHARE * psutil.virtual_memory().total / (os.cpu_count() or 1))
@@ -171,7 +171,7 @@ def do_cell(
 
 
 def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """Return the modules that are worth importing before the first of these cells."""
+    """Return the modules that are worth importing before the first of the cells."""
     cells = tuple(cells)
     steps = tuple(dict.fromkeys(name for cell in cells for step in cell.do for name in _STEP_MODULES[step]))
     if all(is_onnx_path(cell.model) for cell in cells):
@@ -182,7 +182,7 @@ def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
 
 
 def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
-    """Return the result of a cell whose process ended, also where it was killed or died; its leftovers are removed."""
+    """Return the result of a cell after its process returned, died or was killed; remove its leftovers."""
     order: CellOrder = ending.call.argument
     shutil.rmtree(order.folder / "tmp", ignore_errors=True)
     if order.artifacts is not None:
