@@ -1,7 +1,7 @@
-"""Makes the builds of candidates, all from one export.
+"""Builds the candidates of a tuning from one export.
 
-Each candidate is a build in a folder of its own, made as ``winml build`` makes it. Stages that two candidates share are
-made once: a store of their results lies beside the folders. Chooses and measures nothing.
+Each candidate is a build in a separate folder, made as ``winml build`` makes it. Stages shared by candidates are run
+once: a store beside the folders holds their results. Selects and measures no candidates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from winml.modelkit.tune.state import TuneState
 
 @dataclass(frozen=True)
 class TunedModel:
-    """What the candidates are made from."""
+    """Source of the candidates."""
 
     request: ModelRequest
     export: WinMLExportConfig
@@ -39,16 +39,16 @@ class TunedModel:
     note: str = ""
 
     def plan(self, candidate: Candidate | None, rules: Mapping[str, str] | None = None) -> BuildPlan:
-        """Return the build of a candidate; of None, the export alone.
+        """Return the build plan of a candidate; None: of the export alone.
 
         Raises:
-            UsageError: what is asked for does not go together.
+            UsageError: the options contradict each other.
         """
         return plan_build(_config(self.export, candidate, rules), self.request)
 
 
 def tuned_model(request: ModelRequest, export: WinMLExportConfig) -> TunedModel:
-    """Return what the candidates are made from; exports nothing.
+    """Return the source of the candidates; exports nothing.
 
     Raises:
         WinMLError: as :func:`~winml.modelkit.builds.build.identify_plan`.
@@ -57,12 +57,12 @@ def tuned_model(request: ModelRequest, export: WinMLExportConfig) -> TunedModel:
 
 
 def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedModel:
-    """Return the model itself, or its export where it cannot be exported twice the same: kept, and found again.
+    """Return a repeatable source of the candidates: the model itself, or a saved export if exports differ.
 
     Args:
-        model: What is tuned.
+        model: The model to tune.
         folder: Folder of the tuning.
-        state: That of the tuning, which remembers the export.
+        state: State of the tuning, which records the export.
 
     Raises:
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
@@ -93,17 +93,17 @@ class CandidateBuilds:
 
     @property
     def place(self) -> Path:
-        """The folder of all candidates."""
+        """Folder of all candidates."""
         return self.folder / TUNE_CANDIDATES_NAME
 
     def build(self, candidate: Candidate, rules: Mapping[str, str] | None = None) -> BuildResult:
-        """Make a candidate, or find it made.
+        """Build a candidate, or return its existing build.
 
-        Its stages are not verified: it is compared with the plain file when it is measured.
+        The stages are not verified, because the candidate is compared with the plain file when measured.
 
         Args:
-            candidate: Which.
-            rules: Modules that stay in float, selector to precision.
+            candidate: The candidate.
+            rules: Modules that stay in float, selector → precision.
 
         Raises:
             WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
@@ -113,20 +113,20 @@ class CandidateBuilds:
     def build_in(
         self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None, *, verify: bool = True
     ) -> BuildResult:
-        """Make a candidate in a folder; see :meth:`build`."""
+        """Build a candidate in a folder; see :meth:`build`."""
         model = self._fixed(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
         cache = BuildCache(model.identity, StageStore(self.place))
         if candidate.sections.get("quant") and model.plan(None).onnx_path is None:
-            # With the export in the folder, no build of fewer bits exports the model again.
+            # With the export in the folder, a quantized build does not export the model again.
             run_build(model.plan(None), folder, cache=cache)
-        # The export is verified all the same: all candidates share it.
+        # The export itself is verified in any case, because all candidates share it.
         plan = replace(model.plan(candidate, rules), verify=verify)
         result = run_build(plan, folder, cache=cache)
         _refuse_parts(result)
         return result
 
     def _fixed(self, sizes: Mapping[str, int]) -> TunedModel:
-        """Return the model with its open dimensions fixed: a file in the folder of the tuning, made if it is missing.
+        """Return the model with its dynamic dimensions fixed: a file in the folder of the tuning, made if missing.
 
         Raises:
             WinMLError: as :func:`~winml.modelkit.transform.pin.pin_model`.
@@ -139,7 +139,7 @@ class CandidateBuilds:
         return TunedModel(source, self.model.export, identify_plan(plan_build(WinMLBuildConfig(), source)))
 
     def remove(self, candidate: Candidate) -> None:
-        """Remove the folder of a candidate, whose measurements are kept."""
+        """Remove the folder of a candidate; its measurements are kept."""
         shutil.rmtree(self.place / candidate.name, ignore_errors=True)
 
 
@@ -160,10 +160,10 @@ def _config(
 
 
 def _refuse_parts(result: BuildResult) -> None:
-    """Refuse a model of several parts, each of which is a file of its own.
+    """Refuse a model of several parts, because a tuning takes one file.
 
     Raises:
-        UsageError: names them.
+        UsageError: names the files of the parts.
     """
     if len(result.manifest.parts) > 1:
         files = ", ".join(path.name for path in result.part_paths.values())

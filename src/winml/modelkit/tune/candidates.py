@@ -1,7 +1,7 @@
-"""Which candidates are there on a machine, and in which order are they preferred?
+"""Candidates of a tuning on a machine, in the order of preference.
 
 Data, decided before anything is exported or measured: the same machine and options give the same list. The order goes
-from simple to involved, since the first of two that cannot be told apart wins. Makes and runs nothing.
+from simple to involved, because the first of two indistinguishable candidates wins. Builds and runs nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from winml.modelkit.tune.records import Candidate, CandidateKind
 from winml.modelkit.words import count_noun
 
 PLAIN: Final = "plain"
-"""The export as it is, which everything is measured beside."""
+"""The unchanged export, the reference of all measurements."""
 _LEVELS = ("basic", "extended", "full")
-"""The last is a form of its own; the others are variations of a winner in float."""
+"""Optimization levels. The last is a form; the others are variations of a winner in float."""
 INSTEAD_OF: Final[Mapping[str, str]] = {"weights-int8-16": "weights-int8"}
-"""A form → the one that is smaller and faster: the form is tried only where that one is not right."""
+"""Form → smaller and faster form: the key is tried only if the value is outside the quality limit."""
 _RUN_BY_CPU = "cpu"
 _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
-    # Read by ONNX Runtime 1.24 as the JSON itself, not as the path of a file. Its default computes in float32.
+    # ONNX Runtime 1.24 reads this value as JSON, not as the path of a file. The default computes in float32.
     "openvino": {
         "bf16": (
             "in bfloat16 if the processor supports it",
@@ -35,25 +35,25 @@ _PROVIDER_OPTIONS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
         )
     },
 }
-"""Provider → name of a way to run a float file with fewer bits → what it is, and the options that ask for it."""
+"""Provider → name of a reduced-precision mode for float files → its description and provider options."""
 
 
 @dataclass(frozen=True)
 class TuningMachine(Record):
-    """What of a machine decides the plan."""
+    """Properties of a machine that determine the plan."""
 
     cores: int
-    """Cores that this process may use."""
+    """Number of cores available to this process."""
     processor: str
-    """Architecture and widest vector instructions."""
+    """Architecture and widest vector instruction set."""
     has_integer_dot_products: bool | None
     providers: tuple[str, ...]
-    """Short names of the installed execution providers that winml knows, that of the CPU first."""
+    """Short names of the installed execution providers known to winml, with the CPU provider first."""
     onnxruntime: str
 
 
 def look_at_tuning_machine() -> TuningMachine:
-    """Return what of this machine decides the plan."""
+    """Return the properties of this machine that determine the plan."""
     from winml.modelkit.ort.devices import present_providers
     from winml.modelkit.ort.host import has_integer_dot_products, instruction_sets
     from winml.modelkit.ort.sessions import onnxruntime_version
@@ -70,8 +70,8 @@ def look_at_tuning_machine() -> TuningMachine:
 
 
 def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
-    """Return the forms of the file that are tried, the simplest first."""
-    # As many runs at a time as keep the machine busy where throughput counts.
+    """Return the forms of the file to try, the simplest first."""
+    # If throughput counts, several runs at a time keep the machine busy.
     callers = 2 if options.target == "throughput" and machine.cores > 1 else 1
     forms = [form for form in _forms(options, machine) if form.kind == PLAIN or is_requested(form.kind, options)]
     if options.ep not in (None, _RUN_BY_CPU):
@@ -80,7 +80,7 @@ def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candi
 
 
 def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachine) -> tuple[Candidate, ...]:
-    """Return what is tried of the best form: levels below its precision, threads, fixed sizes, a compiled file."""
+    """Return the variations of the best form: lower levels, threads, fixed sizes, a compiled file."""
     variations: list[Candidate] = []
     if is_requested("level", options):
         if best.sections.get("quant"):
@@ -117,7 +117,7 @@ def placed_candidate(
 
 
 def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
-    """Say whether candidates of a kind are to be tried."""
+    """Return True if candidates of a kind are to be tried."""
     return not options.only or kind in options.only
 
 
@@ -145,7 +145,7 @@ def _optimized(level: str) -> Candidate:
 
 
 def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
-    """Yield integers as the provider takes them, 16-bit floats on devices that compute in them, and its own options."""
+    """Yield quantized forms for the provider, 16-bit floats for devices other than the CPU, and provider options."""
     placement = placement_for(ep)
     complete = []
     for precision in PRECISIONS.values():
@@ -182,7 +182,7 @@ def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
 
 
 def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
-    """Yield 16-bit floats where they gain: on devices that compute in them, and in the size of the file."""
+    """Yield 16-bit floats if they improve the target: on devices other than the CPU, or for file size."""
     for provider in machine.providers:
         if EXECUTION_PROVIDERS[provider].devices[0] == "cpu":
             continue
@@ -209,7 +209,7 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
 
 
 def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tuple[int, int]]:
-    """Return numbers of threads and of callers to try, without ONNX Runtime's own choice: all cores."""
+    """Return numbers of threads and of callers to try, without the default of ONNX Runtime: all cores."""
     halves = [machine.cores // 2**step for step in range(1, machine.cores.bit_length())]
     threads = [*(count for count in halves if count > 1), 1] if machine.cores > 1 else []
     if options.target == "throughput":

@@ -1,12 +1,12 @@
-"""One tuning from the plain file to the winner: builds the candidates, judges them, and lets them race.
+"""Run of one tuning, from the plain file to the winner: builds, evaluates and races the candidates.
 
-1. The plain file is exported, and the values that all are run on are drawn.
-2. Every form is built and judged, and a short race tells how fast each is, the wrong ones too.
-3. A wrong form that is faster than every right one is worth a search for the modules that must stay in float.
-4. The right ones race. Who is slower drops out; of those that cannot be told apart, the simplest wins.
-5. Of a winner with integers for a named provider, groups of modules are put back into float, and race beside it.
-6. Variations of the winner race beside it: levels, numbers of threads, a compiled file.
-7. The winner is built once more in its folder, from what is there.
+1. The plain file is exported, and the random values of all runs are drawn.
+2. Every form is built and evaluated, and a short race estimates its speed, also for forms outside the quality limit.
+3. For a form outside the limit that is faster than all forms within it, the modules that must stay in float are
+searched. 4. Forms within the limit race. Slower forms are dropped; among indistinguishable forms, the simplest wins.
+5. If the winner is quantized for a named provider, groups of modules are put back into float, and race with it. 6.
+Variations of the winner race with it: levels, numbers of threads, a compiled file. 7. The winner is built again in
+its own folder, from stored stage results.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from winml.modelkit.tune.worker import values_path
 from winml.modelkit.words import size_words
 
 _RIGHT, _PLACEMENT, _PLACED, _VARIATIONS = "right", "placement", "placed", "variations"
-"""The races behind that of the forms."""
+"""Names of the races after the race of the forms."""
 FIRST_RUNG = (6,)
-"""Turns of the race that only tells which forms are worth a search. Chosen: the fewest with an interval."""
+"""Turns of the race that selects forms for a search. Chosen: the minimum for an interval."""
 _SIMULATED_RUNG = (1,)
-"""Turns of a race on a simulated device, whose times decide nothing."""
+"""Turns of a race on a simulated device; its times are not used."""
 _SAME_SIZE = 1.01
 """Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
 _MOST_GROUPS = 16
@@ -70,10 +70,10 @@ def _out_of_time() -> Failure:
 
 @dataclass
 class Contest:
-    """One tuning, in a folder it holds."""
+    """One tuning, in a locked folder."""
 
     shown: str
-    """The model as the user wrote it."""
+    """The model as written by the user."""
     source: TunedModel
     options: TuneOptions
     machine: TuningMachine
@@ -86,17 +86,17 @@ class Contest:
     variations: tuple[Candidate, ...] = ()
     _started: float = field(default_factory=time.monotonic)
     _skipped: dict[str, Failure] = field(default_factory=dict)
-    """Why candidates were not tried, by name; another run may try them."""
+    """Reasons for candidates that were not tried, by name; another run may try them."""
 
     def __post_init__(self) -> None:
-        """Prepare; nothing is made yet."""
+        """Create the builds, processes and limits; builds nothing."""
         self._builds = CandidateBuilds(self.source, self.folder)
         self._running = Contestants(self._builds.place)
         processors = processor_folder(self.source.plan(None).onnx_path or self.source.request)
         self._limits = QualityLimits(self.options, self._builds.place, self.shown, self._running, processors)
 
     def run(self) -> TuneResult:
-        """Run all that is left of the tuning, and build the winner."""
+        """Run the remaining steps of the tuning, and build the winner."""
         while True:
             with contextlib.closing(self._running):
                 choice = self._winner()
@@ -107,7 +107,7 @@ class Contest:
                 except VerificationError as error:
                     if winner.name == PLAIN:
                         raise
-                    # The others go on without it; what was measured of them is kept.
+                    # The tuning continues without this candidate; measurements of the others are kept.
                     self.state.keep_failure(winner.name, Failure("wrong", error.message))
                     step.summary = f"{winner.name} is wrong"
                     continue
@@ -140,7 +140,7 @@ class Contest:
             step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
             right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
-            # Of sizes nothing is left to find out: a few turns tell what the files take.
+            # If size decides, times are not needed: a few turns suffice for the table.
             rungs = first_rungs if self.options.decides_by_size else None
             race = self._race(_RIGHT, right, rungs, begun=FORMATS)
             best = self._named(self._choice(race).winner)
@@ -176,7 +176,7 @@ class Contest:
         return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(facts))
 
     def _measure_plain(self) -> None:
-        """Make the plain file, draw the values, and measure it; whatever goes wrong ends the tuning."""
+        """Build the plain file, draw the values, and measure the file; any error ends the tuning."""
         plain = self.plan[0]
         if self.state.values is not None and self.state.facts(PLAIN) is not None:
             return
@@ -188,7 +188,7 @@ class Contest:
         self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
 
     def _redraw_values(self) -> None:
-        """Draw the same values again where their files went with the candidates of a tuning that was done."""
+        """Draw the same values again if their files were removed with the candidates of a completed tuning."""
         if not values_path(self._builds.place).is_file():
             self._limits.record_values(self._builds.build(self.plan[0]).model_path)
 
@@ -198,7 +198,7 @@ class Contest:
         return self.state.values
 
     def _make(self, candidate: Candidate) -> bool:
-        """Make and measure a candidate, unless that was done; say whether it runs."""
+        """Build and measure a candidate, unless done already; return True if the candidate runs."""
         if self.state.facts(candidate.name) is not None:
             return self.state.failure(candidate.name) is None
         if self.state.failure(candidate.name) is not None:
@@ -227,7 +227,7 @@ class Contest:
         return True
 
     def _make_form(self, candidate: Candidate) -> bool:
-        """Make a form, unless it stands in for another one that is right."""
+        """Build a form, unless its alternative is within the quality limit."""
         other = INSTEAD_OF.get(candidate.name)
         if other is not None and self._is_right(self._named(other)):
             self._skipped[candidate.name] = Failure("not needed", f"{other} is within the quality limit")
@@ -235,7 +235,7 @@ class Contest:
         return self._make(candidate)
 
     def _make_part(self, candidate: Candidate) -> bool:
-        """Make a form with some modules in float, where its whole is fast enough to be worth it and not right."""
+        """Build a form with some modules in float, if the whole form is fast enough but outside the quality limit."""
         if (skipped := self._skipped.get(candidate.part_of)) is not None:
             self._skipped[candidate.name] = skipped
             return False
@@ -254,7 +254,7 @@ class Contest:
         return self.state.rules(candidate.name.partition("+")[0]) if candidate.part_of else None
 
     def _model_of(self, candidate: Candidate) -> Path:
-        """Return the file of a candidate; made again where it is gone."""
+        """Return the file of a candidate; build the file again if missing."""
         self._redraw_values()
         path = self._builds.place / candidate.name / BUILT_MODEL_NAME
         return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
@@ -269,10 +269,10 @@ class Contest:
         return race
 
     def _race_placements(self, race: Race, best: Candidate) -> tuple[Race, Candidate, str]:
-        """Put groups of modules back into float, and retain what is faster by more than the noise.
+        """Put groups of modules back into float, and select groups that are faster by more than the noise.
 
         Returns:
-            The race that decides, the candidate that won it, and what was done.
+            The deciding race, its winner, and a summary.
         """
         options = self.options
         if options.decides_by_size or (options.ep is None and "placement" not in options.only):
@@ -305,23 +305,23 @@ class Contest:
         return final, winner, f"{', '.join(faster)} faster in float; {winner.name} wins"
 
     def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:
-        """Let the winner race with its variations, and return the race that decides."""
+        """Race the winner with its variations, and return the deciding race and its choice."""
         if not self.options.decides_by_size:
             self.variations = plan_variations(best, self.options, self.machine)
         created = [item for item in self.variations if self._make(item) and self._is_right(item)]
         if not created:
             return race, self._choice(race)
-        # The plain file runs along to be measured beside; where it lost a race, it does not enter another one.
+        # The plain file takes part as the reference; after a lost race, it cannot win.
         plain = [] if best.name == PLAIN else [self.plan[0]]
         race = self._race(_VARIATIONS, [*plain, best, *created])
         return race, self._choice(race, lost=plain)
 
     def _choice(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
-        """Return who wins a race by the target.
+        """Choose the winner of a race by the target.
 
         Args:
-            race: The race that was run.
-            lost: Who lost an earlier race, and wins only where nobody else is left.
+            race: The completed race.
+            lost: Losers of an earlier race, which win only if no other candidate remains.
         """
         names = [item.name for item in race.standing if item not in lost] or [item.name for item in lost]
         if self.options.decides_by_size:

@@ -1,6 +1,6 @@
-"""Processes of candidates: starts them, and asks them; ``worker.py`` is what runs there.
+"""Processes of candidates: starts them and sends requests; ``worker.py`` runs inside the processes.
 
-A candidate whose process ends, hangs or answers with an error has lost, with that reason. Decides nothing.
+A candidate fails if its process ends, hangs or returns an error. Decides nothing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _LONGEST_S = 600.0
 
 
 class Contestant:
-    """The process of one candidate; it starts with the first question."""
+    """The process of one candidate; started by the first request."""
 
     def __init__(self, name: str) -> None:
-        """Name it; for messages."""
+        """Store the name for messages."""
         self._name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._process = AnsweringProcess("winml.modelkit.tune.worker", errors=self._log)
 
     def ask(self, what: str, **arguments: object) -> dict[str, Any]:
-        """Return the answer of the process.
+        """Send a request and return the response of the process.
 
         Raises:
-            MeasureError: it says what is wrong, has ended, or does not answer.
-            WriteError: it cannot write a file.
+            MeasureError: the process reports an error, has ended, or does not respond.
+            WriteError: the process cannot write a file.
         """
         try:
             output: dict[str, Any] = self._process.ask({"do": what, **arguments}, seconds=_LONGEST_S)
@@ -64,31 +64,32 @@ class Contestant:
 
 
 class Contestants:
-    """The processes of a tuning, each opened on its file.
+    """The processes of a tuning, each with the file of its candidate.
 
-    In a race all stay open, or each ends when it has answered: a warm session beside a cold one would win by that.
+    In a race, either all processes stay open, or each ends after its response: a warm session would have an advantage
+    over a cold session.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open none yet.
+        """Store the folder; starts no process.
 
         Args:
-            folder: Folder of the values that all are run on.
+            folder: Folder of the values of all runs.
         """
         self._folder = folder
         self._open: dict[str, Contestant] = {}
         self._stay_open = True
 
     def measure(self, candidate: Candidate, model: Path, samples: QualitySamples | None) -> dict[str, Any]:
-        """Open a candidate in a fresh process; return what that took, and how near its answers are.
+        """Open a candidate in a fresh process; return its measurements and the fidelity of its outputs.
 
         Args:
-            candidate: Which.
+            candidate: The candidate.
             model: Its file.
-            samples: What its answers are compared on; None: they are not.
+            samples: Samples for the comparison of outputs; None: no comparison.
 
         Raises:
-            MeasureError: it does not run, or needs fixed sizes.
+            MeasureError: the candidate does not run, or needs fixed sizes.
         """
         self.drop(candidate.name)
         compared: dict[str, Any] = {}
@@ -104,24 +105,24 @@ class Contestants:
         return {**opened, **compared}
 
     def begin_race(self, peak_bytes: Mapping[str, int]) -> None:
-        """Decide for a whole race whether all of its processes stay open, or none.
+        """Decide whether all processes of a race stay open, or none.
 
         Args:
-            peak_bytes: The most memory that each took, by name.
+            peak_bytes: Name → peak memory of the candidate.
         """
         for name in [name for name in self._open if name not in peak_bytes]:
             self.drop(name)
-        # What the open ones hold is not available any more.
+        # Memory of open processes is already excluded from the available memory.
         missing = sum(size for name, size in peak_bytes.items() if name not in self._open)
         self._stay_open = missing <= available_bytes()
         if not self._stay_open:
             self.close()
 
     def block(self, candidate: Candidate, model_of: Callable[[Candidate], Path], size: int) -> list[float]:
-        """Return the times of a block of runs of a candidate, in milliseconds for one run of all its callers.
+        """Time a block of runs of a candidate, in milliseconds per run of all its callers.
 
         Raises:
-            MeasureError: it does not run any more.
+            MeasureError: the candidate does not run any more.
         """
         if candidate.name not in self._open:
             self._opened(candidate, model_of(candidate))
@@ -132,16 +133,16 @@ class Contestants:
 
     @property
     def open_names(self) -> tuple[str, ...]:
-        """Whose processes are open."""
+        """Names of candidates with open processes."""
         return tuple(self._open)
 
     def drop(self, name: str) -> None:
-        """End the process of a candidate, where there is one."""
+        """End the process of a candidate, if open."""
         if (contestant := self._open.pop(name, None)) is not None:
             contestant.close()
 
     def close(self) -> None:
-        """End all of them."""
+        """End all processes."""
         for name in list(self._open):
             self.drop(name)
 

@@ -1,4 +1,4 @@
-"""What does a tuning look for, among what, and how right has it to be? Each option is declared here, once."""
+"""Options of a tuning, declared once."""
 
 from __future__ import annotations
 

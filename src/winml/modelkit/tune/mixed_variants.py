@@ -1,7 +1,7 @@
-"""Finds the modules of a candidate that stay in float.
+"""Searches the modules of a candidate that stay in float.
 
-A search takes most of the time of a tuning, so it is made only of a whole form that is not right, and better than every
-right one. Times nothing.
+A search takes most of the time of a tuning. Therefore, only whole forms are searched that are outside the quality
+limit, but better than all forms within the limit. Times nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.state import Failure, TuneState
 
 FORMATS = "forms"
-"""The race of all whole forms, the wrong ones too."""
+"""Name of the race of all whole forms, including forms outside the quality limit."""
 
 
 class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more time
@@ -30,18 +30,18 @@ class _TimeUp(Exception):  # noqa: N818 - no error: the search goes on with more
 
 @dataclass(frozen=True)
 class MixedVariants:
-    """The forms of a plan in which some modules stay in float."""
+    """Forms of a plan in which some modules stay in float."""
 
     plan: tuple[Candidate, ...]
     state: TuneState
     limits: QualityLimits
     place: Path
-    """Where measurements are kept as long as a search runs."""
+    """Folder of measurements during a search."""
     is_over: Callable[[], bool]
-    """Says whether the time is up: then a search ends before its next measurement."""
+    """Returns True after the time limit: a search then ends before its next measurement."""
 
     def reason_against(self, candidate: Candidate) -> Failure | None:
-        """Return why no search is made for a form; None where it is worth one."""
+        """Return the reason not to search a form, or None."""
         complete = next((item for item in self.plan if item.name == candidate.part_of), None)
         facts = None if complete is None else self.state.facts(complete.name)
         if complete is None or self.state.failure(complete.name) is not None:
@@ -54,14 +54,14 @@ class MixedVariants:
         return None
 
     def find_rules(self, candidate: Candidate, plain: Path) -> bool:
-        """Look for the modules that stay in float; what is measured on the way survives an interruption.
+        """Search the modules that stay in float; intermediate measurements survive an interruption.
 
         Args:
             candidate: The form.
             plain: The plain file.
 
         Returns:
-            Whether the search came to an end before the time was up.
+            True if the search was completed before the time limit.
         """
         if self._copy_equal_search(candidate):
             return True
@@ -94,7 +94,7 @@ class MixedVariants:
         return True
 
     def _beats_the_right(self, complete: Candidate, facts: CandidateFacts) -> bool:
-        """Say whether a wrong form is better than every right one by the target."""
+        """Return True if a form outside the quality limit is better by the target than every form within the limit."""
         measured = [(item, found) for item in self.plan if (found := self.state.facts(item.name)) is not None]
         right = [(item, found) for item, found in measured if not self.limits.reason_wrong(found)]
         if self.limits.options.target == "size":
@@ -104,11 +104,11 @@ class MixedVariants:
         if not names or not times.get(complete.name):
             return False
         ratio = ratio_between(times, complete.name, fastest(times, names))
-        # On a busy machine the interval is wide or says little, and a form that may be faster is worth the search.
+        # On a busy machine the interval is wide or unreliable, and a form that may be faster is worth the search.
         return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
 
     def _copy_equal_search(self, candidate: Candidate) -> bool:
-        """Take over the outcome of a search for the same quantization on another provider; False if there is none."""
+        """Copy the outcome of a search for the same quantization on another provider; False if there is none."""
         for other in self.plan:
             if not other.part_of or other is candidate or other.sections != candidate.sections:
                 continue

@@ -1,4 +1,4 @@
-"""The frozen options of a tuning: of the command and of Python alike.
+"""Frozen options of a tuning, for the command and Python.
 
 Imports nothing heavy.
 """
@@ -17,7 +17,7 @@ from winml.modelkit.ort.execution_providers import find_execution_provider, shor
 from winml.modelkit.tune.declared_options import TuneFields
 
 DEFAULT_MIN_SQNR_DB = 30.0
-"""Chosen: the noise is a thousandth of the signal's power; classifiers and embeddings hardly notice it."""
+"""Chosen: noise power of a thousandth of the signal; classifiers and embeddings are hardly affected."""
 
 
 class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is frozen by its config
@@ -36,33 +36,33 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
 
     @property
     def least_sqnr_db(self) -> float | None:
-        """The requested minimum SQNR; None: none."""
+        """The requested minimum SQNR; None: no minimum."""
         return DEFAULT_MIN_SQNR_DB if self.min_sqnr_db is None and not self.max_drop else self.min_sqnr_db
 
     @pydantic.field_validator("ep")
     @classmethod
     def _as_short_name(cls, name: str | None) -> str | None:
-        """Return the short name; raises UsageError where there is no such provider."""
+        """Return the short name; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the device is simulated, so that times are meaningless."""
+        """True if the device is simulated, so that times are meaningless."""
         return self.ep is not None and bool(choose_provider(self.ep, None, self.ep_options).stand_in)
 
     @property
     def decides_by_size(self) -> bool:
-        """Whether the smallest file wins: that was requested, or the times are those of a simulated device."""
+        """True if the smallest file wins: on request, or because times on a simulated device are meaningless."""
         return self.target == "size" or self.is_simulated
 
     @property
     def sizes_to_fix(self) -> dict[str, int]:
-        """The sizes that are given for dynamic dimensions of an ONNX file; where there are any, a file may fix them."""
+        """The specified sizes of dynamic dimensions of an ONNX file, which a candidate may fix; ``{}``: none."""
         return {**self.sizes, **({} if self.batch_size is None else {"batch_size": self.batch_size})}
 
     @property
     def evaluation(self) -> EvaluationOptions | None:
-        """Evaluates a candidate on the dataset; None without one."""
+        """Options of the evaluation of a candidate on the dataset; None without a dataset."""
         if self.dataset is None:
             return None
         return EvaluationOptions(
@@ -75,11 +75,11 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
         )
 
     def refuse_contradictions(self) -> None:
-        """Refuse options that do not go together.
+        """Refuse contradictory options.
 
         Raises:
-            UsageError: a drop without a data set, or a data set without one; values of two kinds; a missing file; a
-                provider that is not installed.
+            UsageError: a maximum drop without a dataset, or a dataset without a maximum drop; two sources of sizes; a
+                missing file; a provider that is not installed.
         """
         if self.max_drop and self.dataset is None:
             name = next(iter(self.max_drop))

@@ -1,6 +1,6 @@
-"""Is a candidate right, and what does it take? Measures each once, in a process of its own.
+"""Measures each candidate once, in a separate process, and checks the quality limits.
 
-Right is what the options say: near enough to the plain file, or no worse at its task. Times no race.
+The limits are set by the options: fidelity to the plain file, or a maximum drop of a metric. Runs no race.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from winml.modelkit.tune.records import Candidate, CandidateFacts
 from winml.modelkit.tune.worker import sample_path
 
 _MARGIN_DB = 0.1
-"""By how much more is asked for when modules are looked for that stay in float. Chosen: a file that is run by other
-kernels than the form that was measured differs by less."""
+"""Margin on the minimum SQNR in the search for modules in float. Chosen: other kernels change the SQNR of the
+measured form by less."""
 
 
 @dataclass(frozen=True)
 class QualityLimits:
-    """What a tuning takes for right, and the values it is judged on."""
+    """Quality limits of a tuning, with the folder of its values."""
 
     options: TuneOptions
     folder: Path
     """Folder of the values."""
     shown: str
-    """The model as the user wrote it."""
+    """The model as written by the user."""
     contestants: Contestants
     processors: Path | None
-    """Folder of what makes arrays of samples; None: there is none."""
+    """Folder of the processors that convert samples to arrays; None: no processors."""
 
     def record_values(self, plain: Path) -> dict[str, Any]:
-        """Draw the values that all candidates are run on, and keep the answers of the plain file.
+        """Draw the values for all candidates, and store the outputs of the plain file.
 
         Raises:
-            MeasureError: it does not run on them, or answers with nothing that a wrong file would get wrong.
+            MeasureError: the plain file does not run on the values, or its outputs cannot reveal a wrong candidate.
         """
         requested = self.options
         fed = {
@@ -69,10 +69,10 @@ class QualityLimits:
             )
 
     def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> tuple[CandidateFacts, float]:
-        """Return what a candidate takes and how near its answers are, and the time of one run in milliseconds.
+        """Measure a candidate; return its measurements and the time of one run in milliseconds.
 
         Raises:
-            MeasureError: it does not run, or takes no fixed sizes.
+            MeasureError: the candidate does not run, or needs fixed sizes.
         """
         measured = self.contestants.measure(candidate, model, samples)
         run_ms: float = measured.pop("run_ms")
@@ -80,10 +80,10 @@ class QualityLimits:
         return CandidateFacts(size_bytes=size, **measured), run_ms
 
     def measure_same(self, candidate: Candidate, model: Path, same: CandidateFacts) -> CandidateFacts:
-        """Return what a candidate takes whose file was judged before, run in another way; its quality is that.
+        """Measure a candidate with other run settings of an evaluated file; quality is copied.
 
         Raises:
-            MeasureError: it does not run.
+            MeasureError: the candidate does not run.
         """
         measured = self.contestants.measure(candidate, model, None)
         del measured["run_ms"]
@@ -92,13 +92,13 @@ class QualityLimits:
     def with_scores(
         self, facts: CandidateFacts, candidate: Candidate, model: Path, plain: CandidateFacts | None
     ) -> CandidateFacts:
-        """Return facts with the metrics on the samples of the data set, where one is given.
+        """Add the metrics on the dataset to the measurements, if a dataset is specified.
 
         Args:
-            facts: What was measured before.
-            candidate: Whose they are.
+            facts: Earlier measurements of the candidate.
+            candidate: The candidate.
             model: Its file.
-            plain: What was measured of the plain file; None where this is it.
+            plain: Measurements of the plain file; None if the candidate is the plain file.
 
         Raises:
             WinMLError: as :func:`~winml.modelkit.evaluate_model`.
@@ -120,7 +120,7 @@ class QualityLimits:
         return replace(facts, scores=scores, drops=drops, is_higher_better=is_higher_better)
 
     def reason_wrong(self, facts: CandidateFacts) -> str:
-        """Return why a candidate is not right; empty where it is."""
+        """Return why a candidate is outside the quality limits; empty if within."""
         if facts.problem or facts.sqnr_db is None:
             return f"{facts.output} {facts.problem}"
         least = self.options.least_sqnr_db
@@ -147,15 +147,15 @@ class QualityLimits:
         plain_facts: CandidateFacts,
         is_as_drawn: bool,
     ) -> QuantizationSensitivity:
-        """Find the modules of a candidate that must stay in float; what is measured is kept until it ends.
+        """Find the modules of a candidate that must stay in float; measurements are stored until the search ends.
 
         Args:
-            candidate: Which.
+            candidate: The candidate.
             plain: The plain file.
-            measured: Where measurements are kept.
-            before_each: Called before each measurement; what it raises ends the search.
-            plain_facts: What was measured of the plain file.
-            is_as_drawn: Whether the values of this tuning are those a seed draws.
+            measured: File of the measurements.
+            before_each: Called before each measurement; an exception ends the search.
+            plain_facts: Measurements of the plain file.
+            is_as_drawn: True if the values of this tuning are those drawn by the seed.
 
         Raises:
             WinMLError: as :func:`~winml.modelkit.quantization_sensitivity`.
@@ -185,14 +185,14 @@ class QualityLimits:
             )
 
     def _metric_target(self, plain: CandidateFacts) -> tuple[str, float]:
-        """Return the first metric that is limited, and what it has to reach."""
+        """Return the first limited metric, and its required value."""
         metric, limit = next(iter(self.options.max_drop.items()))
         value = plain.scores[metric]
         most = drop_at(limit, value)
         return metric, value - most if plain.is_higher_better[metric] else value + most
 
     def unmet_words(self, listed: ExcludeList) -> str:
-        """Return how near the best came, where no list of modules is enough."""
+        """Describe the best result if no list of modules reaches the target."""
         form, least = listed.form, self.options.least_sqnr_db
         wanted = listed.target.words if least is None else f"{least:g} dB"
         if form.worst is None:

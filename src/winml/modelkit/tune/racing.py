@@ -1,6 +1,6 @@
-"""Runs a race: candidates in turns, each in its own process, and who loses drops out.
+"""Runs races of candidates in turns, each candidate in its own process; losers are dropped.
 
-Which one loses is decided in ``profile/statistics.py``. After each turn the times are on disk.
+The statistics are in ``profile/statistics.py``. Times are saved after each turn.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from winml.modelkit.tune.records import Candidate
 from winml.modelkit.tune.state import Failure, TuneState
 
 _BLOCK_MS = 200.0
-"""Chosen: long beside the pause before a block (50 ms), short beside what else a shared machine does."""
+"""Chosen: long compared with the pause before a block (50 ms), short compared with other load of a shared machine."""
 _MOST_RUNS = 100
-"""Chosen: of runs of microseconds, more do not make a median steadier."""
+"""Chosen: for runs of microseconds, more runs do not stabilize the median."""
 
 
 def block_size(run_ms: float) -> int:
-    """Return the runs in a row of one turn, by the time of one run of the plain file.
+    """Return the number of consecutive runs in one turn, by the time of one run of the plain file.
 
     >>> block_size(50.0), block_size(1000.0), block_size(0.01)
     (4, 1, 100)
@@ -34,50 +34,50 @@ def block_size(run_ms: float) -> int:
 
 
 def times_of_runs(times: Mapping[str, Sequence[float]], candidates: Sequence[Candidate]) -> dict[str, list[float]]:
-    """Return the time that one run takes of the machine, where several run at a time."""
+    """Return the times per run, divided by the number of parallel runs."""
     callers = {candidate.name: candidate.callers for candidate in candidates}
     return {name: [time / callers[name] for time in series] for name, series in times.items()}
 
 
 @dataclass
 class Race:
-    """One race between candidates, in the order of preference."""
+    """One race of candidates, in the order of preference."""
 
     name: str
     candidates: Sequence[Candidate]
     state: TuneState
     size: int
-    """Runs of a block."""
+    """Number of runs in a block."""
     is_over: Callable[[], bool] = lambda: False
-    """Says whether the time is up: then no turn begins beyond those of the first rung."""
+    """Returns True after the time limit: no turn then starts beyond the first rung."""
     progress: Callable[[int, float], None] | None = None
     rungs: Sequence[int] = RUNGS
     begun: str = ""
-    """An earlier race, whose turns are the first of this one where all of these took part in it."""
+    """Name of an earlier race; its turns are reused if all candidates took part in it."""
     dropped: dict[str, Ratio] = field(default_factory=dict)
-    """Who dropped out, and the time over that of the fastest then."""
+    """Dropped candidate → ratio of its time to the fastest at that point."""
 
     @property
     def times(self) -> dict[str, list[float]]:
-        """The time of each candidate in each turn it took part in, in milliseconds."""
+        """Times of each candidate by turn, in milliseconds."""
         return self.state.turns(self.name)
 
     @property
     def times_of_runs(self) -> dict[str, list[float]]:
-        """The time that one run of each candidate takes of the machine, in each turn."""
+        """Times per run of each candidate by turn, divided by the number of parallel runs."""
         return times_of_runs(self.times, self.candidates)
 
     @property
     def standing(self) -> list[Candidate]:
-        """Who is in, in the order of preference."""
+        """Remaining candidates, in the order of preference."""
         return [item for item in self.candidates if item.name not in self.dropped and item.name in self.times]
 
     def run(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
-        """Run what is left of the race.
+        """Run the remaining turns of the race.
 
         Args:
-            running: Their processes.
-            model_of: Returns the file of a candidate; asked only where a turn is left to run.
+            running: Processes of the candidates.
+            model_of: Returns the file of a candidate; called only if a turn remains.
 
         Raises:
             MeasureError: the plain file does not run any more.
@@ -96,7 +96,7 @@ class Race:
             self._run_turn(running, model_of)
 
     def _turns_so_far(self, names: Sequence[str]) -> dict[str, list[float]]:
-        """Return the turns that all of these took part in together, with others in this race or in an earlier one."""
+        """Return turns in which all named candidates took part, from this race or the earlier race."""
         for race in (self.name, self.begun):
             times = self.state.turns(race)
             if names and all(name in times for name in names) and len({len(times[name]) for name in names}) == 1:
@@ -104,7 +104,7 @@ class Race:
         return {name: [] for name in names}
 
     def _eliminated(self) -> int:
-        """Let who loses drop out at each rung that is reached; return the turns of the next, 0 where none is left."""
+        """Drop losers at each completed rung; return the turns of the next rung, 0 if the race is over."""
         self.dropped.clear()
         confidence = confidence_of_race(len(self.candidates), len(self.rungs) - 1)
         for rung in self.rungs:
@@ -123,7 +123,7 @@ class Race:
         return min(len(self.times[item.name]) for item in self.standing)
 
     def _run_turn(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
-        """Time a block of each that is in; successive turns start with another one."""
+        """Time a block of each remaining candidate; the first candidate changes from turn to turn."""
         for name in self.dropped:
             running.drop(name)
         turn, standing, times = self._turns(), self.standing, self.times

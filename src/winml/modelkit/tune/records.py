@@ -1,4 +1,4 @@
-"""Which variant is the fastest on one machine within a quality limit: the record of ``winml tune``."""
+"""Record of ``winml tune``: the fastest variant on one machine within a quality limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from winml.modelkit.profile.statistics import Ratio
 
 SCHEMA_VERSION = 1
-"""Layout of the JSON, specified in docs/reference/formats.md."""
+"""Version of the JSON format, specified in docs/reference/formats.md."""
 
 TuneTarget = Literal["latency", "size", "throughput"]
 CandidateKind = Literal[
@@ -74,7 +74,7 @@ class CandidateFacts(Record):
     scores: Mapping[str, float] = field(default_factory=dict)
     """Metric → its value on the dataset."""
     is_higher_better: Mapping[str, bool] = field(default_factory=dict)
-    """Metric → whether higher is better."""
+    """Metric → True if higher is better."""
     drops: Mapping[str, float] = field(default_factory=dict)
     """Metric → its drop from the plain export, on the same samples."""
 
@@ -113,7 +113,7 @@ class TunedCandidate:
     """None if it was not timed."""
     samples_per_s: float | None = None
     is_on_front: bool = False
-    """Whether it is Pareto-optimal in latency, size and SQNR among the candidates that run."""
+    """True if Pareto-optimal in latency, size and SQNR among the candidates that run."""
     ratio_to_winner: Ratio | None = None
     """Ratio to the latency of the winner, from the race that decided between them; None if none did."""
 
@@ -156,9 +156,9 @@ class Winner(Record):
     perf_command: str | None
     """None for parallel runs, which ``winml perf`` does not support."""
     is_within_noise: bool
-    """Whether another candidate was faster within the noise, so that the simpler one won."""
+    """True if another candidate was faster within the noise, so that the simpler candidate won."""
     ratio_to_plain: Ratio | None = None
-    """Ratio to the latency of the plain export; None if that won, or nothing was timed."""
+    """Ratio to the latency of the plain export; None if the plain export won, or nothing was timed."""
     sqnr_db: float | None = field(default=None, metadata=entry(digits=3))
     """SQNR of its worst output relative to the plain export."""
     size_bytes: int | None = None
@@ -189,9 +189,9 @@ class TuneResult(Record, schema_version=SCHEMA_VERSION):
     """Consecutive runs of a candidate in one turn."""
     winner: Winner
     candidates: tuple[TunedCandidate, ...]
-    """In the order of the plan."""
+    """All candidates, in the order of the plan."""
     resumed: int
-    """Candidates whose measurements are from an interrupted run."""
+    """Number of candidates with measurements from an interrupted run."""
     steps: tuple[StepTiming, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -211,10 +211,10 @@ class TuneResult(Record, schema_version=SCHEMA_VERSION):
 
 
 def on_front(rows: Sequence[tuple[float, float, float]]) -> list[bool]:
-    """Say of each row whether no other is at least as good everywhere and better somewhere.
+    """Return True for each Pareto-optimal row: no other row is at least as good everywhere and better somewhere.
 
     Args:
-        rows: Latency, size, and SQNR: less is better, less is better, more is better.
+        rows: Latency (less is better), size (less is better), SQNR (more is better).
 
     >>> on_front([(2.0, 4.0, 200.0), (1.0, 1.0, 30.0), (1.5, 2.0, 20.0)])
     [True, True, False]

@@ -1,6 +1,6 @@
-"""Keeps what a tuning has measured in its folder, so that an interrupted one goes on where it ended.
+"""Stores the measurements of a tuning in its folder, so that an interrupted tuning resumes.
 
-Each measurement is on disk before the next begins. What belongs to another model, plan or machine is never used.
+Each measurement is saved before the next begins. Measurements for another model, plan or machine are never used.
 Measures nothing.
 """
 
@@ -25,7 +25,7 @@ from winml.modelkit.options import Options, parse_options
 from winml.modelkit.tune.records import CandidateFacts, CandidateStatus
 
 _VERSION = 2
-"""Raised when an earlier state must not be used any more."""
+"""Increased when earlier states must not be used any more."""
 _OURS = frozenset(
     {
         file_names.TUNED_NAME,
@@ -44,7 +44,7 @@ _Milliseconds = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a candidate is out."""
+    """Reason why a candidate is excluded."""
 
     status: CandidateStatus
     reason: str
@@ -52,24 +52,24 @@ class Failure:
 
 @dataclass(frozen=True)
 class SharedValues:
-    """What is known of the values that all candidates are run on."""
+    """Description of the values that all candidates run on."""
 
     shapes: dict[str, list[int]]
-    """Input → its shape in the values that candidates are timed on."""
+    """Input → shape of the values used for timing."""
     notes: list[str]
     samples: QualitySamples
-    """What outputs are compared on."""
+    """Samples for the comparison of outputs."""
     batch_size: Annotated[int, pydantic.Field(ge=1)]
     is_as_drawn: bool
-    """Whether the values are those that the seed draws."""
+    """True if the values are those drawn by the seed."""
     run_ms: _Milliseconds
     """Time of one run of the plain file."""
     block: Annotated[int, pydantic.Field(ge=1)]
-    """Runs of a candidate in one turn."""
+    """Number of runs of a candidate in one turn."""
 
 
 class _Content(Options):
-    """What a state holds; one of other kinds is damaged."""
+    """Content of a state file; other content is damaged."""
 
     model_config = pydantic.ConfigDict(frozen=False)
 
@@ -85,16 +85,16 @@ class TuneState:
     """The measurements of one tuning."""
 
     def __init__(self, folder: Path, request: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Read what an interrupted run measured.
+        """Read the measurements of an interrupted run.
 
         Args:
-            folder: That of the tuning.
-            request: What the measurements depend on, JSON-ready.
-            overwrite: Start anew where the folder belongs to another request, rather than refuse it.
+            folder: Folder of the tuning.
+            request: JSON-ready values that the measurements depend on.
+            overwrite: Restart if the folder belongs to another request, rather than refuse the folder.
 
         Raises:
-            UsageError: it belongs to another request; names what differs.
-            WriteError: it cannot be written to.
+            UsageError: the folder belongs to another request; names the differences.
+            WriteError: the folder cannot be written to.
         """
         self._path = folder / file_names.TUNE_STATE_NAME
         refuse_existing([self._path], overwrite=True)
@@ -113,10 +113,10 @@ class TuneState:
 
     @property
     def exported(self) -> Path | None:
-        """The export that all candidates are made from, where a model cannot be exported twice the same.
+        """Export used for all candidates if exports of the model are not reproducible; None if not saved.
 
         Raises:
-            InputError: the state names a file that is not below the folder of the export.
+            InputError: the state names a file outside the folder of the export.
         """
         name = self._content.exported
         if name is None:
@@ -127,58 +127,58 @@ class TuneState:
         return path if path.exists() else None
 
     def keep_exported(self, path: Path) -> None:
-        """Remember that the export is whole."""
+        """Record that the export is complete."""
         self._content.exported = path.name
         self.save()
 
     @property
     def values(self) -> SharedValues | None:
-        """What is known of the values that all candidates are run on."""
+        """Description of the values that all candidates run on."""
         return self._content.values
 
     def keep_values(self, values: SharedValues) -> None:
-        """Remember what is known of the values."""
+        """Save the description of the values."""
         self._content.values = values
         self.save()
 
     def facts(self, name: str) -> CandidateFacts | None:
-        """Return what was measured of a candidate; None where nothing was."""
+        """Return the measurements of a candidate; None if not measured."""
         return self._content.facts.get(name)
 
     def keep_facts(self, name: str, facts: CandidateFacts) -> None:
-        """Remember what was measured of a candidate."""
+        """Save the measurements of a candidate."""
         self._content.facts[name] = facts
         self.save()
 
     def failure(self, name: str) -> Failure | None:
-        """Return why a candidate is out; None where it is in, or was not tried."""
+        """Return the reason why a candidate is excluded; None if not excluded, or not tried."""
         return self._content.failed.get(name)
 
     def keep_failure(self, name: str, failure: Failure) -> None:
-        """Remember why a candidate is out."""
+        """Save the reason why a candidate is excluded."""
         self._content.failed[name] = failure
         self.save()
 
     def rules(self, name: str) -> dict[str, str] | None:
-        """Return the modules of a candidate that stay in float, selector to precision; None before a search."""
+        """Return the modules of a candidate that stay in float, selector → precision; None before a search."""
         return self._content.rules.get(name)
 
     def keep_rules(self, name: str, rules: Mapping[str, str]) -> None:
-        """Remember the modules of a candidate that stay in float."""
+        """Save the modules of a candidate that stay in float."""
         self._content.rules[name] = dict(rules)
         self.save()
 
     def turns(self, race: str) -> dict[str, list[float]]:
-        """Return the times of a race, candidate to its time in each turn, in milliseconds."""
+        """Return the times of a race, candidate → its time in each turn, in milliseconds."""
         return {name: list(times) for name, times in self._content.races.get(race, {}).items()}
 
     def keep_turns(self, race: str, times: Mapping[str, list[float]]) -> None:
-        """Remember the times of a race after a whole turn."""
+        """Save the times of a race after a complete turn."""
         self._content.races[race] = {name: list(series) for name, series in times.items()}
         self.save()
 
     def forget(self) -> None:
-        """Take back what a tuning put into its folder, where nothing was measured."""
+        """Remove the files of a tuning from its folder if nothing was measured."""
         if self._content.facts:
             return
         self._path.unlink(missing_ok=True)
@@ -186,19 +186,19 @@ class TuneState:
             shutil.rmtree(self._path.parent / name, ignore_errors=True)
 
     def save(self) -> None:
-        """Write it.
+        """Write the state file.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         self._file.write(self._content.model_dump())
 
 
 def measured_candidates(folder: Path, request: Mapping[str, Any], *, overwrite: bool) -> frozenset[str] | None:
-    """Return the names of the candidates that an earlier run has settled; None of another tuning. Changes nothing.
+    """Return the candidates settled by an earlier run; None if the folder belongs to another tuning. Changes nothing.
 
     Raises:
-        UsageError: it belongs to another request, and may not be replaced.
+        UsageError: the folder belongs to another request, and may not be replaced.
     """
     file = ResumableResults(folder / file_names.TUNE_STATE_NAME, request, schema_version=_VERSION)
     earlier = _read_state(file, overwrite=overwrite)
@@ -208,10 +208,10 @@ def measured_candidates(folder: Path, request: Mapping[str, Any], *, overwrite: 
 
 
 def _read_state(file: ResumableResults, *, overwrite: bool) -> _Content | OtherRequest | None:
-    """Return what an earlier run measured; None where there was none.
+    """Return the state of an earlier run; None if there is none.
 
     Raises:
-        UsageError: it belongs to another request, and may not be replaced.
+        UsageError: the state belongs to another request, and may not be replaced.
     """
 
     def parse(record: dict[str, Any]) -> _Content:
@@ -229,21 +229,21 @@ def _read_state(file: ResumableResults, *, overwrite: bool) -> _Content | OtherR
 
 
 def refuse_foreign_folder(folder: Path) -> None:
-    """Refuse a folder that holds what no tuning wrote.
+    """Refuse a folder with files that no tuning wrote.
 
     Raises:
-        OutputExistsError: it does, or is a file.
+        OutputExistsError: the folder contains such files, or is a file.
     """
     if not folder.exists():
         return
     if not folder.is_dir():
         raise OutputExistsError(f"output {folder} is a file", hint="Choose a folder: a tuning writes several files.")
-    # What a killed command left unfinished is hidden; what it had finished is there once that is recovered.
+    # Partial files of a killed command are hidden; its completed files appear after recovery.
     there = {path.name for path in folder.iterdir() if not path.name.startswith(file_names.PARTIAL_PREFIX)}
     there |= {path.name for path in waiting_files([folder / file_names.TUNE_STATE_NAME])}
     foreign = sorted(there - _OURS)
     if not foreign and file_names.TUNE_STATE_NAME not in there:
-        # The lock is there before the state; what else is called as our files are is somebody's.
+        # The lock exists before the state; without a state, other files with our names are foreign.
         foreign = sorted(there - {file_names.TUNE_LOCK_NAME})
     if foreign:
         names = ", ".join(foreign[:3])
@@ -254,12 +254,12 @@ def refuse_foreign_folder(folder: Path) -> None:
 
 @contextmanager
 def held_tune_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder of a tuning, made if it is missing, so that no other works in it.
+    """Lock the folder of a tuning, created if missing, against other tunings.
 
     Raises:
-        OutputExistsError: it holds what no tuning wrote.
-        UsageError: another tuning works in it.
-        WriteError: it cannot be made.
+        OutputExistsError: the folder contains files that no tuning wrote.
+        UsageError: another tuning works in the folder.
+        WriteError: the folder cannot be created.
     """
     refuse_foreign_folder(folder)
     with locked_folder(folder, file_names.TUNE_LOCK_NAME, "tuning"):

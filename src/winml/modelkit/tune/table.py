@@ -1,4 +1,4 @@
-"""The winner of a tuning, and its candidates."""
+"""Table of a tuning: the winner and the candidates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from winml.modelkit.words import count_noun, decibel_words, size_words
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
 _MOST_DISPLAYED_DB = 80.0
-"""Chosen: the longest bar; beyond, the noise is that of rounding."""
+"""Chosen: maximum bar length; above this SQNR, noise is rounding noise."""
 
 
 def tuning_document(result: TuneResult) -> doc.Document:
@@ -119,9 +119,9 @@ def _machine_words(result: TuneResult) -> str:
 
 
 def _table_order(result: TuneResult) -> list[TunedCandidate]:
-    """Return the candidates: the winner, then those that no other beats, then the others; each group by latency.
+    """Return the winner, the other Pareto-optimal candidates, and the remaining candidates; each group by latency.
 
-    Those that were not timed are last.
+    Candidates without a latency are last in their group.
     """
     return sorted(
         result.candidates,
@@ -167,7 +167,7 @@ def _ratio_words(item: TunedCandidate) -> str:
 
 
 def _dot(item: TunedCandidate) -> doc.Dot:
-    """Return the row of a candidate that was timed: no bar of what cannot be compared, and no longer than the most."""
+    """Return the chart row of a timed candidate: no bar without an SQNR, and a limited bar length."""
     latency, facts = item.latency, item.facts
     assert latency is not None  # only those are drawn
     assert facts is not None

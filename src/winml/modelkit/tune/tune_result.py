@@ -1,4 +1,4 @@
-"""Puts together the answer of a tuning from what was measured: a row for each candidate, and why the winner won."""
+"""Result of a tuning, made from its measurements: a row for each candidate, and the reason for the winner."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import decibel_words
 
 _RACES = ("variations", "placed", "placement", "right", "forms")
-"""The last first: what a candidate took in the last race it was in counts."""
+"""Races, the last first: the latency of a candidate is from its last race."""
 _DECIDING = ("placed", "placement", "right", "variations", "forms")
-"""Between two forms the race of the right ones decides, also where both run along in that of the variations."""
+"""Between two forms, the race of forms within the limit decides, even if both take part in the race of variations."""
 _OF_WRONG = -1.0
-"""SQNR of what cannot be compared, among those of others."""
+"""SQNR of a candidate with incomparable outputs, for the Pareto front."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that an answer is made of."""
+    """Data for the result of a tuning."""
 
     options: TuneOptions
     machine: TuningMachine
@@ -104,7 +104,7 @@ class Answer:
     def _verdict(
         self, candidate: records.Candidate, choice: Choice, facts: records.CandidateFacts | None
     ) -> tuple[records.CandidateStatus, str]:
-        """Return what became of a candidate, and why."""
+        """Return the status of a candidate, and its reason."""
         if candidate.name == choice.winner:
             return "won", self._winning_words(choice)
         out = self.state.failure(candidate.name) or self.skipped.get(candidate.name)
@@ -127,7 +127,7 @@ class Answer:
             if ratio.verdict == "slower":
                 return "slower", words
             return "right", f"{words}: {_apart_words(ratio)}; {choice.winner} is preferred"
-        # The form that the winner is a variation of.
+        # The form of which the winner is a variation.
         form = choice.winner.partition("+")[0]
         ratio = self._ratio("right", candidate.name, form)
         if ratio is None:
@@ -161,14 +161,14 @@ class Answer:
         )
 
     def _size_words(self) -> Iterator[str]:
-        """Yield the options of the sizes that dynamic dimensions were run at."""
+        """Yield the options for the sizes of dynamic dimensions."""
         if self.options.sizes:
             yield from (spell_flag("shape_config"), json.dumps(dict(self.options.sizes)))
         if self.options.batch_size is not None:
             yield from (spell_flag("batch_size"), str(self.options.batch_size))
 
     def _winning_words(self, choice: Choice) -> str:
-        """Say how much is won, and where another is as good."""
+        """Describe the gain of the winner, and equally good candidates."""
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(choice.winner)
         words = []
@@ -222,7 +222,7 @@ class Answer:
 
 
 def _ratio_ends(ratio: Ratio) -> str:
-    """Return the interval of a ratio, for people; empty where there is none."""
+    """Format the interval of a ratio; empty if there is no interval."""
     return "" if ratio.low is None or ratio.high is None else f" ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
@@ -231,7 +231,7 @@ def _ratio_words(ratio: Ratio, name: str) -> str:
 
 
 def _apart_words(ratio: Ratio) -> str:
-    """Return what is known of a candidate that did not win, and was not found to be slower than the winner."""
+    """Describe the relation to the winner of a candidate that is not significantly slower."""
     if ratio.is_disturbed:
         return "undecided, because the machine was busy"
     if ratio.is_within_noise:
@@ -244,7 +244,7 @@ def _apart_words(ratio: Ratio) -> str:
 
 
 def _simpler_words(choice: Choice) -> Iterator[str]:
-    """Yield why a winner that is not the best one won."""
+    """Yield the reasons why a winner won that is not the best candidate."""
     ratio = choice.ratio
     if ratio is None:
         yield f"{choice.fastest} is smaller by no more than the noise, so the simpler one wins"
@@ -256,7 +256,7 @@ def _simpler_words(choice: Choice) -> Iterator[str]:
 
 
 def _with_front(rows: Sequence[records.TunedCandidate]) -> Iterator[records.TunedCandidate]:
-    """Mark those that are better than every other in something, of those that were timed."""
+    """Mark the Pareto-optimal candidates among the timed candidates."""
     measured = [row for row in rows if row.facts is not None and row.latency is not None and row.status != "failed"]
     places = [
         (

@@ -1,6 +1,6 @@
-"""Finds the fastest file on this machine that is still right.
+"""Search for the fastest variant of a model on this machine within a quality limit.
 
-What is measured is on disk before the next step begins, so the same call goes on.
+Measurements are saved before the next step begins, so that the same call resumes a tuning.
 """
 
 from __future__ import annotations
@@ -107,30 +107,30 @@ def tune_model(
 
 @dataclass(frozen=True)
 class TuningOutlook:
-    """What a tuning would do with what is there at this moment."""
+    """Current state of a tuning, and its plan."""
 
     candidates: tuple[Candidate, ...]
     measured: frozenset[str]
-    """Names of those that an earlier run of the same tuning has settled."""
+    """Names of candidates settled by an earlier run of the same tuning."""
     starts_anew: bool
-    """Whether the folder belongs to another tuning, which would be removed."""
+    """True if the folder belongs to another tuning, which would be removed."""
 
 
 def look_at_tuning(
     request: ModelRequest, options: TuneOptions, folder: Path, *, overwrite: bool = False
 ) -> TuningOutlook:
-    """Return what a tuning would try, and what of it is measured. Writes nothing, fetches nothing.
+    """Return the plan of a tuning, with the candidates already measured. Writes and downloads nothing.
 
     Args:
         request: The model.
-        options: What is looked for.
-        folder: That of the tuning.
-        overwrite: Start again if the folder belongs to another tuning.
+        options: Options of the tuning.
+        folder: Folder of the tuning.
+        overwrite: Restart if the folder belongs to another tuning.
 
     Raises:
         UsageError: the request is wrong, or the folder belongs to another tuning.
-        OutputExistsError: the folder holds what no tuning wrote.
-        WriteError: the folder cannot be written.
+        OutputExistsError: the folder contains files that no tuning wrote.
+        WriteError: the folder cannot be written to.
     """
     options.refuse_contradictions()
     if options.dataset is not None:
@@ -142,7 +142,7 @@ def look_at_tuning(
     candidates = plan_candidates(options, machine)
     measured: frozenset[str] | None = frozenset()
     with only_looking():
-        # Without a state, nothing of the model has to be known, nor read twice.
+        # Without a state, the model need not be identified, nor read twice.
         if state.exists() and not is_to_be_fetched(plan_build(WinMLBuildConfig(), request)):
             model = tuned_model(request, WinMLExportConfig())
             identity = _request_of(model, options, machine, candidates)
@@ -151,10 +151,10 @@ def look_at_tuning(
 
 
 def _tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
-    """Return the request of a model, which may be an ONNX file or the folder of a build.
+    """Return the request for a model, which may be an ONNX file or a build folder.
 
     Raises:
-        UsageError: nothing is there.
+        UsageError: nothing exists at the path.
     """
     name = os.fspath(model)
     path = onnx_file(name)
@@ -168,7 +168,7 @@ def _tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
 def _parsed_flags(
     options: TuneOptions | None, model: str | os.PathLike[str] | ModelRequest, flags: Mapping[str, object]
 ) -> tuple[TuneOptions, ModelRequest]:
-    """Return the options and the request that flags of both kinds make."""
+    """Split flags of both kinds into the options and the request."""
     load = {option.name: flags[option.name] for option in declared_options() if option.name in flags}
     own = {name: value for name, value in flags.items() if name not in load or name in TuneOptions.model_fields}
     requested = options_of(TuneOptions, options, own, "tune_model")
@@ -178,9 +178,9 @@ def _parsed_flags(
 def _request_of(
     source: TunedModel, options: TuneOptions, machine: TuningMachine, plan: tuple[Candidate, ...]
 ) -> dict[str, object]:
-    """Return what the measurements depend on; the time that may be taken is no part of it."""
+    """Return everything that the measurements depend on; the time limit is not included."""
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
-    # What a factory returns cannot be known, its file can.
+    # The return value of a factory is not known in advance; its file is.
     script = {} if source.identity.is_repeatable else {"files": file_digests(source.identity.places)}
     requested = {
         "identity": {**source.identity.record, **script},
@@ -194,7 +194,7 @@ def _request_of(
 
 
 def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:
-    """Return what is in the files of values and samples, by option; a data set of the Hub is known by its name."""
+    """Return digests of the files of values and samples, by option; a dataset on the Hub is identified by its name."""
     data: dict[str, dict[str, str]] = {}
     if options.input_data is not None:
         data["input_data"] = file_digests([options.input_data])

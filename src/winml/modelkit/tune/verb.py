@@ -1,4 +1,4 @@
-"""What does ``winml tune`` do with a request? Tries variants of a model on this machine, and keeps the fastest."""
+"""Plan and run of ``winml tune``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneRequest(TuneFields):
-    """What is requested of ``winml tune``."""
+    """Request of ``winml tune``."""
 
     model: ModelRequest
     files: tuple[Path, ...] = ()
-    """Those of the model on this disk."""
+    """Local files of the model."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     batch_size: int | None = None
     seed: int = 0
@@ -38,7 +38,7 @@ class TuneRequest(TuneFields):
     """Replace a different tuning in the folder."""
 
     def tune_options(self) -> TuneOptions:
-        """Return what is looked for."""
+        """Return the options of the tuning."""
         from winml.modelkit.tune.options import TuneOptions
 
         names = [*(field.name for field in fields_of(TuneFields)), "sizes", "batch_size", "seed"]
@@ -46,7 +46,7 @@ class TuneRequest(TuneFields):
 
 
 def plan_tuning(request: TuneRequest) -> Plan:
-    """Return what would be tried on this machine, and what of it is measured already. Nothing is written.
+    """Plan the candidates on this machine, with those already measured. Nothing is written.
 
     Raises:
         UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.tune.tuning.look_at_tuning` raises.
@@ -84,7 +84,7 @@ def run_tuning(
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> TuneResult:
-    """Recover what killed commands left, and tune.
+    """Recover leftovers of killed commands, and tune.
 
     Raises:
         WinMLError: as :func:`winml.modelkit.tune.tuning.tune_model` raises.
@@ -103,7 +103,7 @@ def run_tuning(
 
 
 def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
-    """Say what each step of a tuning would do, in their order."""
+    """Describe each step of a tuning, in order."""
     folder = request.output
     plain, *others = outlook.candidates
     whole = [candidate for candidate in others if not candidate.part_of]

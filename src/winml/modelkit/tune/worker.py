@@ -1,4 +1,4 @@
-"""One candidate in a process of its own: opens the file, compares its answers, and times blocks of runs.
+"""Process of one candidate: opens the file, compares its outputs, and times blocks of runs.
 
 Memory and the time to create a session are those of one model alone, threads of another candidate spin in another
 process, and a provider that ends its process ends no more than that. ``contestants.py`` asks the questions.
@@ -27,23 +27,24 @@ from winml.modelkit.ort.sessions import PreparedRun
 from winml.modelkit.profile.latency import LatencyOptions, measure_block, measure_latency
 
 _FIRST_RUNS = 3
-"""Runs after which memory is read. Chosen: ONNX Runtime plans its memory in the first and has it after the second."""
+"""Number of runs before memory is measured. Chosen: ONNX Runtime plans its memory in the first run and has allocated
+it after the second."""
 
 
 _EQUAL_SAMPLES = 8
-"""Samples after which a file that answers as the plain one is compared no further. Chosen: no limit of quality is near,
-and a graph that is optimized wrongly differs on the first sample."""
+"""Number of samples after which the comparison of a file with equal outputs ends. Chosen: no quality limit is near,
+and a wrongly optimized graph differs on the first sample."""
 _EQUAL_DB = 100.0
-"""Chosen: float32 that is added in another order leaves 110 dB and more, fewer bits leave 90 dB and less (int16)."""
+"""Chosen: float32 sums in another order have an SQNR of 110 dB and more, quantized values 90 dB and less (int16)."""
 
 
 def values_path(folder: Path) -> Path:
-    """Return where the values are kept that candidates are timed on."""
+    """Return the path of the values used for timing."""
     return folder / "values.npz"
 
 
 def sample_path(folder: Path, number: int) -> Path:
-    """Return where one of the samples is kept that candidates are judged on."""
+    """Return the path of a sample used for the comparison of outputs."""
     return folder / f"sample{number}.npz"
 
 
@@ -52,10 +53,10 @@ def _outputs_path(folder: Path, number: int) -> Path:
 
 
 def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
-    """Write a sample, and what the plain file answers.
+    """Write a sample, and the outputs of the plain file.
 
     Raises:
-        WriteError: one of the files cannot be written; neither is there then.
+        WriteError: one of the files cannot be written; then neither file is written.
     """
     with OutputFiles() as files:
         for path, arrays in ((sample_path(folder, number), feeds), (_outputs_path(folder, number), outputs)):
@@ -64,10 +65,10 @@ def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
 
 
 def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
-    """Return the outputs that are numbers.
+    """Return the numeric outputs.
 
     Raises:
-        MeasureError: a wrong file would answer the same.
+        MeasureError: the outputs cannot reveal a wrong candidate.
     """
     numbers = _numbers(outputs)
     if not any(np.any(np.isfinite(array) & (array != 0)) for array in numbers.values()):
@@ -80,7 +81,7 @@ def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
 
 
 def _numbers(outputs: Mapping[str, Array | None]) -> dict[str, Array]:
-    """Return the outputs that are numbers, as numpy can write them."""
+    """Return the numeric outputs, in data types that numpy can write."""
     numbers = {
         name: array for name, array in outputs.items() if array is not None and array.dtype.kind not in TEXT_KINDS
     }
@@ -105,18 +106,17 @@ class _Runner:
         samples: int | None,
         fed: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Write the values that all candidates are timed on, and the samples they are judged on with the answers of
-        the plain file.
+        """Write the values for timing, and the samples for comparison with the outputs of the plain file.
 
         Args:
             path: The plain file.
-            displayed: The model as the user wrote it.
-            processors: Folder of what makes arrays of samples; None: there is none.
-            folder: Where the values go.
-            samples: Samples to judge on; None: as many as every verb takes of a file of this size.
-            fed: Fields of ``RunOptions`` that say what it is fed.
+            displayed: The model as written by the user.
+            processors: Folder of the processors that convert samples to arrays; None: no processors.
+            folder: Folder of the written values.
+            samples: Number of samples for comparison; None: the default for the file size, as in other verbs.
+            fed: Fields of ``RunOptions`` for the inputs.
         """
-        # Needed by the first process alone.
+        # Imported late: only the first process needs these modules.
         from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
         from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
 
@@ -152,7 +152,7 @@ class _Runner:
         }
 
     def open(self, path: str, folder: str, run: Mapping[str, Any]) -> dict[str, object]:
-        """Open the file on the first values, and run it a few times; ``run`` is the record of how."""
+        """Open the file with the values for timing, and run it a few times; ``run`` holds the settings."""
         callers = run["callers"]
         options = opened_model.RunOptions(
             path,
@@ -164,7 +164,7 @@ class _Runner:
         provider = options.choose_provider()
         self._opened = opened = opened_model.open_model(Path(path), options, provider)
         opened_model.refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
-        # Kept: ONNX Runtime reads the arrays where they lie.
+        # Stored, because ONNX Runtime reads the arrays in place.
         self._feeds = feeds = opened_model.values_for(opened.session, options).feeds
         before = resident_bytes()
         self._runs = [opened.session.prepare(feeds) for _ in range(callers)]
@@ -180,7 +180,7 @@ class _Runner:
         }
 
     def compare(self, folder: str, samples: Mapping[str, Any]) -> dict[str, object]:
-        """Compare the answers with those of the plain file; return the worst output."""
+        """Compare the outputs with those of the plain file; return the worst output."""
         assert self._opened is not None  # it is opened before
         session, reference, outputs = self._opened.session, [], []
         about = QualitySamples(**samples)
