@@ -282,7 +282,7 @@ def missing_name(error: BaseException) -> str:
             owner = error.obj.__name__
         elif isinstance(error.obj, type):
             owner = f"{error.obj.__module__}.{error.obj.__name__}"
-        else:  # what an object lacks may be ours to know: a key of a config, a child of a module
+        else:  # attributes of instances are data: a key of a config, a child of a module
             return ""
         name = f"{owner}.{error.name}"
     else:

@@ -423,8 +423,7 @@ def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT
     if not isinstance(value, dict):
         raise ConfigError(f"{label}: expected a JSON object, got {type(value).__name__}")
     try:
-        # JSON mode converts arrays to tuples and numbers to floats if the record declares them, and is strict
-        # otherwise.
+        # JSON mode converts arrays to tuples and numbers to floats if declared, and is strict otherwise.
         return options.model_validate_json(json.dumps(value))
     except pydantic.ValidationError as error:
         raise _validation_error(options, error, label) from None

@@ -358,7 +358,7 @@ def _installed(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
     seen: set[str] = set()
     for folder in _described_folders(dict.fromkeys(places)):
         package, version, entries, problem = _description(folder)
-        if package in seen:  # as for modules, the first on the path is the one
+        if package in seen:  # as for modules, the first entry on the path wins
             continue
         seen.add(package)
         if problem:

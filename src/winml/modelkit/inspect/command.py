@@ -1,4 +1,4 @@
-"""``winml inspect``: what is in a model, before any weight is read."""
+"""``winml inspect``: the contents of a model, without reading weights."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FOR_CHECKPOINTS = (
     "shape_config",
     "batch_size",
 )
-"""Options that say how a checkpoint becomes a graph, which an ONNX file already is."""
+"""Options for loading and exporting a checkpoint, refused for an ONNX file."""
 
 
 @click.command(name="inspect", cls=WinMLCommand)
@@ -93,7 +93,7 @@ def command(**options: object) -> None:
       winml inspect --model-class BertForMaskedLM
     """
     parts = named_parts(options)
-    # Each part is a file: what is wrong with the options is so for all of them.
+    # Each part is a file: errors in the options apply to all parts.
     requested = options_of_part(options, next(iter(parts.values()))) if parts else options
     model = _refuse_early(requested)
     if len(parts) > 1:
@@ -107,10 +107,10 @@ def command(**options: object) -> None:
 
 
 def _refuse_early(options: Mapping[str, Any]) -> str | None:
-    """Return the model, given as argument or option; refuse what is wrong with its name, before heavy imports.
+    """Return the model, specified as argument or option; check its name and the options before heavy imports.
 
     Raises:
-        UsageError: there is none, or two.
+        UsageError: no model is specified, or two models are, or options contradict each other.
     """
     passed = [value for value in (options["target"], options["model"]) if value is not None]
     if len(passed) > 1:
@@ -147,10 +147,10 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
 
 
 def _refuse_export(request: ModelRequest, options: Mapping[str, Any]) -> None:
-    """Refuse what keeps a model from being exported for a provider, before the cache is written to.
+    """Check that a model can be exported for a provider, before the cache is written to.
 
     Raises:
-        WinMLError: the model cannot be exported, or nothing is known of the provider here.
+        WinMLError: the model cannot be exported, or the provider is not installed and has no operator table.
     """
     from winml.modelkit.builds.cache import plan_cached_export
     from winml.modelkit.inspect.provider_check import checked_provider
@@ -160,7 +160,7 @@ def _refuse_export(request: ModelRequest, options: Mapping[str, Any]) -> None:
 
 
 def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
-    """Refuse an unknown provider, options of one without its name, and one without a model."""
+    """Refuse an unknown provider, provider options without a provider, and a provider without a model."""
     if options["ep"] is not None:
         find_execution_provider(options["ep"])
     parse_ep_options(options["ep_options"])
@@ -175,7 +175,7 @@ def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
 
 
 def _named_file(name: str) -> str:
-    """Return the ONNX file of a name: in the folder of a build or an export, or of the Hub; else the name itself."""
+    """Return the ONNX file of a name: in a build or export folder, or on the Hub; else the name itself."""
     from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
     from winml.modelkit.models.checkpoints.hub import hub_file
 
@@ -184,7 +184,7 @@ def _named_file(name: str) -> str:
 
 
 def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
-    """Show what is in a file, or in each part of a folder; ``--module`` in the parts that have such a module."""
+    """Print the contents of a file, or of each part of a folder; with ``--module``, of parts with such a module."""
     displayed = list(parts)
     of_several = len(parts) > 1
     if of_several and options["module"] is not None:
@@ -207,7 +207,7 @@ def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], reques
 
 @dataclass(frozen=True)
 class _InspectedFile:
-    """What is in a file, and whether the provider that was named runs it."""
+    """Contents of a file, and its support by the requested provider."""
 
     inspection: OnnxInspection
     fit: ProviderFit | None
@@ -236,7 +236,7 @@ def _inspected_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
 
 
 def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
-    """Return whether the provider that was named runs a file; None where none was."""
+    """Check the requested provider on a file; None if no provider is requested."""
     if options["ep"] is None:
         return None
     from winml.modelkit.inspect.provider_check import check_provider
@@ -254,7 +254,7 @@ def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
 
 
 def _end(fit: ProviderFit | None) -> None:
-    """End with the code for a negative answer where the provider does not run all of the model."""
+    """Exit with the code of a negative result if the provider does not run the whole model."""
     if fit is not None and not fit.runs_all:
         click.get_current_context().exit(NEGATIVE_RESULT)
 

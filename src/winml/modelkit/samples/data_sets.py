@@ -171,7 +171,7 @@ class DataSet:
         """Remove temporary files; rows cannot be read afterwards."""
         self._close()
 
-    def __enter__(self) -> DataSet:  # noqa: PYI034  # nobody derives from it
+    def __enter__(self) -> DataSet:  # noqa: PYI034  # no subclasses
         """Return the dataset itself."""
         return self
 
@@ -400,7 +400,7 @@ def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
     """
     import datasets
 
-    table = table.select_columns(table.column_names)  # a copy, whose description is changed
+    table = table.select_columns(table.column_names)  # a copy, with its own features
     table.info.features = datasets.Features({name: _as_stored(item) for name, item in table.features.items()})
     return table
 

@@ -483,7 +483,7 @@ def _kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
     if not counts:
         return None
     order: tuple[data_sources.SourceKind, ...] = (*dict.fromkeys(data_sources.TABLE_SUFFIXES.values()), "images")
-    return max(order, key=counts.__getitem__)  # of equally many, the first in the order
+    return max(order, key=counts.__getitem__)  # for ties, the first in the order
 
 
 def _is_read(path: Path, kind: data_sources.SourceKind) -> bool:

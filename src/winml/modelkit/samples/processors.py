@@ -159,7 +159,7 @@ def _json_object(folder: Path, name: str) -> Mapping[str, Any]:
 
 def _require_pillow(option: str) -> None:
     try:
-        import PIL.Image  # noqa: F401  # whether it can be
+        import PIL.Image  # noqa: F401  # checks the import
     except ImportError as error:
         raise UsageError(f"{option}: images require Pillow, which is not installed", hint=install_hint()) from error
 

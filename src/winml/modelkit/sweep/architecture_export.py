@@ -161,7 +161,7 @@ def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -
     try:
         attempt = _checked_attempt(HTPExporter(config).export_checkpoint(request, path, overwrite=True))
     except WriteError:
-        raise  # nothing of the model
+        raise  # not caused by the model
     except WinMLError as error:
         attempt = Attempt(is_verified=False, problem=error_line(error), exit_code=error.exit_code, step=error.step)
         if isinstance(error, ExportError):
@@ -186,7 +186,7 @@ def _checked_attempt(result: ExportResult) -> Attempt:
         else:
             tags.add(tag.tag)
     verifications = [part.verification for part in result.parts if part.verification is not None]
-    assert len(verifications) == len(result.parts)  # The export was asked to verify.
+    assert len(verifications) == len(result.parts)  # verification is on
     exporters = {part.exporter: part.exporter_reason for part in result.parts}
     texts = [verification.generation for verification in verifications if verification.generation is not None]
     equal_tokens = [text.new_tokens if text.stopped_after is None else text.stopped_after for text in texts]

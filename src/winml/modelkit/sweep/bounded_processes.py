@@ -55,7 +55,7 @@ def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callabl
         for group in groups():
             _signal_group(group, signal.SIGSTOP)
         signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # returns once this process goes on
+        os.kill(os.getpid(), number)  # returns when this process continues
         signal.signal(number, stop)
         for group in groups():
             _signal_group(group, signal.SIGCONT)
@@ -71,8 +71,7 @@ def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callabl
 def _signal_group(pid: int, number: int) -> None:
     """Send a signal to a process and its group; no effect on systems without process groups."""
     if sys.platform != "win32":
-        # Missing process: the group has ended, or does not exist yet. macOS denies a signal to a group of dead
-        # processes.
+        # Missing process: the group has ended, or does not exist yet. macOS denies signals to dead processes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
 
@@ -210,7 +209,7 @@ def _start_with_new_server(context: BaseContext, sender: Connection, call: Call)
 def _run_call(messages: Connection, call: Call) -> None:
     """Call the function inside the process; send its progress messages and its result."""
     if hasattr(os, "setpgid"):
-        os.setpgid(0, 0)  # What the call starts is killed with it.
+        os.setpgid(0, 0)  # Child processes are killed with the call.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     result = call.function(call.argument, lambda message: messages.send(("progress", message)))
     messages.send(("result", result))

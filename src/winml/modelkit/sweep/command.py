@@ -1,4 +1,4 @@
-"""``winml sweep``: how do many models fare in many configurations?"""
+"""``winml sweep``: many models in many configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``winml tune``: the fastest file of a model on this machine that is still right."""
+"""``winml tune``: the fastest variant of a model on this machine within a quality limit."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(**options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> TuneRequest:
-    """Return what the command line requests."""
+    """Make the request from the command line."""
     from winml.modelkit.models.request import ModelRequest
 
     found = found_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))

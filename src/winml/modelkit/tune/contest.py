@@ -161,7 +161,7 @@ class Contest:
     @property
     def _plain_facts(self) -> CandidateFacts:
         facts = self.state.facts(PLAIN)
-        assert facts is not None  # it is measured first
+        assert facts is not None  # the plain file is measured first
         return facts
 
     def _named(self, name: str) -> Candidate:
@@ -194,7 +194,7 @@ class Contest:
 
     @property
     def _values(self) -> SharedValues:
-        assert self.state.values is not None  # they are drawn with the plain file
+        assert self.state.values is not None  # values are drawn with the plain file
         return self.state.values
 
     def _make(self, candidate: Candidate) -> bool:
@@ -311,7 +311,7 @@ class Contest:
         created = [item for item in self.variations if self._make(item) and self._is_right(item)]
         if not created:
             return race, self._choice(race)
-        # The plain file takes part as the reference; after a lost race, it cannot win.
+        # The plain file runs as the reference. It lost an earlier race, so it does not compete.
         plain = [] if best.name == PLAIN else [self.plan[0]]
         race = self._race(_VARIATIONS, [*plain, best, *created])
         return race, self._choice(race, lost=plain)

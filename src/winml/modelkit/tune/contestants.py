@@ -100,7 +100,7 @@ class Contestants:
         except MeasureError:
             self.drop(candidate.name)
             raise
-        if opened["peak_bytes"] > available_bytes():  # no room for another one like it
+        if opened["peak_bytes"] > available_bytes():  # no memory for a second such process
             self.drop(candidate.name)
         return {**opened, **compared}
 

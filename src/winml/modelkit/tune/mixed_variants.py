@@ -46,7 +46,7 @@ class MixedVariants:
         facts = None if complete is None else self.state.facts(complete.name)
         if complete is None or self.state.failure(complete.name) is not None:
             return Failure("not needed", f"{candidate.part_of} failed")
-        assert facts is not None  # one that was left out leaves out its parts
+        assert facts is not None  # parts of a skipped candidate are skipped
         if not self.limits.reason_wrong(facts):
             return Failure("not needed", f"{complete.name} is within the quality limit")
         if not self._beats_the_right(complete, facts):
@@ -67,7 +67,7 @@ class MixedVariants:
             return True
         facts, values = self.state.facts(PLAIN), self.state.values
         assert facts is not None  # the plain file is measured first
-        assert values is not None  # and values are drawn with it
+        assert values is not None  # values are drawn with the plain file
         measured = measured_path(self.place / candidate.name)
 
         def end_in_time() -> None:
@@ -86,7 +86,7 @@ class MixedVariants:
             self.state.keep_failure(candidate.name, Failure("failed", error.message))
             return True
         listed = found.exclude_list
-        assert listed is not None  # a target was given
+        assert listed is not None  # a target is set
         if listed.is_met:
             self.state.keep_rules(candidate.name, listed.rules)
         else:

@@ -169,14 +169,14 @@ class QualityLimits:
             input_data=None if is_as_drawn else sample_path(self.folder, 0),
             target=None if least is None else f"sqnr_db={least + _MARGIN_DB:g}",
             processors=self.processors,
-            iterations=1,  # the race times what comes of it
+            iterations=1,  # times are measured in the race
             measured=measured,
             overwrite=True,
         )
         if least is not None:
             return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, before_each=before_each)
         requested = self.options.evaluation
-        assert requested is not None  # a drop is asked for, and that needs a data set
+        assert requested is not None  # a maximum drop requires a dataset
         with variant_evaluator(
             plain, requested.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)
         ) as evaluator:

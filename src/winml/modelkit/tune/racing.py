@@ -1,6 +1,6 @@
 """Runs races of candidates in turns, each candidate in its own process; losers are dropped.
 
-The statistics are in ``profile/statistics.py``. Times are saved after each turn.
+Losers are determined by ``profile/race.py``. Times are saved after each turn.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _ratio_words(item: TunedCandidate) -> str:
 def _dot(item: TunedCandidate) -> doc.Dot:
     """Return the chart row of a timed candidate: no bar without an SQNR, and a limited bar length."""
     latency, facts = item.latency, item.facts
-    assert latency is not None  # only those are drawn
+    assert latency is not None  # only timed candidates are drawn
     assert facts is not None
     return doc.Dot(
         item.candidate.name,

@@ -181,7 +181,7 @@ class _Runner:
 
     def compare(self, folder: str, samples: Mapping[str, Any]) -> dict[str, object]:
         """Compare the outputs with those of the plain file; return the worst output."""
-        assert self._opened is not None  # it is opened before
+        assert self._opened is not None  # opened before
         session, reference, outputs = self._opened.session, [], []
         about = QualitySamples(**samples)
         for draw in range(about.count):
