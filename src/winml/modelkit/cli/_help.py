@@ -83,7 +83,7 @@ class GroupedOption(click.Option):
         return "; ".join(filter(None, remarks))
 
     def _names(self, ctx: click.Context, *, is_brief: bool) -> str:
-        """Return the spellings with the metavar; brief: only the first long spelling."""
+        """Return the spellings with the metavar; brief: of the long spellings, only the first."""
         spellings = [self.opts, self.secondary_opts]
         if is_brief:
             spellings = [[name for name in names if name in _brief_of(names)] for names in spellings]

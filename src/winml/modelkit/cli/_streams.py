@@ -86,7 +86,7 @@ def _is_open(descriptor: int) -> bool:
 
 
 def _own_stream(stream: TextIO | None, original: TextIO | None, descriptor: int) -> TextIO:
-    """Return a private stream on a descriptor; if the stream is not the original one, return it unchanged."""
+    """Return a private stream on a descriptor, or the stream itself if it is not the process's original stream."""
     if stream is not None:
         buffer = getattr(stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # PYTHONUNBUFFERED leaves the buffer out

@@ -49,7 +49,7 @@ class DisplayedModule(Generic[_Item]):
 
     @property
     def count_words(self) -> str:
-        """Text with the numbers of equal and of hidden modules, such as `` × 12, equal``; empty for a single module."""
+        """Text with the numbers of equal and of hidden modules: `` × 12, equal``; empty without such modules."""
         equal = f" × {self.count}, equal" if self.count > 1 else ""
         return f"{equal} · {self.hidden} more below" if self.hidden else equal
 

@@ -182,7 +182,7 @@ def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
 
 
 def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
-    """Yield 16-bit floats if they improve the target: on devices other than the CPU, or for file size."""
+    """Yield 16-bit floats if they improve the target: on devices other than the CPU, for file size, or on request."""
     for provider in machine.providers:
         if EXECUTION_PROVIDERS[provider].devices[0] == "cpu":
             continue
