@@ -33,7 +33,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _RequestT = TypeVar("_RequestT", bound=FileRequest[Any, Any])
 
 _DECIDES_THE_SAME = {"task": "model_class", "model_class": "task"}
-"""Key of the loader section → the key that a user who gives this one did not speak of."""
+"""Key of the loader section → the alternative key, which decides the same."""
 FOR_CHECKPOINTS = (*(option.name for option in declared_options() if not option.is_for_onnx), "input_specs")
 """Options for loading and exporting a checkpoint, refused for an ONNX file."""
 

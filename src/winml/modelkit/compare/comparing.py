@@ -166,7 +166,7 @@ def _opened_in_torch(
     from winml.modelkit.models.live_module import loaded_from_module
     from winml.modelkit.models.state_restoration import module_left_as_found
 
-    # Deciding the inputs of a live module may run it as well.
+    # Deciding the inputs of a live module may run the module as well.
     with module_left_as_found(model):
         part = loaded_from_module(model, inputs).only_part
         with opened_torch_side(part, type(model).__name__) as side:

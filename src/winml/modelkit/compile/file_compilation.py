@@ -137,7 +137,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     options: CompileOptions
     chosen: ChosenProvider
     sizes: Mapping[str, int]
-    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
+    """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
     source: str
     """What the compiled model calls the file that it is made from."""
     displayed: str

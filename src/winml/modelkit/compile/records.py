@@ -19,7 +19,7 @@ class CompilableProvider(Record):
 
     short: str
     name: str
-    """Its name in ONNX Runtime."""
+    """Name in ONNX Runtime."""
     is_present: bool
     """Whether it can compile here."""
     devices: tuple[str, ...]

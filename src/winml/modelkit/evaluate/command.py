@@ -55,7 +55,7 @@ def command(**options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> EvalRequest:
-    """Return what the command line requests."""
+    """Make the request from the command line."""
     name = model_name(options, "an ONNX file, a build folder, or a checkpoint")
     # The other options of the command have other meanings than those of a checkpoint, such as --batch-size.
     load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code", "adapter")}

@@ -15,7 +15,7 @@ from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.words import count_noun
 
 SCHEMA_VERSION = 1
-"""Layout of the JSON, specified in docs/reference/formats.md."""
+"""Version of the JSON format, specified in docs/reference/formats.md."""
 
 SLACK = 1e-9
 """By how much a value may miss its limit. Chosen: above rounding of a difference of two shares (1e-16), far below what
@@ -159,7 +159,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
     @property
     @recorded(entry(before="steps"))
     def is_good_enough(self) -> bool:
-        """Whether every limit is met."""
+        """True if every limit is met."""
         return all(limit.is_met for limit in self.limits)
 
     @property

@@ -101,7 +101,7 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
 
 
 def hint_with_cache(hint: str) -> str:
-    """Return what to do next where a part with a cache failed, with the graph without one where that may help."""
+    """Extend a hint by the suggestion to export without a cache, if that may help."""
     # Too few bits are too few without a cache, too; and what names the option has said it.
     stated = any(option in hint for option in (opt.min_sqnr, opt.no_cache))
     return hint if stated else f"{hint} {no_cache_hint()}".strip()

@@ -154,7 +154,7 @@ def run_export(plan: ExportPlan, on_step: Callable[[StepEvent], None] | None = N
 
 
 def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the folder of the checkpoint on this disk, if there is one, and what is not known before it is loaded."""
+    """Return the local folder of the checkpoint, if any, and notes on facts known only after loading."""
     from winml.modelkit.models.request import CHECKPOINT_KINDS, cached_checkpoint
 
     folder, notes = source.path, []
@@ -214,7 +214,7 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
 
 @dataclass(frozen=True, kw_only=True)
 class PinRequest(FileRequest["Options", Any]):
-    """What is requested of ``winml export``, of an ONNX file: ``sizes`` are those that are fixed."""
+    """Request of ``winml export`` for an ONNX file; ``sizes`` are the sizes to fix."""
 
     verb: ClassVar[str] = "export"
 

@@ -90,7 +90,7 @@ def command(**options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> RunRequest:
-    """Return what the command line requests."""
+    """Make the request from the command line."""
     from winml.modelkit.builds.found_models import part_files
 
     name = model_name(options, "an ONNX file, a build folder, or a checkpoint")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _UNKNOWN = "?"
 """Text in number columns if a number depends on a shape that is not static, or a file is missing."""
 _TOP_OPERATORS = 8
-"""Operators unless all are asked for. Chosen: they fit on a line."""
+"""Number of operators without ``--verbose``. Chosen: they fit on a line."""
 _DISPLAYED_MODULES = 3
 """Modules of a finding unless all are asked for. Chosen: they fit on a line."""
 
@@ -233,7 +233,7 @@ def _weight_table(inspection: OnnxInspection) -> doc.Table:
 
 
 def provider_fit_document(fit: ProviderFit) -> doc.Document:
-    """Describe how many nodes a provider takes, and each finding that keeps nodes from it."""
+    """Describe the number of supported nodes, and each cause of unsupported nodes."""
     verb = "lists" if fit.basis == "document" else "takes"
     output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
     fields: list[doc.Field] = [

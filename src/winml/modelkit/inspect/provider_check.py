@@ -48,7 +48,7 @@ from winml.modelkit.ort.sessions import CPU
 
 _ON_CPU = "It runs on the CPU, with copies to and from the device"
 _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a graph output")
-"""How QNN says that it leaves a conversion of an input or an output to the CPU provider, as it does by default."""
+"""Messages of QNN for a conversion of an input or output that it leaves to the CPU provider, as it does by default."""
 
 
 def _dtype_remedies() -> dict[str, str]:

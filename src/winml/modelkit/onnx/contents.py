@@ -36,7 +36,7 @@ class DataLocation:
     """Location of a weight's values in an external data file."""
 
     file: str
-    """As the model file writes it, relative to its own folder."""
+    """File name as written in the model, relative to its folder."""
     start: int
     """Offset of the values in the file; negative if the model states no number."""
     length: int | None

@@ -97,7 +97,7 @@ class CacheSlot(Options):
     kind: Annotated[str, pydantic.Field(min_length=1)]
     """``key`` and ``value`` hold an entry for every token; ``conv`` and ``recurrent`` are states of one size."""
     window: Annotated[int, pydantic.Field(ge=1)] | None = None
-    """How many of the last tokens the layer attends to; None: all of them."""
+    """Number of last tokens the layer attends to; None: all tokens."""
     side: Literal["encoder", "decoder"] | None = None
     """Of an encoder-decoder: whose tokens it holds an entry for; None for any other model."""
 
@@ -468,7 +468,7 @@ class DynamicRequest(Options):
         return self.model_copy(update={"origins": {**origins, **axes}})
 
     def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
-        """Return where a key, or one axis, was asked for, in words."""
+        """Return the origin of a key or an axis, for messages."""
         return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", spell(_OPTION_OF_KEY.get(key, key)))
 
 

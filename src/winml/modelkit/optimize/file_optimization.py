@@ -118,7 +118,7 @@ def run_optimize_analyze_loop(
 
 
 class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
-    """What one optimization and several in rounds have in common."""
+    """Common base of a single optimization and of several rounds."""
 
     step_name: ClassVar[str] = "optimization"
 

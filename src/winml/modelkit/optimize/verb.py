@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
-    """What is requested of ``winml optimize``."""
+    """Request of ``winml optimize``."""
 
     verb: ClassVar[str] = "optimize"
     section: ClassVar[str] = "optim"

@@ -216,7 +216,7 @@ def _all_sums(inputs: Iterable[InputTensorSpec]) -> dict[str, tuple[int | str, .
 
 
 def with_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes by name in which those that are sums of others are these sums."""
+    """Return sizes by name, with stated sums replaced by their values."""
     return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
 
 
@@ -237,7 +237,7 @@ def _compute_sums(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | st
 
 
 def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str]:
-    """Return the dynamic dimensions that are the batch; none where the fixed size is the one wanted already."""
+    """Return the dynamic batch dimensions; ``[]`` if the fixed size is the requested size."""
     first = [item.shape[0] for item in inputs if item.shape]
     named = [key for key in first if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]

@@ -38,7 +38,7 @@ from winml.modelkit.ort.session_settings import SEVERITY_FATAL
 from winml.modelkit.ort.sessions import CPU, Session
 
 _READ = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-"""Types that ONNX Runtime's CPU provider casts; tensors that are stored in another one are converted in memory."""
+"""Types that ONNX Runtime's CPU provider casts; tensors stored in other types are converted in memory."""
 _IR_VERSION_TAG = bytes([1 << 3])
 """Specified: tag of field 1 of a model, a varint."""
 _OLDEST = 3

@@ -28,7 +28,7 @@ class RunOptions:
     """Options and input values for running an ONNX file."""
 
     shown: str
-    """The model as the user wrote it."""
+    """The model as written by the user."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of its dynamic dimensions, by name."""
     fitting_sizes: Mapping[str, int] = field(default_factory=dict)

@@ -133,7 +133,7 @@ def _set_variable(value: str | None) -> None:
 _CHECK_SECONDS = 0.01
 """Time between two checks of memory. Chosen: in it, a process fills some 50 MB."""
 _START_SECONDS = 120.0
-"""Time for the imports of the module. Chosen: a hundred times what a free machine needs."""
+"""Time for the imports of the module. Chosen: a hundred times the time on an idle machine."""
 _END_SECONDS = 10.0
 """Time in which a process ends by itself: a crash may write a core file first. Chosen."""
 
@@ -225,7 +225,7 @@ class AnsweringProcess:
                     raise MemoryError
                 exchanging.join(left if resident_bytes is None else min(left, _CHECK_SECONDS))
         except BaseException:
-            # Also after an interruption: the next question would get the answer to this one.
+            # Also after an interruption: otherwise the next question would get this answer.
             self._end(0)
             raise
         if not answers:

@@ -23,7 +23,7 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import time_words
 
 SCHEMA_VERSION = 2
-"""Layout of the JSON, specified in docs/reference/formats.md."""
+"""Version of the JSON format, specified in docs/reference/formats.md."""
 _DISPLAYED_RUNS = 3
 """Models or modules in a note on their runs. Chosen: they fit on two lines."""
 

@@ -115,7 +115,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     source: Path
     options: QuantizeOptions
     sizes: Mapping[str, int]
-    """Sizes of dynamic dimensions to compare at; of the others, some are tried."""
+    """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
     may_stay_float: bool = False
     """Whether the graph is a part that stays float if it is within the limit; else that is refused."""
     tools: SampleTools | None = None

@@ -128,7 +128,7 @@ class QuantizeOptions(QuantizeFields, Options):
     @pydantic.field_validator("ep")
     @classmethod
     def _as_short_name(cls, name: str | None) -> str | None:
-        """Return the short name; raises UsageError where there is no such provider."""
+        """Return the short name; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
     @property

@@ -14,7 +14,7 @@ from winml.modelkit.records import Record, entry, recorded
 from winml.modelkit.words import count_noun
 
 SCHEMA_VERSION = 1
-"""Layout of the JSON, specified in docs/reference/formats.md."""
+"""Version of the JSON format, specified in docs/reference/formats.md."""
 
 Metric = Literal["sqnr_db", "cosine", "relative_error"]
 Part = Literal["module", "own nodes"]

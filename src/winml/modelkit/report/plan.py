@@ -103,7 +103,7 @@ def planned_files(folder: Path, conditions: Mapping[str, str]) -> tuple[PlannedF
 
 
 def plan_document(plan: Plan) -> doc.Document:
-    """Describe a plan: what is recovered first, what is read, written and removed, and in which steps."""
+    """Describe a plan: recovery, files that are read, written and removed, and steps."""
     fields: list[doc.Field] = [
         *(
             (

@@ -63,9 +63,9 @@ class DataSetRequest:
     seed: int = 0
     """Seed of the random samples."""
     config: str | None = None
-    """Configuration at the Hub, where the source names none."""
+    """Configuration on the Hub, if the source names none."""
     option: str = field(default_factory=lambda: opt.dataset)
-    """What named the data set, for messages."""
+    """Option with the dataset, for messages."""
 
     @property
     def words(self) -> str:
@@ -253,7 +253,7 @@ def _ask_hub(name: str, words: str) -> str:
 
     if huggingface_hub.is_offline_mode():
         return "the Hub is not used in offline mode (HF_HUB_OFFLINE)"
-    # The root error of the HTTP library under the Hub client, which has changed more than once.
+    # The base error of the Hub client's HTTP library, which has changed more than once.
     connection: tuple[type[BaseException], ...] = (OSError, *errors.HfHubHTTPError.__bases__)
     try:
         huggingface_hub.HfApi().dataset_info(name)

@@ -148,13 +148,13 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
 
 
 def refuse_missing_datasets(words: str) -> None:
-    """Refuse a request that needs datasets where it is not installed; does not import it.
+    """Refuse a request that needs datasets if the package is not installed; does not import it.
 
     Args:
-        words: How messages begin.
+        words: Start of messages.
 
     Raises:
-        UsageError: says how it is installed.
+        UsageError: its hint states the installation command.
     """
     if importlib.util.find_spec("datasets") is None:
         raise UsageError(f"{words}: requires the package datasets, which is not installed", hint=install_hint())

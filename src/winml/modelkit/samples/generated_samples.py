@@ -108,13 +108,13 @@ def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tup
 
 
 def has_processors(inputs: Sequence[InputTensorSpec], folder: Path) -> bool:
-    """Say whether what makes the inputs lies in a folder; states of a cache are made by nothing."""
+    """Return True if a folder has all processors for the inputs; states of a cache need no processor."""
     names = [item.name for item in inputs if item.cache is None]
     return bool(kinds_for(names)) and not missing_processors(names, folder)
 
 
 def with_fixed_sizes(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> list[InputTensorSpec]:
-    """Return inputs with the sizes of dynamic dimensions that somebody gave."""
+    """Return inputs with the specified sizes of dynamic dimensions."""
     by_key = sizes_by_key(inputs, sizes)
     return [
         item.model_copy(update={"shape": tuple(by_key.get(str(size), size) for size in item.shape)}) for item in inputs
@@ -300,7 +300,7 @@ def _encoder_of(source: Path, decoder: PartDescription) -> Path:
 
 
 def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Mapping[str, int], seed: int) -> Arrays:
-    """Return what an encoder takes: a sample as the processor makes it, or random values without one."""
+    """Return the inputs of an encoder: a generated sample if its processor exists, else random values."""
     run = RunOptions("", sizes=sizes, seed=seed)
     if has_processors(inputs, processors):
         return made_values(inputs, processors, 1, run)[0].feeds
@@ -308,7 +308,7 @@ def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Ma
 
 
 def token_texts(inputs: Sequence[InputTensorSpec], processors: Path, seed: int) -> Iterator[Array]:
-    """Yield the tokens of sentences of the tokenizer's words; random ones where there is no tokenizer."""
+    """Yield token ids of generated sentences; random token ids without a tokenizer."""
     words: list[str] = []
     item = next(item for item in inputs if item.name == TOKEN_IDS)
     if has_processors([item], processors):

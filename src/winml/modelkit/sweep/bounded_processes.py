@@ -265,7 +265,7 @@ def _bytes_of_all(running_call: _RunningCall) -> int:
 
 
 def _processes_below(pid: int) -> list[psutil.Process]:
-    """Return all that a process started; none where it has just ended, or the system does not say it."""
+    """Return all descendants of a process; ``[]`` if it has just ended, or access is denied."""
     try:
         below: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:

@@ -109,7 +109,7 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
 def placed_candidate(
     best: Candidate, rules: Mapping[str, str] | None, in_float: Mapping[str, str], name: str
 ) -> Candidate:
-    """Return a candidate with more modules in float."""
+    """Return a candidate with additional modules in float."""
     quant = {**best.sections["quant"], "per_module": {**in_float, **(rules or {})}}
     words = f"{best.words}; {', '.join(in_float)} in float, because faster"
     sections = {**best.sections, "quant": quant}

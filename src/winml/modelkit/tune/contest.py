@@ -57,11 +57,11 @@ FIRST_RUNG = (6,)
 _SIMULATED_RUNG = (1,)
 """Turns of a race on a simulated device; its times are not used."""
 _SAME_SIZE = 1.01
-"""Chosen: files whose sizes differ by less count as equally large, and the simpler one wins."""
+"""Chosen: below this ratio, file sizes count as equal, and the simpler file wins."""
 _MOST_GROUPS = 16
-"""Chosen: a transformer has six to ten groups. Of more, those with the most quantized nodes are tried."""
+"""Chosen: a transformer has six to ten groups. If there are more, groups with the most quantized nodes are tried."""
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-"""A segment of a module path that is a number."""
+"""A numeric segment of a module path."""
 
 
 def _out_of_time() -> Failure:
@@ -362,7 +362,7 @@ def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: P
         if path := paths.get(module["tag"], ""):
             nodes[_NUMBER.sub("*", path)] += int(module["quantized"])
     chosen = [selector for selector, count in nodes.most_common(_MOST_GROUPS) if count]
-    # With one group, all of it in float is the float file.
+    # A single group in float would equal the float file.
     if len(chosen) < 2:
         return {}
     return {

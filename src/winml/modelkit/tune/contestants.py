@@ -18,7 +18,7 @@ from winml.modelkit.ort.processes import AnsweringProcess, ProcessEndedError
 from winml.modelkit.tune.records import Candidate
 
 _LONGEST_S = 600.0
-"""Chosen: a provider that compiles a large model when a session opens takes minutes; one that hangs never ends."""
+"""Chosen: a provider takes minutes to compile a large model for a session; a hanging provider never ends."""
 
 
 class Contestant:

@@ -106,12 +106,12 @@ class WrittenGraph:
     inputs: tuple[InputTensorSpec, ...]
     """Names in their shapes are dynamic dimensions."""
     draw: Draw
-    """What was traced."""
+    """Traced inputs and reference outputs."""
     proof: DynamicProof
     assumed: tuple[Assumption, ...] = ()
     """What was taken for granted while it was traced."""
     reads: ValueReads | None = None
-    """What Python read of the traced inputs; None where nobody watched."""
+    """Values of the traced inputs read by Python; None if not recorded."""
 
     @property
     def choices(self) -> tuple[str, ...]:

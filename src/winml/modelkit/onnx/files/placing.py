@@ -28,7 +28,7 @@ from winml.modelkit.onnx.files.content_digest import content_digest, hash_file
 from winml.modelkit.onnx.files.reading import check_data_file, read_structure
 
 _NOT_SUPPORTED = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
-"""Errors of a system or file system that does not copy a range of one file to another."""
+"""Errors of a system or file system that cannot copy a range between files."""
 _LOCATION = "location"
 """Specified: the key of a tensor's external data that names its file."""
 
@@ -201,7 +201,7 @@ def _existing_data_file(model: Path, name: str) -> Path:
 
 
 def _refuse_cut_off(model: Path, tensor: onnx.TensorProto) -> None:
-    """Refuse a data file that ends before a tensor does, and a place that is none."""
+    """Refuse a data file that ends before a tensor's values, and an invalid offset or length."""
     needed, place = stored_bytes(tensor), data_location(tensor)
     length = needed if place.length is None else place.length
     if place.start < 0 or length < needed:

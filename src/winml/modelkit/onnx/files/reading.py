@@ -225,7 +225,7 @@ def _shorten_domain(model: onnx.ModelProto) -> None:
 
 
 def _unreadable_texts(message: Message) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every field of text that is none: protobuf hands it over as bytes."""
+    """Yield name and content of every string field that is not valid text: protobuf returns it as bytes."""
     for field, value in message.ListFields():
         # Told by the value: protobuf 6.31 changed the words of the descriptor.
         if field.type == FieldDescriptor.TYPE_STRING:

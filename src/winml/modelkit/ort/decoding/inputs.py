@@ -87,7 +87,7 @@ def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
         ModelPathError: the file does not exist.
         InputError: the file is no ONNX file.
     """
-    # Late: who only writes a text with an open session need not wait for onnx.
+    # Late: text generation with an open session does not need onnx.
     from winml.modelkit.onnx.contents import declared_shape
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
@@ -271,12 +271,12 @@ def masks_run_alone(shapes: Mapping[str, Sequence[Size]], fed: str, states: Iter
 
 
 def plain_value(item: InputTensorSpec) -> int:
-    """Return what an input says of a token that is not marked, such as one that stands for no image."""
+    """Return the value of an unmarked token in an input, such as a token outside of images."""
     return int(item.value_range[0]) if item.value_range and item.first_values else 0
 
 
 def _open_axes(inputs: Sequence[InputTensorSpec]) -> _Axes | None:
-    """Return the names of tokens and cache; None where the graph is no decoder with a cache that takes any of them."""
+    """Return the names of the token and cache axes; None if the graph is no decoder with a cache and dynamic tokens."""
     kinds = {item.name: item.cache.kind for item in inputs if item.cache is not None}
     shapes = {item.name: item.named_shape for item in inputs}
     batch, tokens = next(
@@ -309,7 +309,7 @@ def empty_state_sizes(item: InputTensorSpec, batch: Size, rows: int) -> tuple[in
 
 
 def batch_axis(item: InputTensorSpec, batch: Size) -> int:
-    """Return which axis of a state of a cache is that of the batch; see :func:`empty_state_sizes`."""
+    """Return the batch axis of a cache state; see :func:`empty_state_sizes`."""
     return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
 
 

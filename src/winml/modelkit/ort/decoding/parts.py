@@ -97,7 +97,7 @@ class Encoder:
 
     @property
     def unpadded_inputs(self) -> tuple[InputTensorSpec, ...]:
-        """Inputs as they may be fed: open along the length, to which :meth:`encode` pads or which it demands."""
+        """Accepted inputs, dynamic along the length that :meth:`encode` pads or checks."""
         return tuple(
             item.model_copy(update={"shape": (item.shape[0], f"{item.name}:1", *item.shape[2:])})
             if self._length is not None and item.shape[1:2] == (self._length,)
@@ -416,5 +416,5 @@ class VisionLanguageDecoder(DecoderGraph):
 
 
 def _no_rows(item: InputTensorSpec) -> Array:
-    """Return the value of an input where there are no images."""
+    """Return the empty value of an image input."""
     return np.zeros((0, *(size for size in item.shape[1:] if isinstance(size, int))), np.dtype(item.dtype))
