@@ -1,13 +1,14 @@
-"""Chooses bits and block size of each module so that the file keeps a limit and loses least.
+"""Selection of the precision and block size of each module under a limit on bits, size or quality.
 
-Each module is measured alone in each form; the noise of several adds up, so a knapsack over the measured noise says
-which modules have which form. Noise adds up roughly only: mixtures of a fixed grid of sizes are measured as a whole up
-to the limit, beside uniform files and raises of the best smaller mixture, and the best is taken. A larger limit
-therefore measures what a smaller one does, and is never worse. Chosen by samples of their own: the file is judged on
-those of every verb.
+Each module is measured alone in each candidate format. The noise of several modules adds up, so a knapsack over the
+measured noise selects the format of each module. Noise adds up only approximately. Mixtures on a fixed grid of sizes
+are therefore measured as whole models up to the limit, together with uniform models and with raised versions of the
+best smaller mixture. The best measured candidate is selected. A larger limit measures all candidates of a smaller
+limit, so its result is never worse. The search uses separate samples: the file is judged on the samples of the other
+commands.
 
-What counts is what a user sees: bits are those of all parameters of the file, as ``winml inspect`` counts them, and a
-size is that of the file with its graph and metadata.
+Limits count as users see them: the bits of all parameters of the file, as ``winml inspect`` counts them, and the size
+of the file including graph and metadata.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ from winml.modelkit.words import size_words
 
 @dataclass(frozen=True)
 class _Form:
-    """A form that a module may have."""
+    """Candidate format of a module: precision, block size and algorithm."""
 
     precision: str
     block_size: int | None = None
     algorithm: Algorithm | None = None
-    """None: the one that is requested."""
+    """``None``: the requested algorithm."""
 
     @property
     def name(self) -> str:
@@ -91,44 +92,46 @@ _SINGLE: tuple[Algorithm, ...] = ("gptq", "awq", "k_quant", "rtn", "hqq")
 _HALF = _Form(BFLOAT16)
 """What modules may have as well whose operators keep no weights in blocks, such as convolutions."""
 _WIDE_ACTIVATIONS = 16
-"""Activations in 16 bits count as so many parts of their weights and one more. Chosen: they take no bytes of the file,
-but time; so 8 bits are preferred where they are good enough, and 16 to a module in float."""
+"""16-bit activations add a fraction (one part in this number) to the cost of their weights. Chosen: they take no bytes
+of the file, but time. 8 bits are therefore preferred if accurate enough, and 16 bits are preferred to a float
+module."""
 _OTHER_SAMPLES = 700_001
-"""Added to the seed: forms are chosen by samples that the file is not judged on."""
+"""Added to the seed: the samples of the search differ from the samples that the file is judged on."""
 _FRONTIER = 6
-"""Mixtures of larger sizes that are measured for the frontier. Chosen: enough for a curve."""
+"""Number of larger mixtures measured for the frontier. Chosen: enough for a curve."""
 _GRID = ((6.0, 0.1), (10.0, 0.25), (32.0, 1.0))
-"""Up to so many bits, mixtures are measured in such steps. Chosen: people ask for tenths of a bit, and the whole is
-measured some 40 times for 6 bits, which is less than what all modules alone take."""
+"""(end, step): mixtures are measured in this step up to this number of bits. Chosen: users request tenths of a bit. 6
+bits cost about 40 measurements of the whole model, less than all modules alone."""
 _LOWERED = 1.25
-"""Uniform forms up to so many times larger than a size are lowered to it. Chosen: beyond, hardly a module keeps its
-form."""
+"""Uniform formats up to this factor larger than a size are lowered to the size. Chosen: beyond the factor, hardly a
+module keeps its format."""
 _NAMED = 3
-"""Weights that a refusal names. Chosen: one line."""
+"""Number of weights listed in the error. Chosen: one line."""
 _RETRIES = 4
-"""Mixtures that are solved again where a weight that two modules share made one larger than its limit."""
+"""Number of times a mixture is solved again if a weight shared by two modules made the mixture larger than its
+limit."""
 _MARGIN_DB = 1.0
 """Chosen: a file is judged on other samples than the variants of the search."""
 _LEAST_NOISE = 1e-12
-"""Of a module whose form changes nothing that a measurement shows."""
+"""Noise of a module whose format has no measurable effect."""
 
 
 @dataclass(frozen=True)
 class SampleTools:
-    """Samples of one quantization, what is measured on them, and where the result goes."""
+    """Calibration samples of one quantization, statistics on the samples, and the output file."""
 
     data: Calibration
     """Holds samples out if the perplexity is a limit."""
     statistics: CalibrationStatistics | None
-    """Of activations, if a mode needs them."""
+    """Activation statistics, if a mode needs statistics."""
     solver: LayerCalibration | None
-    """Finds blocks of weights, if the algorithm needs samples."""
+    """Solver for the blocks of weights, if the algorithm needs samples."""
     unfinished: Path | None
-    """Folder of measurements until the file is written, if bits are chosen or blocks found."""
+    """Folder of measurements until the file is written, if bits or blocks are searched."""
     output: Path
-    """File that is to be written."""
+    """Output file."""
     is_external: Callable[[ir.Model], bool | None]
-    """Returns whether the weights of a model go to a file of their own; None if they must."""
+    """model → True if the weights are stored in an external file; ``None`` if external data is mandatory."""
 
 
 def choose_bits(
@@ -138,25 +141,25 @@ def choose_bits(
     tools: SampleTools,
     file_bytes: Callable[[ir.Model], int],
 ) -> tuple[QuantizeOptions, BudgetSearch]:
-    """Return the options with which each module has the bits that keep a limit and lose least, and the search.
+    """Select the format of each module with the least loss within the limit; return the options and the search.
 
     Args:
         graph: The float graph.
-        options: What is asked for; they state a limit.
+        options: Requested options, including a limit.
         run: Sizes and seed of samples.
-        tools: Samples, and what is measured on them.
-        file_bytes: Returns the size of the file of a quantized graph, whose metadata it completes.
+        tools: Samples, and statistics on the samples.
+        file_bytes: Returns the file size of a quantized graph after completing its metadata.
 
     Raises:
-        UsageError: the limit is below what the smallest form takes, or the graph names no modules.
-        QuantizeError: no form can be made and run.
-        VerificationError: no form of the model reaches the quality.
+        UsageError: the limit is below the size of the smallest variant, or the graph names no modules.
+        QuantizeError: no variant can be built and run.
+        VerificationError: no variant of the model reaches the quality.
     """
     budget = options.bit_budget
-    assert budget is not None  # whoever calls has one
+    assert budget is not None  # the caller checks this
     chosen = {"precision": options.base.name, "mode": options.mode or "weight-only"}
     base = options.model_copy(update={"budget": None, "max_size": None, "max_drop": None, **chosen})
-    if not base.needs_samples:  # the data were for the perplexity alone
+    if not base.needs_samples:  # only the perplexity used the data
         base = base.model_copy(update={"calibration_data": None, "split": None, "columns": {}})
     graph.refuse_no_modules(run.shown)
     study = _Study(graph, base, options, run, tools, file_bytes)
@@ -166,7 +169,7 @@ def choose_bits(
 
 @dataclass
 class _Unit:
-    """A module, and what it is in each form."""
+    """A module, and its cost and loss in each candidate format."""
 
     part: ModulePart
     choices: dict[_Form, Choice]
@@ -175,7 +178,7 @@ class _Unit:
 
 
 class _Study:
-    """One model whose modules are measured."""
+    """Measurements of one model and its modules in the candidate formats."""
 
     def __init__(
         self,
@@ -195,12 +198,12 @@ class _Study:
         self._parts = [part for part in parts if part.is_unit and part.nodes]
         self._float_bytes = weight_bytes(graph.model)
         from winml.modelkit.onnx.contents import read_contents
-        from winml.modelkit.onnx.module_costs import weights_cost  # where bits are chosen alone
+        from winml.modelkit.onnx.module_costs import weights_cost  # needed only by this search
 
         counted = weights_cost(read_contents(to_weightless(graph.model).proto))
         self._parameters_of_file = counted.weight_parameters
         self._uncounted_bytes = self._float_bytes - counted.weight_bytes
-        """Of shapes, indices and masks, which have no parameters."""
+        """Bytes of shapes, indices and masks, which have no parameters."""
         samples = SampleRequest(
             replace(run, seed=run.seed + _OTHER_SAMPLES),
             tools.data.model_folder,
@@ -217,11 +220,11 @@ class _Study:
         self._evaluator, self._float_perplexity = None, None
         budget = requested.bit_budget
         if budget is not None and budget.max_drop is not None:
-            from winml.modelkit.quantize.calibration.held_out_perplexity import held_out_evaluator  # reads tasks
+            from winml.modelkit.quantize.calibration.held_out_perplexity import held_out_evaluator  # imports the tasks
 
             session = graph.session(name=run.shown)
             self._evaluator, self._float_perplexity = held_out_evaluator(tools.data, session, budget.max_drop)
-        assert tools.unfinished is not None  # bits are chosen
+        assert tools.unfinished is not None  # always set for a search
         self._stored = quantized_variants.MeasuredVariants(
             tools.unfinished / "measured.json", self._depends_on(), overwrite=True
         )
@@ -234,9 +237,9 @@ class _Study:
         self._file_sizes: dict[tuple[_Form, ...], int] = {}
 
     def _with_halves(self, plan: planning.QuantizationPlan) -> planning.QuantizationPlan:
-        """Return the plan with what 16-bit floats alone take, such as the weights of convolutions."""
+        """Add nodes that only 16-bit floats support to the plan, such as convolutions with weights."""
         halves: dict[str, planning.PlannedNode] = {}
-        with contextlib.suppress(UsageError):  # no node takes them
+        with contextlib.suppress(UsageError):  # no node supports the format
             options = _with_form(self._base, _HALF)
             planned = planning.plan_quantization(self._graph.model, options, self._graph.modules).nodes
             halves = {node.name: node for node in planned if node.mode is not None and node.has_weight}
@@ -244,7 +247,7 @@ class _Study:
         return planning.QuantizationPlan(tuple(nodes))
 
     def _depends_on(self) -> dict[str, object]:
-        """Return what a measurement depends on, beside the options of the form."""
+        """Identify the inputs of a measurement other than the options of the variant."""
         return {
             "graph": graph_digest(self._graph.model),
             "options": self._requested.model_dump(mode="json", exclude={"min_sqnr_db"}),
@@ -255,22 +258,22 @@ class _Study:
         }
 
     def _variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
-        """Measure a form; what an interrupted run measured is taken over."""
+        """Measure a variant, or read the measurement of an interrupted run."""
         key = digest_of(options.model_dump(mode="json"), is_judged)
         if not self._variants.has_measured(key):
             self._variants.share_starts()
         return self._variants.measure(key, options, is_judged=is_judged)
 
     def measure(self) -> None:
-        """Measure each module alone in each form, and the whole in each."""
+        """Measure each module alone, and the whole model, in each lossy format."""
         lossy = [form for form in self._forms() if form.precision != FLOAT32]
-        # The whole first: what finds blocks with samples walks through the model once for each form.
+        # The whole model first: the block solver walks through the model once for each format.
         for number, form in enumerate(lossy, 1):
             with self._part(1, f"format {number} of {len(lossy)}"):
                 if self._tools.solver is not None and form.block_size is not None:
-                    # Also where the form was measured by an interrupted run: a mixture takes these blocks.
+                    # Required even if an interrupted run measured the format: mixtures use these blocks.
                     options = self._options((form,) * len(self._parts))
-                    with contextlib.suppress(QuantizeError):  # told where it is measured
+                    with contextlib.suppress(QuantizeError):  # reported by the measurement
                         self._quantizer(self._graph.model.clone(), options, self._graph.modules)
                 self._uniform[form] = self._measured((form,) * len(self._parts))
         for number, part in enumerate(self._parts, 1):
@@ -278,7 +281,7 @@ class _Study:
                 self._units.append(self._unit(part, lossy))
 
     def _part(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
-        """Return the block of a part of the search: formats, modules, bisection for the smallest, sizes of mixtures."""
+        """Report the progress of a search step, such as the formats or the modules."""
         return part_of_step(f"step {number} of {self._step_count}, {words}")
 
     @property
@@ -288,7 +291,7 @@ class _Study:
         return 4 if is_smallest and self._evaluator is None else 3
 
     def _forms(self) -> tuple[_Form, ...]:
-        """Return the forms that a module may have; activations in 16 bits where a provider was named that has them."""
+        """Candidate formats of a module; 16-bit activations only for a selected provider that supports them."""
         if self._base.mode != "qdq":
             return (*_FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMS
         taken = {8} if self._base.ep in (None, CPU_PLACEMENT) else {8, *placement_for(self._base.ep).activation_bits}
@@ -321,7 +324,7 @@ class _Study:
         return self._base.algorithm == "auto" and self._tools.solver is not None
 
     def _by_own_outputs(self, part: ModulePart, choices: Mapping[_Form, Choice]) -> dict[_Form, Choice]:
-        """Return forms that a module was not run in, by the error of its own outputs beside that in a form it was."""
+        """Estimate cost and loss of formats that were not run for a module, from the error of its outputs."""
         compared, found = self._found_blocks(part, _COMPARED), {}
         error = _own_error(compared)
         if _COMPARED not in choices or not error:
@@ -334,11 +337,11 @@ class _Study:
         return found
 
     def _takes(self, part: ModulePart, form: _Form) -> bool:
-        """Say whether a module can have a form; one of convolutions has none in blocks."""
+        """Return True if a module supports a format; modules of convolutions support no blocks."""
         return form in (_HALF, _Form(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
 
     def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
-        """Return what was found for the weights of a module in a form, where its algorithm needs samples."""
+        """Blocks solved on samples for the weights of a module in a format; ``[]`` without a solver."""
         solver = self._tools.solver
         if solver is None or form.block_size is None:
             return []
@@ -347,7 +350,7 @@ class _Study:
         return solver.found(names, bits, form.block_size, form.algorithm or self._base.algorithm)
 
     def choose(self, budget: BitBudget) -> tuple[QuantizeOptions, BudgetSearch]:
-        """Return the options of the best form within the limit, and the search."""
+        """Select the best variant within the limit, and return its options and the search."""
         reached = 0
         if budget.is_smallest:
             forms = self._smallest()
@@ -355,25 +358,25 @@ class _Study:
             reached = self._limit(budget)
             forms = self._best(reached, budget)
         for limit in self._frontier_limits():
-            # What is smaller was measured where it could be chosen.
+            # Smaller mixtures were measured during the selection.
             if limit > reached and (mixed := self._mixture(limit)) is not None:
                 self._measured(mixed)
         return self._options(forms), self._record(budget, forms)
 
     def _limit(self, budget: BitBudget) -> int:
-        """Return the bytes that the weights of the modules may take."""
+        """Maximum size of the modules' weights, in bytes."""
         if budget.mean_bits is not None:
             return self._bytes_at(budget.mean_bits)
         assert budget.max_bytes is not None
         return budget.max_bytes - self._least_graph_bytes - self._fixed_bytes
 
     def _bytes_at(self, mean_bits: float) -> int:
-        """Return what the weights of the modules take where a parameter of the file takes so many bits."""
+        """Convert mean bits per parameter of the file to bytes of the modules' weights."""
         counted = math.floor(mean_bits * self._parameters_of_file / 8 + 1e-6)
         return counted + self._uncounted_bytes - self._fixed_bytes
 
     def _mean_bits(self, size: int) -> float:
-        """Return the bits of a parameter of the file where the weights of the modules take so many bytes."""
+        """Convert bytes of the modules' weights to mean bits per parameter of the file."""
         counted = size + self._fixed_bytes - self._uncounted_bytes
         return 8 * counted / max(self._parameters_of_file, 1)
 
@@ -383,7 +386,7 @@ class _Study:
 
     @property
     def _fixed_bytes(self) -> int:
-        """What the file has beside the weights of the modules."""
+        """Bytes of the file's tensors that belong to no searched module."""
         return self._float_bytes - self._unit_bytes
 
     @property
@@ -392,7 +395,7 @@ class _Study:
 
     @functools.cached_property
     def _least_graph_bytes(self) -> int:
-        """About the least that a file takes beside its weights: forms differ by the nodes and rules that they add."""
+        """Approximate minimum size of graph and metadata: variants differ in added nodes and rules."""
         tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
         run = [forms for forms in tried if self._measured(forms).runs]
         return min((self._file_bytes(forms) - self._measured(forms).weight_bytes for forms in run), default=0)
@@ -402,11 +405,11 @@ class _Study:
         return tuple(min(unit.choices, key=unit.choices.__getitem__) for unit in self._units)
 
     def _best(self, limit: int, budget: BitBudget) -> tuple[_Form, ...]:
-        """Return the form of each module with the best whole within a limit: a mixture, or a uniform one.
+        """Select the variant with the best quality within a limit: a mixture or a uniform variant.
 
         Raises:
-            UsageError: the smallest form is larger.
-            QuantizeError: no form can be made and run.
+            UsageError: the smallest variant exceeds the limit.
+            QuantizeError: no variant can be built and run.
         """
         found = self._candidates(limit)
         fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
@@ -417,11 +420,11 @@ class _Study:
             problem = next((form.problem for form in self._trials.values() if form.problem), "")
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
         if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
-            return least  # its graph takes less than those that the limit of weights was taken from
+            return least  # its graph is smaller than the graphs that the limit of weights was computed from
         raise self._too_small(budget, found)
 
     def _least_file(self, found: Sequence[tuple[_Form, ...]]) -> tuple[_Form, ...]:
-        """Return the form with the smallest file, which needs not be that with the smallest weights."""
+        """Variant with the smallest file; its weights are not necessarily the smallest."""
         least, *others = sorted(found, key=self._bytes_of)
         for forms in others:
             if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
@@ -431,11 +434,11 @@ class _Study:
     def _candidates(
         self, limit: int, is_enough: Callable[[tuple[_Form, ...]], bool] | None = None
     ) -> list[tuple[_Form, ...]]:
-        """Return forms that were measured as a whole: uniform ones, and mixtures of a grid of sizes up to a limit.
+        """Measured variants of the whole model: uniform variants, and mixtures on a grid of sizes up to a limit.
 
-        Noise adds up roughly only, so each size is also filled from what was measured as a whole: by raising modules of
-        the best smaller form, and by lowering those of a uniform form that is a little too large. Sizes rise, and end
-        where one has a mixture that is enough.
+        Noise adds up only approximately, so each size is also derived from measurements of the whole model: modules of
+        the best smaller variant are raised, and modules of a slightly larger uniform variant are lowered. Sizes
+        increase; the search ends at the first size with a sufficient mixture.
         """
         uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
         found = [forms for forms in uniform if self._measured(forms).runs]
@@ -465,7 +468,7 @@ class _Study:
     def _choices_beside(
         self, forms: tuple[_Form, ...], compared: Callable[[int, int], bool]
     ) -> list[dict[_Form, Choice]]:
-        """Return the choices of each module that cost what it takes in a form, or more (``ge``), or less (``le``)."""
+        """Choices of each module that cost at least (``ge``) or at most (``le``) as much as its format in a variant."""
         found = []
         for unit, form in zip(self._units, forms, strict=True):
             held = unit.choices.get(form, unit.choices[_Form(FLOAT32)])
@@ -473,9 +476,9 @@ class _Study:
         return found
 
     def _fitted(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
-        """Return the mixture with the least sum of noise whose file keeps a limit; of some choices, where passed.
+        """Mixture with the smallest sum of noise whose measured weights fit the limit; ``None`` if no mixture fits.
 
-        A weight that two modules share may make a mixture larger than it was solved for.
+        A weight shared by two modules may make a mixture larger than its solved size.
         """
         tried = limit
         for _ in range(_RETRIES):
@@ -489,7 +492,7 @@ class _Study:
         return None
 
     def _file_bytes(self, forms: tuple[_Form, ...]) -> int:
-        """Return the size of the file of a form, with all that it says of itself."""
+        """File size of a variant, metadata included."""
         if forms not in self._file_sizes:
             reasons = {choice.tag: choice.why for choice in self._choices(forms)}
             model = self._graph.model.clone()
@@ -498,7 +501,7 @@ class _Study:
         return self._file_sizes[forms]
 
     def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
-        """Return what is to be said where no form is small enough: how small the smallest is, and what makes it so."""
+        """Build the error for a limit that no variant fits: the smallest variant and its largest weights."""
         if budget.max_bytes is None:
             least = min(found, key=self._bytes_of)
             needed = self._mean_bits(self._bytes_of(least))
@@ -535,7 +538,7 @@ class _Study:
         reaching = [forms for forms in found if self._minimum_of(forms).is_met(self._measured(forms))]
         reached = min(reaching, key=self._bytes_of, default=None)
         quality = self._minimum_of(least).quality(self._measured(least))
-        # Without a number, there is nothing to compare and the minimum does not apply.
+        # Without a finite quality the minimum does not apply.
         if least in reaching or not math.isfinite(quality):
             return f"Allow {limit_of(least)} or more."
         lowered = (
@@ -552,7 +555,7 @@ class _Study:
         return FidelityTarget("sqnr_db", least_db + _MARGIN_DB)
 
     def _largest_words(self, forms: tuple[_Form, ...], mean_bits: float) -> str:
-        """Return which weights take most beyond some bits, and what is no weight of a module that could be chosen."""
+        """Describe the weights that most exceed a number of bits, and the tensors that belong to no searched module."""
         choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
         words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
         left = self._fixed_bytes - self._uncounted_bytes
@@ -561,7 +564,7 @@ class _Study:
         return f"largest: {', '.join(words)}"
 
     def _of_one_algorithm(self, limit: int) -> Iterator[_Form]:
-        """Yield the best uniform form within a limit by each algorithm, where each module may have its own."""
+        """Yield the best uniform format within a limit with each single algorithm, if modules may differ."""
         forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
         fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
         if self._compares_algorithms and fitting:
@@ -571,10 +574,11 @@ class _Study:
                     yield replace(best, algorithm=algorithm)
 
     def _smallest(self) -> tuple[_Form, ...]:
-        """Return the smallest form that reaches a quality: the limit is halved as long as it does.
+        """Find the smallest variant of sufficient quality, by bisection of the size.
 
-        Quality does not rise with every size, and halving may pass by smaller forms that reach it. So mixtures of all
-        smaller sizes are measured as well, unless the limit is a perplexity, which takes long.
+        Quality does not rise with every size, and bisection may skip smaller variants of sufficient quality. All
+        smaller mixtures of the grid are therefore measured too, unless the quality is a perplexity, which takes long to
+        measure.
         """
         low = self._least_bytes
         high = self._unit_bytes
@@ -590,7 +594,7 @@ class _Study:
                     low = middle
         if self._evaluator is None:
             self._candidates(high if best is None else self._bytes_of(best), self._is_good)
-        for forms in list(self._trials):  # mixtures that the search passed, and uniform forms
+        for forms in list(self._trials):  # uniform variants, and mixtures outside the bisection
             if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
         if best is None:
@@ -608,7 +612,7 @@ class _Study:
         return best
 
     def _mixture(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
-        """Return the forms with the least sum of noise within a limit; of some choices, where passed."""
+        """Solve for the formats with the smallest sum of noise within a limit; ``None`` if no mixture fits."""
         if limit <= 0:
             return None
         choices = [unit.choices for unit in self._units] if choices is None else choices
@@ -625,11 +629,11 @@ class _Study:
         return self._trials[forms]
 
     def _bytes_of(self, forms: tuple[_Form, ...]) -> int:
-        """Return what the weights of the modules take, as it is in the file."""
+        """Measured bytes of the modules' weights in a variant."""
         return self._unit_bytes - (self._float_bytes - self._measured(forms).weight_bytes)
 
     def _is_good(self, forms: tuple[_Form, ...]) -> bool:
-        """Say whether forms reach what is to be reached; one in which nothing is quantized does not."""
+        """Return True if a variant meets the requested quality; False for a variant without a quantized module."""
         if all(form.precision == FLOAT32 for form in forms):
             return False
         measured, least_db = self._measured(forms), self._requested.min_sqnr_db
@@ -643,14 +647,14 @@ class _Study:
             yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
 
     def _options(self, forms: Sequence[_Form]) -> QuantizeOptions:
-        """Return the options with which each module has its form."""
+        """Options that assign each module its format."""
         if len(set(forms)) == 1:
             return _with_form(self._base, forms[0])
         pairs = sorted(zip(self._parts, forms, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
         rules = {escape(part.module.tag): form.precision for part, form in pairs}
         sizes = {escape(part.module.tag): form.block_size for part, form in pairs if form.block_size is not None}
         algorithms: dict[str, Algorithm] = {}
-        if any(form.algorithm is not None for form in forms):  # then of all: the module around one may have its own
+        if any(form.algorithm is not None for form in forms):  # for all modules then: a parent may have a separate one
             algorithms = {escape(part.module.tag): form.algorithm or self._base.algorithm for part, form in pairs}
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
@@ -699,17 +703,17 @@ class _Study:
 
 
 def _cost_beside(cost: int, parameters: int, form: _Form) -> int:
-    """Return the bytes of weights in a form of 4 bits; ``cost`` is what they take in :data:`_COMPARED`."""
+    """Bytes of weights in a 4-bit format; ``cost`` is their size in :data:`_COMPARED`."""
     assert _COMPARED.block_size is not None
     assert form.block_size is not None
     of_block = (cost - parameters / 2) * _COMPARED.block_size / parameters
     if form.algorithm == "hqq":
-        of_block = 2 * (of_block - 0.5)  # the zero point is as wide as the scale, and not half a byte
+        of_block = 2 * (of_block - 0.5)  # the zero point has the type of the scale instead of half a byte
     return round(parameters / 2 + of_block * parameters / form.block_size)
 
 
 def _own_error(solved: Sequence[SolvedWeight]) -> float:
-    """Return the squared error of the outputs of some products over their squared size, on average."""
+    """Mean relative squared error of the outputs of solved weights."""
     errors = [found.errors[found.algorithm] for found in solved if found.algorithm in found.errors]
     return sum(errors) / len(errors) if errors else 0.0
 
@@ -720,13 +724,13 @@ def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
     mode = "weight-only" if form.block_size is not None else of_precision
     changes: dict[str, object] = {"precision": form.precision, "mode": mode, "block_size": form.block_size}
     if form.algorithm is not None:
-        # A rule, so that its blocks are found and compared as those of the others.
+        # A rule, so that its blocks are solved and compared like the blocks of other rules.
         changes["algorithms"] = {"**": form.algorithm}
     return options.model_copy(update=changes)
 
 
 def _grid() -> Iterator[float]:
-    """Yield mean bits in rising order, the same ones for every limit."""
+    """Yield mean bits in rising order; identical for every limit."""
     reached = 1.0
     for end, step in _GRID:
         while reached < end:
@@ -735,7 +739,7 @@ def _grid() -> Iterator[float]:
 
 
 def _sufficient_size(size_bytes: int) -> str:
-    """Return a size for the option that is a little larger: the times that an export records differ in length.
+    """Round a file size up for the option, with a margin: recorded export times vary in length.
 
     >>> _sufficient_size(58_727), _sufficient_size(1_234_567_890)
     ('58.8kB', '1234.6MB')
@@ -755,23 +759,23 @@ def _decibels(measured: MeasuredVariant) -> float | None:
 
 
 GRAINS = 20_000
-"""Steps that a limit is divided into. Chosen: a cost is rounded up to a step, so that each module wastes at most a
-twenty-thousandth of the limit; limits up to this are solved exactly."""
+"""Number of steps of a limit. Chosen: costs are rounded up to a step, so that each module wastes at most a
+twenty-thousandth of the limit; limits up to this number are solved exactly."""
 
 
 class Choice(NamedTuple):
-    """A form that a module may have."""
+    """Cost and loss of one candidate of a module."""
 
     cost: int
     """Bytes."""
     loss: float
-    """Added by it to the loss of the whole."""
+    """Contribution to the loss of the whole model."""
 
 
 def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | None:
-    """Return the position of the choice of each module; None where not even the smallest fit.
+    """Solve the knapsack: position of the choice of each module; ``None`` if even the smallest choices do not fit.
 
-    The sum of the losses is the least there is among those whose costs, rounded up to steps, fit.
+    The sum of the losses is minimal among selections whose costs, rounded up to steps, fit.
 
     Args:
         modules: The choices of each module, at least one.

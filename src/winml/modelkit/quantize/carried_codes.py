@@ -1,7 +1,7 @@
-"""Carries weights that a checkpoint has in few bits over into operators that take their codes.
+"""Transfer of a checkpoint's quantized weights (codes) to operators that read the codes.
 
-Each weight is read and rearranged when the file is written. Where ONNX Runtime has no operator for a kind of codes, the
-nearest form is written, and what is lost is measured while it is. Before / After::
+Each weight is read and rearranged when the file is written. Without an ONNX Runtime operator for a kind of codes, the
+nearest format is written, and its error is measured while writing. Before / After::
 
     x, weight[K,N] → MatMul                    x, codes, scales, zero points → MatMulNBits
     the same, act-order                        x → Gather (input channels by group) → MatMulNBits
@@ -50,47 +50,47 @@ from winml.modelkit.words import count_noun
 
 _COMPUTE_IN_FLOAT = 1
 """Specified: ``accuracy_level`` of ``MatMulNBits`` at which activations stay float32. Measured with ONNX Runtime 1.31
-(4096 × 4096, two threads, one row): 2.8 ms in 4 bits, 0.34 ms with activations in 8 bits. Of 2 and 8 bits there is no
+(4096 × 4096, two threads, one row): 2.8 ms in 4 bits, 0.34 ms with activations in 8 bits. For 2 and 8 bits there is no
 such kernel, and the weight would be dequantized in every run (100 ms)."""
 _FLOAT_KERNEL_BITS = (4,)
 _NEAREST_BLOCK_SIZE: BlockSize = 32
-"""Of the nearest form, in 8 bits. Measured: 45 dB of 8-bit floats remain."""
+"""Block size of the nearest format in 8 bits. Measured: 45 dB of 8-bit floats remain."""
 _LEAST_HALF_BYTES = 1 << 16
-"""Weights of 16 bits from this size on stay in 16 bits in the file. Chosen: scales and biases are no burden."""
+"""Minimum size of 16-bit weights that stay 16-bit in the file. Chosen: scales and biases are small anyway."""
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _EXACT_IN_8_BITS = ("float4_e2m1",)
-"""Kinds whose values are halves of small integers, so that 8-bit integers hold them exactly."""
+"""Kinds of codes whose values are halves of small integers, exactly representable in 8-bit integers."""
 _BNB_KINDS = {"bnb_fp4": 0, "nf4": 1}
 """Specified: kind of codes → ``quant_type`` of ``MatMulBnb4``."""
 
 
 @dataclass(frozen=True)
 class CarriedCodes(StageResult):
-    """The result of carrying codes over."""
+    """Result of the transfer of codes."""
 
     modules: tuple[ModulePrecision, ...] = ()
-    """Modules that have nodes with weights, in the order of the graph."""
+    """Modules with weights, in graph order."""
     nearest: tuple[NearestWeight, ...] = ()
-    """Weights for whose codes there is no operator; their losses are known once the model was written."""
+    """Weights without an operator for their codes; their errors are known once the model is written."""
 
 
 class _CarriedWeight(PackedWeight):
-    """The codes of a weight as ``MatMulNBits`` and ``GatherBlockQuantized`` take them."""
+    """Codes of a weight in the layout of ``MatMulNBits`` and ``GatherBlockQuantized``."""
 
     def __init__(self, coded: coded_weights.CodedWeight, matrix: WeightMatrix, use: WeightUse, desk: PackingDesk, *,
                  is_table_only: bool) -> None:  # fmt: skip
-        """Refer to the codes; nothing is read."""
+        """Store the reference to the codes; nothing is read."""
         self.coded = coded
         bits = coded.bits if coded.kind == "integer" else 8
-        algorithm: Algorithm = "hqq" if coded.has_float_zero_points else "rtn"  # by which zero points are floats
+        algorithm: Algorithm = "hqq" if coded.has_float_zero_points else "rtn"  # the algorithm with float zero points
         form = BlockForm(bits, coded.block_size, is_symmetric=not coded.has_zero_points, algorithm=algorithm)
         super().__init__(matrix, form, use, desk, is_table_only=is_table_only)
 
     def compute(self) -> dict[str, Array]:
-        """Return all parts by name.
+        """Read the codes: part name → array.
 
         Raises:
-            CheckpointError: the file became shorter.
+            CheckpointError: the file is shorter than before.
         """
         parts, form = self.coded.read(), self.form
         codes, scales, middle = parts.codes, parts.scales, 1 << (form.bits - 1)
@@ -108,21 +108,21 @@ class _CarriedWeight(PackedWeight):
 
 
 def _as_integers(coded: coded_weights.CodedWeight, parts: coded_weights.CodedParts) -> tuple[Array, Array]:
-    """Return 4-bit floats as 8-bit integers that stand for twice their values, and half their scales."""
+    """Convert 4-bit floats to 8-bit integers of twice their value, with half their scales."""
     table = (np.asarray(coded_weights.CODE_TABLES[coded.kind]) * 2 + 128).astype(np.uint8)
     return table[coded_weights.unpack_codes(parts.codes, 4, coded.depth)], parts.scales / 2
 
 
 class NearestWeight(PackedWeight):
-    """A weight for whose codes there is no operator, in 8 bits by blocks; knows what was lost once it was computed."""
+    """A weight without an operator for its codes, in 8-bit blocks; the error is known once it is computed."""
 
     lost: float = 0.0
-    """Sum of the squares of what was lost."""
+    """Sum of the squared errors."""
     signal: float = 0.0
-    """Sum of the squares of the weight; 0 before it was written."""
+    """Sum of the squared weight values; 0 before writing."""
 
     def compute(self) -> dict[str, Array]:
-        """Return all parts by name."""
+        """Quantize the weight: part name → array; also measures the error."""
         parts = super().compute()
         values = self.matrix.values().T
         error = unpack_blocks(Blocks(**parts), self.form, self.matrix.depth).T - values
@@ -133,12 +133,12 @@ class NearestWeight(PackedWeight):
 def carry_codes(
     model: ir.Model, ep: str | None = None, activations: Literal["float32", "int8"] | None = None
 ) -> CarriedCodes:
-    """Replace the readers of coded weights by operators that take the codes, in place.
+    """Replace the readers of coded weights by operators that read the codes, in place.
 
     Args:
         model: The model; its coded weights are initializers whose tensors are ``CodedTensor``.
-        ep: Execution provider that the result is for; None: any.
-        activations: Type of activations in products with codes; None: float32 where there is a fast kernel, else int8.
+        ep: Execution provider of the result; ``None``: any.
+        activations: Type of activations in products with codes; ``None``: float32 if a fast kernel exists, else int8.
     """
     _separate_experts(model.graph)
     readers = [node for node in model.graph if _coded_of(node) is not None]
@@ -165,10 +165,10 @@ def carry_codes(
 
 
 def _separate_experts(graph: ir.Graph) -> None:
-    """Make the matrix of each expert a weight of its own, where the graph takes it out of the weight of all; in place.
+    """Make the matrix of each expert a separate weight if the graph selects it from a stacked weight; in place.
 
-    TorchScript takes it by a ``Gather`` of one index, with torch 2.10 by a ``Slice`` and a ``Squeeze``; dynamo by a
-    ``Split`` and a ``Squeeze``.
+    TorchScript selects with a ``Gather`` of one index, with torch 2.10 with a ``Slice`` and a ``Squeeze``; dynamo with
+    a ``Split`` and a ``Squeeze``.
     """
     fresh: FreshNames | None = None
     for name, value in list(graph.initializers.items()):
@@ -187,7 +187,7 @@ def _separate_experts(graph: ir.Graph) -> None:
 
 
 def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]]:
-    """Yield which experts are taken out of a weight of all, and the values that hold their matrices."""
+    """Yield (expert index, value of its matrix) for each expert selected from a stacked weight."""
     for node, position in list(value.uses()):
         if node.op_type == "Gather" and position == 0 and node.attributes.get_int("axis", 0) == 0:
             index = node.inputs[1].const_value if node.inputs[1] is not None else None
@@ -206,19 +206,19 @@ def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]
 
 
 def _squeezed(value: ir.Value) -> list[ir.Value]:
-    """Return the value without its first axis, of every node that removes it alone."""
+    """Outputs of the Squeeze nodes that remove exactly the first axis of a value."""
     readers = [reader for reader, _ in value.uses() if reader.op_type == "Squeeze"]
     return [reader.outputs[0] for reader in readers if _numbers((*reader.inputs, None)[1]) == [0]]
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:
-    """Return the integers of a constant vector; None of anything else."""
+    """Integers of a constant vector; ``None`` for other values."""
     constant = value.const_value if value is not None else None
     return None if constant is None else constant.numpy().reshape(-1).tolist()
 
 
 def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
-    """Remove what took matrices out of a weight and is read no more, and the weight where nothing else reads it."""
+    """Remove unread selections from a weight, and the weight if nothing else reads it."""
     for node in list(weight.consumers()):
         for reader in [reader for output in node.outputs for reader in output.consumers()]:
             if reader.op_type == "Squeeze" and not any(output.uses() for output in reader.outputs):
@@ -229,30 +229,30 @@ def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
 
 
 def _coded_of(node: ir.Node) -> coded_weights.CodedTensor | None:
-    """Return the coded weight that a node reads; None where it reads none."""
+    """Coded weight of a node; ``None`` without a coded weight."""
     value = constant_weight(node)
     tensor = value.const_value if value is not None else None
     return tensor if isinstance(tensor, coded_weights.CodedTensor) else None
 
 
 class _CodesPacking(Packing):
-    """Replaces the readers of coded weights of one graph, in place."""
+    """Replacement of the readers of coded weights in one graph, in place."""
 
     def __init__(self, graph: ir.Graph, task: EngineTask, activations: str | None) -> None:
         super().__init__(graph, task)
         self._activations = activations
         self.done: list[coded_weights.CodedWeight] = []
-        """Of each node that was replaced, its weight."""
+        """Weights of the replaced nodes, one per node."""
         self.nearest: list[NearestWeight] = []
         self._bnb_parts: dict[str, tuple[ir.Value, ...]] = {}
         """Name of a weight → its codes and scales."""
         self._orders: dict[tuple[ir.Value, bytes], ir.Value] = {}
-        """Activation and order of its channels → the activation in this order."""
+        """(activation, channel order) → the activation in this order."""
 
     def carry(self, node: ir.Node) -> None:
-        """Replace a node; one whose weight no operator takes stays."""
+        """Replace a node; a node whose weight no operator supports stays."""
         tensor = _coded_of(node)
-        assert tensor is not None  # the caller looked
+        assert tensor is not None  # checked by the caller
         if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
             new = self._bnb_product(node, operand)
         else:
@@ -269,7 +269,9 @@ class _CodesPacking(Packing):
         return super()._product(node, operand)
 
     def _bnb_product(self, node: ir.Node, operand: Operand) -> ir.Node | None:
-        """Replace a product with a weight of bitsandbytes' 4 bits; a table, or one read by its columns, as others."""
+        """Replace a product with a 4-bit weight of bitsandbytes; tables and weights read by columns use
+        :meth:`replace`.
+        """
         weight = _tensor_of(operand).weight
         if node.op_type == "Gather" or not _is_by_rows(operand):
             return self.replace(node)
@@ -293,7 +295,7 @@ class _CodesPacking(Packing):
         return new
 
     def _in_order(self, node: ir.Node, order: Array) -> ir.Value:
-        """Return the activation that a node reads with its channels in another order; made once for all readers."""
+        """Activation of a node with reordered channels, shared by all readers."""
         activation = node.inputs[0]
         assert activation is not None
         key = (activation, order.tobytes())
@@ -318,7 +320,7 @@ class _CodesPacking(Packing):
         matrix = WeightMatrix(tensor, operand.is_transposed)
         use = WeightUse.of(operand.value, node)
         is_table_only = readers == {"Gather"}
-        # Rows are looked up with whole zero points only.
+        # Row lookups support whole zero points only.
         is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
         if is_taken and _is_carried(tensor.weight, operand):
             return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
@@ -340,17 +342,17 @@ def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
 
 
 def _is_by_rows(operand: Operand) -> bool:
-    """Say whether a node reads a coded weight such that its rows are output channels, or what is looked up."""
+    """Return True if the rows of a coded weight, as a node reads it, are output channels or looked-up rows."""
     return operand.is_transposed == (_tensor_of(operand).permutation is None)
 
 
 def _is_carried(coded: coded_weights.CodedWeight, operand: Operand) -> bool:
-    """Say whether integers hold the codes of a weight as a node reads it."""
+    """Return True if integers represent the codes of a weight in the orientation that a node reads."""
     return _is_by_rows(operand) and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
 
 
 def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
-    """Return codes and scales as ``MatMulBnb4`` takes them: flat, the first of two codes in the high half of a byte."""
+    """Codes and scales in the layout of ``MatMulBnb4``: flat, the first of two codes in the high half of a byte."""
 
     def codes() -> Array:
         packed = weight.read().codes.reshape(-1)
@@ -366,7 +368,7 @@ def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyT
 
 
 def _record_of(node: ir.Node, weight: coded_weights.CodedWeight) -> dict[str, object]:
-    """Return what a node says of its weight."""
+    """Quantization record of a node's weight."""
     bits = node.attributes.get_int("bits", weight.bits)
     is_carried = weight.kind != "number" and (node.op_type == "MatMulBnb4" or bits == weight.bits)
     record: dict[str, object] = {"precision": weight.precision if is_carried else INT8, "kind": "operator"}
@@ -379,7 +381,7 @@ def _record_of(node: ir.Node, weight: coded_weights.CodedWeight) -> dict[str, ob
 
 
 def _retain_halves(graph: ir.Graph) -> None:
-    """Store weights of 16 bits that were to be written as float32 as they are, with a Cast where they are read."""
+    """Keep 16-bit weights that would be written as float32 in 16 bits, with a Cast before their readers."""
     fresh: FreshNames | None = None
     for name, value in list(graph.initializers.items()):
         tensor = value.const_value
@@ -404,9 +406,9 @@ def _retain_halves(graph: ir.Graph) -> None:
 
 
 def _cast_rows(graph: ir.Graph, node: ir.Node, fresh: FreshNames) -> None:
-    """Cast the rows that a node looks up in a table of 16 bits."""
+    """Cast the rows that a node looks up in a 16-bit table."""
     table, output = node.inputs[0], node.outputs[0]
-    assert table is not None  # it is the table
+    assert table is not None  # input 0 is the table
     name = output.name
     cast = cast_node(output, ir.DataType.FLOAT, node, fresh)
     graph.insert_after(node, cast)
@@ -417,13 +419,13 @@ def _cast_rows(graph: ir.Graph, node: ir.Node, fresh: FreshNames) -> None:
 
 
 def _first_of(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node:
-    """Return the first of some nodes in the order of a graph."""
+    """First of some nodes in graph order."""
     nodes = {node for node, _ in uses}
     return next(node for node in graph if node in nodes)
 
 
 def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
-    """Return the result by module and precision; weights that the checkpoint has as floats have no precision."""
+    """Results by module and precision; weights that are float in the checkpoint have no precision."""
     nodes: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for node in graph:
         tag = read_tag(node)
@@ -444,7 +446,7 @@ def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
 
 
 def _half_of(node: ir.Node) -> str | None:
-    """Return the name of the precision of a weight that is no code; None where a node has none."""
+    """Precision of an uncoded weight of a node; ``None`` without a weight."""
     value = constant_weight(node)
     if value is None:
         for read in node.inputs[:2]:
@@ -459,7 +461,7 @@ def _half_of(node: ir.Node) -> str | None:
 
 
 def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
-    """Say which weights of few bits are written as floats, since a node reads them that takes no codes."""
+    """Note the quantized weights that are written as floats, since one of their readers supports no codes."""
     left = {
         name: value
         for name, value in graph.initializers.items()
@@ -478,7 +480,7 @@ def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
 
 
 def _loss_words(total_db: float, worst_db: float) -> str:
-    """Return how much of the weights is left, in words.
+    """Describe the error of requantized weights.
 
     >>> _loss_words(48.25, 40.0), _loss_words(math.inf, math.inf)
     ('SQNR 48.2 dB overall, 40.0 dB for the worst', 'exact: no value changed')
@@ -489,7 +491,7 @@ def _loss_words(total_db: float, worst_db: float) -> str:
 
 
 def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
-    """Say what was lost where there was no operator for the codes, of weights that were written."""
+    """Note the error of weights without an operator for their codes, after the weights are written."""
     written = [weight for weight in nearest if weight.signal]
     if not written:
         return ()

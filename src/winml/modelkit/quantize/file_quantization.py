@@ -1,7 +1,7 @@
-"""Quantizes an ONNX file by module.
+"""Quantization of an ONNX file by module.
 
-Reading, plain form, comparison and writing are those of every verb that changes a graph (``graph_file``). Knows no
-PyTorch and imports none.
+Reading, normalization, comparison and writing are shared with the other commands that transform a graph
+(``graph_file``). Does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ from winml.modelkit.words import count_noun, size_words
 def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[str]:
     """Yield notes on the speed of a quantized file on the processor of this machine.
 
-    ONNX Runtime does the fusions that integer operators need (DynamicQuantizeMatMul, MatMulIntegerToFloat with its
-    bias) when it creates a session, so nothing is fused here.
+    ONNX Runtime performs the fusions of integer operators (DynamicQuantizeMatMul, MatMulIntegerToFloat with its bias)
+    when it creates a session, so nothing is fused here.
 
     Args:
-        modes: Ways to fewer bits that were used.
-        signed_weights: Whether weights became signed integers.
+        modes: Quantization modes used.
+        signed_weights: True if weights became signed integers.
     """
     if INTEGER_ACTIVATIONS.isdisjoint(modes):
         return
@@ -86,23 +86,24 @@ def _kernel_notes(modes: Collection[Mode], *, signed_weights: bool) -> Iterator[
 
 
 _LEAST_SAVING = 0.9
-"""Share of the size of the source from which on a note says that little was won. Chosen: what scales take is less."""
+"""Minimum ratio of result size to source size for a note that little was saved. Chosen: scales take less than the
+rest."""
 
 
 @dataclass
 class QuantizationOutcome:
-    """Results of one run of a quantization, by which the written file is checked and described."""
+    """Results of one quantization, used to check and describe the written file."""
 
     options: QuantizeOptions | None = None
-    """The options with the bits of each module, if these were chosen; None: those of the recipe."""
+    """Options with the selected bits of each module; ``None`` without a selection."""
     search: BudgetSearch | None = None
-    """How bits were chosen for each module, if the options state a limit."""
+    """Search for the bits of each module, if the options state a limit."""
     stays_float: bool = False
-    """Whether the graph is a part that stays float, since it is within the limit."""
+    """True if the graph is a part that stays float, since it is within the limit."""
     used: frozenset[str] = frozenset()
-    """Precisions that modules have now."""
+    """Precisions of the quantized modules."""
     saved_share: float = 1.0
-    """Share of the bytes of the weights that quantization saves, if the mode left nodes float; else 1."""
+    """Share of the weight bytes saved by quantization, if the mode left nodes float; else 1."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -117,20 +118,20 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
     sizes: Mapping[str, int]
     """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
     may_stay_float: bool = False
-    """Whether the graph is a part that stays float if it is within the limit; else that is refused."""
+    """Allow a part already within the limit to stay float (else raise)."""
     tools: SampleTools | None = None
-    """Samples, and what is measured on them; None before the recipe is equipped."""
+    """Samples and statistics; ``None`` before :func:`equipped`."""
     outcome: QuantizationOutcome = field(default_factory=QuantizationOutcome)
-    """Filled by :meth:`apply`."""
+    """Filled in by :meth:`apply`."""
 
     @property
     def resolved(self) -> QuantizeOptions:
-        """The options with the bits of each module, once these were chosen."""
+        """The options, with the selected bits of each module once known."""
         return self.outcome.options or self.options
 
     @property
     def calibration(self) -> Calibration | None:
-        """Where the samples come from, where the model is run to quantize it."""
+        """Calibration samples, if the quantization runs the model."""
         return self.tools.data if self.tools is not None and self.resolved.needs_samples else None
 
     @contextlib.contextmanager
@@ -199,11 +200,11 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         )
 
     def refuse_graph(self, model: ir.Model) -> None:
-        """Refuse a graph that is quantized, or without a dimension that has a size or a module of a selector.
+        """Refuse a quantized graph, an unknown dimension or a selector that matches no module.
 
         Raises:
-            InputError: it is quantized already.
-            UsageError: names the size or the selector.
+            InputError: the graph is already quantized.
+            UsageError: names the dimension or the selector.
         """
         if self.options.modes() or self.options.kv_cache is None:
             planning.refuse_quantized(model, self.options)
@@ -216,7 +217,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
                 modules.selected_tags(selector)
 
     def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
-        """Refuse what the work refuses before it measures or changes weights.
+        """Refuse options without effect before weights are measured or changed.
 
         Raises:
             UsageError: a selector has no effect, or no node can be quantized.
@@ -230,7 +231,9 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             self._refuse_small_share(prepared.model, prepared.modules)
 
     def _refuse_small_share(self, model: ir.Model, modules: GraphModules) -> None:
-        """Refuse a mode that quantizes little; in a part of several, note it, since the option is for all parts."""
+        """Refuse a mode that quantizes little; in one of several parts only note it, since options apply to all
+        parts.
+        """
         try:
             planning.refuse_small_share(model, self.options, modules)
         except QuantizeError as error:
@@ -240,18 +243,18 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @property
     def request_words(self) -> str:
-        """The precisions and the ways to them."""
+        """Requested precisions and modes."""
         return self.options.words
 
     def apply(self, model: ir.Model) -> QuantizeResult:
-        """Quantize the model, at the opset that the operators need; first choose bits where a limit is stated."""
+        """Quantize the model at the opset of the operators; first select bits if a limit is stated."""
         prepared = prepare(model, self.options, self.source.stem)
         model, modules, outcome = prepared.model, prepared.modules, self.outcome
         outcome.notes += prepared.notes
         if self._is_within_limit(model):
             self._stay_float()
         elif self.options.bit_budget is not None:
-            assert self.tools is not None  # the recipe is equipped
+            assert self.tools is not None  # set by equipped()
             run = RunOptions(str(self.source), sizes=self.sizes, seed=self.tools.data.seed)
             outcome.options, outcome.search = choose_bits(prepared, self.options, run, self.tools, self._file_bytes)
         options, search = self.resolved, outcome.search
@@ -275,16 +278,16 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return result
 
     def _is_within_limit(self, model: ir.Model) -> bool:
-        """Say whether a part of several keeps the limit as it is.
+        """Return True if one of several parts is already within the limit.
 
         Raises:
-            UsageError: it does, and no other part is larger.
+            UsageError: it is, and no other part exceeds the limit.
         """
         budget = self.options.bit_budget
         if budget is None or budget.is_smallest:
             return False
         from winml.modelkit.onnx.contents import read_contents
-        from winml.modelkit.onnx.module_costs import weights_cost  # where bits are chosen alone
+        from winml.modelkit.onnx.module_costs import weights_cost  # needed only for a limit
 
         kept = budget.kept_by(
             lambda: self._file_bytes(model.clone()),
@@ -302,8 +305,8 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         self.outcome.options, self.outcome.stays_float = self.options.model_copy(update=plain), True
 
     def _file_bytes(self, model: ir.Model) -> int:
-        """Return the size of the file of a quantized graph, which gets all that is written with it."""
-        assert self.tools is not None  # the recipe is equipped
+        """Size of the file of a quantized graph, metadata included."""
+        assert self.tools is not None  # set by equipped()
         if self.options.kv_cache is not None:
             quantize_cache(model, self._cache_maxima)
         graph_file.refresh_metadata(model, self, is_plain=True)
@@ -315,7 +318,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return written_bytes(model, output, external=self.tools.is_external(model))
 
     def refuse_written(self, size_bytes: int) -> None:
-        """Refuse a file that is larger than allowed, or from which quantization saved nothing.
+        """Refuse a file that exceeds its maximum size, or saves nothing.
 
         Raises:
             QuantizeError: names both sizes.
@@ -332,17 +335,17 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @property
     def _searched_budget(self) -> BitBudget | None:
-        """The limit that bits were chosen within; None if they were not chosen."""
+        """Limit of the search for bits; ``None`` without a search."""
         return None if self.outcome.search is None else self.options.bit_budget
 
     def _refuse_larger(self, size_bytes: int) -> None:
-        """Refuse a file that is not smaller than its source.
+        """Refuse a file as large as its source or larger.
 
         Raises:
             QuantizeError: names both sizes.
         """
         sizes, is_larger = size_words(size_bytes), self.outcome.saved_share <= 0
-        if self.source.is_file():  # not a graph that comes from memory
+        if self.source.is_file():  # not a graph in memory
             source_bytes = sum(file.stat().st_size for file in (self.source, *external_files(self.source)))
             sizes, is_larger = f"{sizes}, {size_words(source_bytes)}", size_bytes >= source_bytes
         if is_larger:
@@ -353,7 +356,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             )
 
     def _resumed_notes(self) -> Iterator[str]:
-        """Say what an interrupted run had found already."""
+        """Note the results reused from an interrupted run."""
         solver = None if self.tools is None else self.tools.solver
         walks = [] if solver is None else solver.resumed
         layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
@@ -365,20 +368,20 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @functools.cached_property
     def _cache_maxima(self) -> Mapping[str, Array]:
-        """Return the largest absolute values of each channel of keys and values that the source answers to samples."""
+        """Maximum absolute value per channel of the source's keys and values over samples."""
         assert self.calibration is not None  # the options need samples
         source = load_by_reference(self.source)
         names = [value.name or "" for states in attentions_over_cache(source.graph) for value in states.present]
         return self.calibration.over_samples(lambda read: measure_states(self.source, names, read))
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
-        """Return inputs and outputs with the types they have now."""
+        """Input and output records with the new types."""
         if self.options.kv_cache is None:
             return {}
         types = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
         records: dict[str, Any] = {}
         for key in (INPUTS_KEY, OUTPUTS_KEY):
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged: it stays so
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # damaged metadata stays unchanged
                 listed = load_metadata(model.metadata_props.get(key, "[]"))
                 records[key] = [
                     {**entry, "dtype": "int8"} if types.get(entry["name"]) == ir.DataType.INT8 else entry
@@ -387,7 +390,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return records
 
     def summary(self, result: QuantizeResult) -> str:
-        """Return how many nodes were quantized, and why others were not."""
+        """Summarize the numbers of quantized nodes and of nodes left, with reasons."""
         reasons: Counter[str] = Counter()
         for module in result.modules:
             reasons.update(module.left)
@@ -402,12 +405,12 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return f"{result.quantized} nodes quantized{left}{cache}{bits}"
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:
-        """Say what the work noted, what this processor makes of it, and what float16 could not hold of the weights."""
+        """Collect the notes of the work, of this processor, and of weights beyond the range of float16."""
         kernels = _kernel_notes(self.resolved.modes(), signed_weights=self.resolved.base.signed_weights)
         return (*self.outcome.notes, *kernels, *_range_notes(model))
 
     def compare(self, source: Path, written: Path, seed: int) -> FidelityInfo | None:
-        """Measure what is left of the answers, where the source fits into memory."""
+        """Compare outputs with the source if it fits into memory."""
         needed, available = sum(file.stat().st_size for file in (source, *external_files(source))), available_bytes()
         if needed > available:
             self.outcome.notes.append(
@@ -428,12 +431,12 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return fidelity
 
     def _refuse_missing_kernels(self) -> None:
-        """Refuse to compare a file that the installed ONNX Runtime has no kernels for.
+        """Refuse to compare a file if the installed ONNX Runtime has no kernels for it.
 
         Raises:
-            VerificationError: names the version that has them.
+            VerificationError: names the first version with the kernels.
         """
-        # ONNX Runtime is loaded by those who compare only.
+        # ONNX Runtime is loaded only for comparisons.
         from winml.modelkit.ort.sessions import is_onnxruntime_at_least, onnxruntime_version
 
         has_two_bits = any(PRECISIONS[name].weight_bits == 2 for name in self.outcome.used)
@@ -450,7 +453,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @property
     def below_minimum_hint(self) -> str:
-        """What to do about a file below the minimum: allow more, where bits were chosen within a limit."""
+        """Hint for a file below the minimum: allow more if bits were selected within a limit."""
         budget = self._searched_budget
         if budget is None:
             return below_minimum_hint(self.resolved.remedies())
@@ -464,10 +467,10 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
     @property
     def least_sqnr_db(self) -> float:
-        """Ratio in decibels that every output has to reach."""
+        """Minimum SQNR of every output in dB."""
         requested = [precision for precision, _ in self.resolved.requested_modes()]
         of_cache = [LEAST_CACHE_SQNR_DB] if self.options.kv_cache is not None else []
-        # A rule that no module obeys asks for nothing.
+        # Rules that match no module set no minimum.
         used = [precision for precision in requested if precision.name in self.outcome.used] or requested
         if self.outcome.stays_float:
             used = [*used, *(precision for precision in PRECISIONS.values() if precision.float_type)]
@@ -476,7 +479,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
 
 
 def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
-    """Yield notes on precisions and modes that execution providers compute otherwise than the options suggest."""
+    """Yield notes on precisions and modes that execution providers compute differently than expected."""
     if any((precision.activation_bits or 0) > 8 for precision, _ in options.requested_modes()):
         yield (
             "ONNX Runtime's CPU provider has no integer kernels for 16-bit activations and computes in "
@@ -492,7 +495,7 @@ def _provider_notes(options: QuantizeOptions) -> Iterator[str]:
 
 
 def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
-    """Say that hardly anything was won: a script that looks at the exit code would not see it."""
+    """Note a hardly smaller file: scripts that read the exit code would not notice."""
     if after.size_bytes < _LEAST_SAVING * before.size_bytes:
         return ()
     sizes = f"{size_words(after.size_bytes)} of {size_words(before.size_bytes)}"
@@ -500,7 +503,7 @@ def _size_notes(before: GraphSummary, after: GraphSummary) -> tuple[str, ...]:
 
 
 def _range_notes(model: ir.Model) -> tuple[str, ...]:
-    """Say what float16 could not hold of the weights of a model that was written."""
+    """Note weights clipped to the range of float16."""
     count = clipped_values(model)
     if not count:
         return ()

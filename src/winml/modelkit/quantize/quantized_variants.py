@@ -1,9 +1,9 @@
-"""Makes quantized variants of one graph and measures how far their outputs are from those of the float graph.
+"""Quantized variants of one graph, and measurement of their output error relative to the float graph.
 
-A variant lives in memory as long as it is measured: float weights are mapped from where they lie, and only what was
-quantized is its own. A variant in which one module has fewer bits computes the same as the float graph up to that
-module: its rest is cut off and run on values of the float graph, which stay in memory for a few places of the graph
-that few values cross. Writes no weight. Knows no engine.
+A variant lives in memory while it is measured: float weights are mapped from their files, and only quantized weights
+are separate. A variant with one quantized module equals the float graph up to this module. The remaining graph is cut
+off and run on stored values of the float graph, at a few positions crossed by few values. Writes no weight and is
+independent of the engines.
 """
 
 from __future__ import annotations
@@ -46,31 +46,32 @@ from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.tagging import all_nodes
 
 Quantizer = Callable[[ir.Model, QuantizeOptions, GraphModules], QuantizeResult]
-"""Quantizes a model, which is used up. What a mode needs beside the options, such as ranges, is bound to it."""
+"""Quantizes a model, which is consumed. Inputs of a mode other than the options, such as ranges, are bound
+arguments."""
 
 
 @dataclass(frozen=True)
 class VariantEvaluator:
-    """What judges forms by how well they do the task of the model."""
+    """Evaluation of variants by the task of the model."""
 
     target: MetricTarget
     scores: Callable[[Session], Mapping[str, float]]
-    """Runs a session on the samples of a data set, and returns metrics by name."""
+    """Runs a session on the samples of a dataset: metric → score."""
     request: Mapping[str, Any]
-    """What its answers depend on, JSON-ready."""
+    """Identity of the evaluation, JSON-ready."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Sets of values, and what the float graph answers."""
+    """Input samples, and the reference outputs of the float graph."""
 
     values: tuple[Values, ...]
     answers: tuple[Arrays, ...]
-    """Outputs that are numbers, of which at least one is finite."""
+    """Numeric outputs with at least one finite value."""
     about: QualitySamples
-    """Where the values come from."""
+    """Origin of the samples."""
     left_out: tuple[str, ...] = ()
-    """Outputs that are NaN or infinite everywhere, of which no damage can be told."""
+    """Outputs that are NaN or infinite everywhere and cannot be compared."""
 
 
 def take_samples(
@@ -79,11 +80,11 @@ def take_samples(
     threads: int | None,
     hint: str = "",
 ) -> Samples:
-    """Run the float graph, as ONNX Runtime does by default, on the samples that the quality of a file is judged on.
+    """Run the float graph with ONNX Runtime's defaults on the samples that the quality is judged on.
 
     Raises:
         UsageError: sizes or values do not fit the inputs of the graph.
-        StageError: it does not run, or answers with nothing a quantized graph could get wrong.
+        StageError: the graph does not run, or returns only zeros and non-finite values.
     """
     options = request.run
     session = graph.session(threads, options.shown)
@@ -105,12 +106,12 @@ def take_samples(
 
 
 def _numbers(outputs: Arrays) -> dict[str, Array]:
-    """Return the outputs that are numbers."""
+    """Numeric outputs."""
     return {name: array for name, array in outputs.items() if array.dtype.kind not in "USO"}
 
 
 class QuantizedVariants:
-    """Makes and measures variants of a graph; each measurement is stored, and made once."""
+    """Creates and measures variants of a graph; each measurement is made once and stored."""
 
     def __init__(
         self,
@@ -122,40 +123,40 @@ class QuantizedVariants:
         evaluator: VariantEvaluator | None = None,
         before_each: Callable[[], None] | None = None,
     ) -> None:
-        """Hold what all variants share.
+        """Store the resources shared by all variants.
 
         Args:
             graph: The float graph.
             samples: Inputs, and the outputs of the float graph.
-            quantizer: Makes a variant.
-            stored: Measurements that an interrupted run or other samples made; new ones are added.
-            threads: Threads of one session. None: as many as ONNX Runtime chooses.
+            quantizer: Creates a variant.
+            stored: Measurements of an interrupted run or of other samples; new measurements are added.
+            threads: Threads of one session; ``None``: ONNX Runtime's default.
             evaluator: Evaluates variants on the task of the model.
-            before_each: Called before each measurement; what it raises ends the work.
+            before_each: Called before each measurement; an exception stops the work.
         """
         self.evaluator, self.stored = evaluator, stored
         self._before_each = before_each
         self._graph, self._samples, self._quantizer, self._threads = graph, samples, quantizer, threads
-        # Quantizers replace functions of libraries while they work, so one works at a time; sessions run beside it.
+        # Quantizers patch library functions while they run, so only one runs at a time, in parallel with sessions.
         self._quantizing = threading.Lock()
         self._starts: SharedStarts | None = None
         self._counting = threading.Lock()
         self.cost = SensitivityCost()
-        """Time taken so far."""
+        """Accumulated time."""
 
     def share_starts(self) -> None:
-        """Compute once what variants share with the float graph before their first quantized node."""
+        """Compute the values that variants share with the float graph before their first quantized node."""
         if self._starts is None:
             feeds = [item.feeds for item in self._samples.values]
             self._starts = SharedStarts(self._graph.model, self._graph.sessions, feeds, self._threads)
 
     @property
     def samples(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return len(self._samples.values)
 
     def has_measured(self, key: str, *, is_judged: bool = False, count: int | None = None) -> bool:
-        """Return True if a stored measurement is on as many samples as requested, and judged if that is requested."""
+        """Return True if a stored measurement has as many samples as requested, and scores if required."""
         form = self.stored.get(key)
         if form is None or not form.runs:
             return form is not None
@@ -165,13 +166,13 @@ class QuantizedVariants:
     def measure(
         self, key: str, options: QuantizeOptions, *, is_judged: bool = False, count: int | None = None
     ) -> MeasuredVariant:
-        """Make a variant, run it, compare it and store the result, unless that is stored already.
+        """Create a variant, run it, compare it and store the result, unless already stored.
 
         Args:
             key: Key of the measurement.
-            options: How the modules of the variant are quantized.
-            is_judged: Whether the evaluator, if any, evaluates it as well, which takes longer.
-            count: Number of samples that it is run on, from the first; None: all.
+            options: Options of the variant.
+            is_judged: Also run the evaluator, if any, which takes longer.
+            count: Number of samples, from the first; ``None``: all.
 
         Raises:
             UsageError: the options name no module, or leave nothing to quantize.
@@ -181,7 +182,7 @@ class QuantizedVariants:
         return self.stored[key]
 
     def _measure(self, options: QuantizeOptions, *, is_judged: bool, count: int | None) -> MeasuredVariant:
-        """Make a variant, run it, and compare; a failure is recorded as its problem."""
+        """Create a variant, run it, and compare; a failure is recorded as its problem."""
         if self._before_each is not None:
             self._before_each()
         try:
@@ -208,7 +209,7 @@ class QuantizedVariants:
         )
 
     def _outputs(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
-        """Yield the outputs of a form for each sample; those that come before its start are of the float graph."""
+        """Yield the outputs of a variant for each sample; outputs before its start come from the float graph."""
         for number, (item, answers) in enumerate(zip(self._samples.values, self._samples.answers, strict=True)):
             if start is None:
                 yield _numbers(session.run(item.feeds))
@@ -216,15 +217,15 @@ class QuantizedVariants:
                 yield {**answers, **_numbers(session.run(feeds_of(session, start, number, item.feeds)))}
 
     def float_scores(self) -> dict[str, float]:
-        """Return how well the float graph does the task; nothing without a judge."""
+        """Metric → score of the float graph; ``{}`` without an evaluator."""
         return {} if self.evaluator is None else dict(self.evaluator.scores(self._graph.session(self._threads)))
 
     def timed(self, options: QuantizeOptions, timing: LatencyOptions) -> TimedVariant:
-        """Time a form in alternation with the float graph, on the first set of values.
+        """Time a variant in alternation with the float graph, on the first sample.
 
         Raises:
-            QuantizeError: it cannot be made.
-            StageError: it does not run.
+            QuantizeError: the variant cannot be created.
+            StageError: the variant does not run.
         """
         feeds = self._samples.values[0].feeds
         session, reference = self._session(self._quantized(options).model), self._graph.session(self._threads)
@@ -247,24 +248,24 @@ class QuantizedVariants:
 
 
 def form_key(nodes: Iterable[str]) -> str:
-    """Return the key of the form of a graph in which these nodes are quantized and no others."""
+    """Key of the variant in which exactly these nodes are quantized."""
     return hashlib.sha256("\n".join(sorted(nodes)).encode()).hexdigest()
 
 
 class MeasuredVariants:
-    """Measurements by key; with a file, each is on disk before the next one begins."""
+    """Key → measurement; with a file, each measurement is on disk before the next begins."""
 
     def __init__(self, path: Path | None, request: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Read what an interrupted run measured.
+        """Read the measurements of an interrupted run.
 
         Args:
-            path: The file. None: nothing is stored.
-            request: What the measurements depend on, JSON-ready.
-            overwrite: Start anew if the file belongs to another request, rather than refuse it.
+            path: The file. ``None``: nothing is stored.
+            request: Identity of the measurements, JSON-ready.
+            overwrite: Start anew if the file belongs to another request, instead of raising.
 
         Raises:
-            UsageError: it belongs to another request; names what differs.
-            WriteError: it cannot be written where it is.
+            UsageError: the file belongs to another request; names the differences.
+            WriteError: the file cannot be written.
         """
         self._file = None if path is None else ResumableResults(path, request)
         self._lock = threading.Lock()
@@ -278,32 +279,32 @@ class MeasuredVariants:
 
     @property
     def resumed(self) -> int:
-        """Number of measurements that an interrupted run had made."""
+        """Number of measurements of an interrupted run."""
         return len(self._earlier)
 
     @property
     def reused(self) -> int:
-        """Number of those that were asked for."""
+        """Number of resumed measurements that were used."""
         return len(self._earlier & self._used)
 
     def __len__(self) -> int:
-        """Return the number of measurements."""
+        """Number of measurements."""
         return len(self._forms)
 
     def __getitem__(self, key: str) -> MeasuredVariant:
-        """Return a measurement that was made."""
+        """Return an existing measurement."""
         return self._forms[key]
 
     def get(self, key: str) -> MeasuredVariant | None:
-        """Return a measurement; None if there is none yet."""
+        """Return a measurement; ``None`` if missing."""
         self._used.add(key)
         return self._forms.get(key)
 
     def put(self, key: str, form: MeasuredVariant) -> None:
-        """Add a measurement; it is on disk when this returns.
+        """Add a measurement and write it to disk.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the file cannot be written.
         """
         with self._lock:
             self._forms[key] = form
@@ -331,33 +332,33 @@ class MeasuredVariants:
 
 
 _PLACES = 16
-"""Chosen: a form then runs at most a sixteenth of the nodes before its module again."""
+"""Chosen: a variant then repeats at most a sixteenth of the nodes before its module."""
 _STORED_BYTES = 256_000_000
-"""Values stored, of all samples together. Chosen: small beside a model whose runs take long; where it is too little,
-fewer places are used."""
+"""Maximum bytes of stored values, over all samples. Chosen: small relative to a model with long runs; fewer positions
+are used if the limit is too low."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """A place of the float graph, and what crosses it."""
+    """A position in the float graph, and the values that cross it."""
 
     names: frozenset[str]
-    """Names of the nodes before it."""
+    """Names of the nodes before the position."""
     values: tuple[Arrays, ...]
-    """Of each sample: the values that nodes before it compute and others read, by name."""
+    """Per sample: name → value computed before the position and read after it."""
 
 
 class SharedStarts:
-    """The places of one graph from which forms of it may be run."""
+    """Positions in one graph from which variants may be run."""
 
     def __init__(self, model: ir.Model, sessions: GraphSessions, feeds: Sequence[Arrays], threads: int | None) -> None:
         """Run the float graph once on each sample.
 
         Args:
-            model: The float graph; it stays as it is.
-            sessions: Opens graphs that are made of it.
+            model: The float graph; it is not changed.
+            sessions: Opens graphs derived from the model.
             feeds: The samples.
-            threads: Threads of the session; None: as many as ONNX Runtime chooses.
+            threads: Threads of the session; ``None``: ONNX Runtime's default.
         """
         self._nodes = tuple(model.graph)
         self._starts: list[Start] = []
@@ -375,7 +376,7 @@ class SharedStarts:
             places = _within_limit(places, samples[0], _STORED_BYTES // len(feeds))
             wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
             samples += [session.run(item, wanted) for item in feeds[1:]] if wanted else []
-        except StageError:  # forms are run from the inputs
+        except StageError:  # variants are run from the inputs
             return
         for count, crossing in places.items():
             values = tuple({name: sample[name] for name in crossing} for sample in samples)
@@ -383,14 +384,14 @@ class SharedStarts:
             self._starts.append(Start(before, values))
 
     def last_before(self, form: ir.Model) -> Start | None:
-        """Return the last place before which a form is the float graph; None where that is its beginning."""
+        """Last position before which a variant equals the float graph; ``None`` for its beginning."""
         same = _unchanged_nodes(self._nodes, form)
         fitting = (start for start in self._starts if len(start.names) <= same)
         return max(fitting, key=lambda start: len(start.names), default=None)
 
     @staticmethod
     def rest_of(form: ir.Model, start: Start) -> ir.Model | None:
-        """Return what a form computes behind a place, as a model; None where it reads other values than are stored."""
+        """Nodes of a variant after a position, as a model; ``None`` if they read values that are not stored."""
         cut = Cutter(form).cut_exactly(node for node in form.graph if node.name not in start.names)
         given = {value.name for value in form.graph.inputs}
         computed = start.values[0]
@@ -405,7 +406,7 @@ class SharedStarts:
 
 
 def feeds_of(session: Session, start: Start, sample: int, feeds: Arrays) -> dict[str, Array]:
-    """Return what the rest of a form reads of one sample."""
+    """Inputs of the remaining nodes of a variant for one sample."""
     values = {**feeds, **start.values[sample]}
     return {name: values[name] for name in session.inputs}
 

@@ -1,7 +1,7 @@
-"""Measures which modules pay for fewer bits, and finds those that must keep theirs.
+"""Measurement of the sensitivity of modules to quantization, and search for modules that must stay float.
 
-Each module is quantized alone, all else in float, and the answers are compared with those of the float graph. Which
-engine quantizes is decided by the options; knows no PyTorch and imports none.
+Each module is quantized alone with the rest in float, and the outputs are compared with those of the float graph. The
+options select the engine. Does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ from winml.modelkit.version import __version__
 
 @dataclass(frozen=True)
 class FoundList:
-    """The end of a search."""
+    """Result of a search for excluded modules."""
 
     excluded: tuple[ModulePart, ...]
-    """The most sensitive first."""
+    """In descending order of sensitivity."""
     form: MeasuredVariant
     is_met: bool
 
 
 @dataclass
 class _ExcludeSearch:
-    """One search for the modules that must stay in float; every measurement is kept in :attr:`trials`.
+    """Search for the modules that must stay float; all measurements are stored in :attr:`trials`.
 
-    Modules are taken in the order of their damage alone. Their number is found by bisection; then each is quantized
-    again, the one that costs most bytes first, if the target is still met.
+    Modules are excluded in the order of their individual error. Bisection finds their number. Each module is then
+    quantized again, in descending order of size, if the target is still met.
     """
 
     units: Sequence[ModulePart]
-    """Parts that may stay in float, the most sensitive first."""
+    """Parts that may stay float, in descending order of sensitivity."""
     most: int
-    """How many of them may: with all, nothing might be left to quantize."""
+    """Maximum number of excluded parts: with all parts excluded, nothing might remain to quantize."""
     target: FidelityTarget | MetricTarget
     measure: Callable[[Sequence[ModulePart]], MeasuredVariant]
-    """Measures the model with some of them in float."""
+    """Measures the model with some parts in float."""
     costs_bytes: Callable[[ModulePart], int]
-    """Returns by how much one makes the model larger."""
+    """Returns the additional size of the model if a part stays float."""
     trials: list[Trial] = field(default_factory=list)
     _lists: list[FoundList] = field(default_factory=list)
 
     def find(self) -> FoundList:
-        """Return the list that meets the target, from which no module can be taken; else the best there was."""
+        """Find a list that meets the target and from which no module can be removed; else the list of best quality."""
         if self._try(0, "all modules quantized").is_met:
             return self._lists[-1]
         if not self.most or not self._try(self.most, f"the {self.most} most sensitive in float").is_met:
@@ -108,11 +108,11 @@ class _ExcludeSearch:
         return found
 
     def _without_needless(self, found: FoundList) -> FoundList:
-        # Of two that cost the same, the one that does less damage is put back first.
+        # Among modules of equal size, the less sensitive module is removed first.
         ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
         for _, unit in ranked:
             if len(found.excluded) == 1:
-                break  # none at all was tried first
+                break  # the empty list was measured first
             fewer = tuple(other for other in found.excluded if other is not unit)
             name = unit.module.path or unit.module.tag
             tried = self._try_units(fewer, f"{name}{' (own nodes)' if unit.inner else ''} in float")
@@ -153,23 +153,23 @@ def quantization_sensitivity(
 
     Args:
         model: The file; it is not changed.
-        options: How modules are quantized; None: as ``flags`` state.
-        sensitivity: What is measured; None: as ``flags`` state.
-        quantizer: Makes a quantized graph; None: the engine of the mode, with ranges that are measured once.
+        options: Quantization options; ``None``: from ``flags``.
+        sensitivity: Measurement options; ``None``: from ``flags``.
+        quantizer: Function that quantizes a graph; ``None``: the engine of the mode, with ranges measured once.
         evaluator: Evaluates quantized variants on a dataset, with its own target.
         on_step: Called when a step starts and when it ends.
         progress: Called after each measurement with the number and the share of finished ones.
         before_each: Called before each measurement; an exception stops the work, and finished measurements are kept.
-        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` is that of the latter.
+        **flags: Fields of :class:`QuantizeOptions` and :class:`SensitivityOptions`; ``samples`` belongs to the latter.
 
     Returns:
         The ranking and, with a target, the list of modules to exclude and whether the target is met.
 
     Raises:
         ConfigError: an unknown flag, or a value of the wrong kind.
-        UsageError: a flag beside the record that has its field, an unknown metric, module or depth, measurements of
-            other options, or a file without modules.
-        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        UsageError: a flag together with the record that contains its field, an unknown metric, module or depth,
+            measurements of other options, or a file without modules.
+        InputError: the file is no ONNX model, its data is missing, or the model is already quantized.
         StageError: the model does not run, or its outputs are constant.
     """
     options, sensitivity = _options(options, sensitivity, flags)
@@ -192,7 +192,7 @@ def quantization_sensitivity(
             plan, parts = _planned_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:
-            # The sessions of all jobs together have one thread a core.
+            # All jobs together use one thread per core.
             threads = None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
             samples = take_samples(graph, _sample_request(source, sensitivity), threads)
             step.summary = samples_words(samples.about)
@@ -243,7 +243,7 @@ def _processors(source: Path, sensitivity: SensitivityOptions) -> Path:
 def _options(
     options: QuantizeOptions | None, sensitivity: SensitivityOptions | None, flags: Mapping[str, Any]
 ) -> tuple[QuantizeOptions, SensitivityOptions]:
-    """Return how modules are quantized and what is measured; a flag of both kinds of options is of the latter."""
+    """Split flags into quantization and measurement options; shared names belong to the measurement."""
     known = [*QuantizeOptions.model_fields, *SensitivityOptions.model_fields]
     for name in flags:
         if name not in known:
@@ -263,9 +263,9 @@ def _kept_measurements(
     calibration: calibration_data.Calibration | None,
     evaluator: VariantEvaluator | None,
 ) -> MeasuredVariants:
-    """Return the measurements of an interrupted run, if measurements are kept.
+    """Stored measurements of an interrupted run, if measurements are stored.
 
-    They depend on the model, the options and the samples, and not on the modules that are measured.
+    They depend on the model, the options and the samples, but not on the measured modules.
     """
     if sensitivity.measured is None:
         return MeasuredVariants(None, {}, overwrite=sensitivity.overwrite)
@@ -273,11 +273,11 @@ def _kept_measurements(
     request = {
         "model": model_digest(source),
         **options.model_dump(mode="json", exclude={"min_sqnr_db", *CALIBRATION_OPTIONS}),
-        # What is left out means the same as its default, written out.
+        # Omitted options are equal to their written-out defaults.
         "precision": options.base.name,
         "mode": options.mode_of(options.base),
         **({"calibration": {"method": calibration.method, **calibration.request()}} if calibration is not None else {}),
-        # Where values come from a file, no random ones are drawn.
+        # Without random samples if values come from a file.
         **({"input_data": file_digest(data)} if data is not None else {"samples": sensitivity.samples}),
         "seed": sensitivity.seed,
         "sizes": dict(sensitivity.sizes),
@@ -289,27 +289,28 @@ def _kept_measurements(
 
 
 _OTHER_SAMPLES = 500_009
-"""Added to the seed: a list of modules is looked for on these samples, and judged on those of every other verb."""
+"""Added to the seed: the search uses these samples, and the result is judged on the samples of the other commands."""
 _SEARCHES = 5
-"""Searches with a stricter target each, until the list meets the target on the samples it is judged on. Chosen: what
-was measured before is kept, and most lists meet it at the first or second."""
+"""Maximum number of searches, each with a stricter target, until the list meets the target on the samples that it is
+judged on. Chosen: earlier measurements are reused, and most lists meet the target at the first or second search."""
 _SHARING = 6
-"""Forms from which on the float graph is run once more, for all of them to begin where they differ from it. Chosen: a
-form that begins in the middle saves half of its runs."""
+"""Minimum number of variants for an additional run of the float graph, so that each variant starts at its first
+difference. Chosen: a variant that starts in the middle saves half of its runs."""
 _FEW_SAMPLES = 4
-"""Samples of the first pass, where nobody says how many. Chosen: all forms are compared on the same ones, so that few
-are enough to rank them (rank correlation with all samples: bert-base 0.98, MiniLM 0.999)."""
+"""Default number of samples of the first pass. Chosen: all variants are compared on the same samples, so that few
+suffice to rank them (rank correlation with all samples: bert-base 0.98, MiniLM 0.999)."""
 _MANY_VALUES = 4096
-"""Values of an output for one sample from which on there is a first pass. Chosen: few samples of a classifier are a
-handful of numbers, whose ranking is chance."""
+"""Minimum number of output values per sample for a first pass. Chosen: few samples of a classifier are a handful of
+numbers, which rank modules by chance."""
 _MANY_FORMS = 16
-"""Forms from which on there is a first pass. Chosen: fewer are measured on all samples in a minute."""
+"""Minimum number of variants for a first pass. Chosen: fewer are measured on all samples in a minute."""
 _MEASURED_FULLY = 8
-"""Forms of the most sensitive modules that are measured on all samples after it. Chosen: as the table shows first."""
+"""Number of variants of the most sensitive modules that are measured on all samples afterwards. Chosen: the rows shown
+first in the table."""
 
 
 def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions) -> None:
-    """Refuse what a measurement refuses before it runs the model.
+    """Check the graph and its modules as a measurement does before running the model.
 
     Raises:
         WinMLError: as :func:`quantization_sensitivity` raises for the graph and its modules.
@@ -326,7 +327,7 @@ def _planned_parts(
 
 
 def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 0) -> SampleRequest:
-    """Return the samples that are compared on, with a seed so much higher."""
+    """Request for the samples of the comparison; ``added`` is added to the seed."""
     run = RunOptions(
         shown=str(source), sizes=sensitivity.sizes, input_data=sensitivity.input_data, seed=sensitivity.seed + added
     )
@@ -334,7 +335,7 @@ def _sample_request(source: Path, sensitivity: SensitivityOptions, added: int = 
 
 
 def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator | None, samples: Samples) -> int | None:
-    """Return on how many samples modules are ranked first; None: on all, as where the user says how many there are."""
+    """Number of samples of the first ranking; ``None``: all samples, as for requested samples."""
     if sensitivity.samples is not None or sensitivity.input_data is not None or evaluator is not None:
         return None
     values = max(array.size for array in samples.answers[0].values())
@@ -343,7 +344,7 @@ def _first_samples(sensitivity: SensitivityOptions, evaluator: VariantEvaluator 
 
 @dataclass
 class _Study:
-    """One model whose modules are measured."""
+    """Measurements of one model and its modules."""
 
     graph: PreparedGraph
     options: QuantizeOptions
@@ -352,38 +353,38 @@ class _Study:
     forms: QuantizedVariants
     """Measures on the samples that results are judged on."""
     selecting: QuantizedVariants
-    """Measures on those by which modules are chosen."""
+    """Measures on the samples that select modules."""
     float_scores: Mapping[str, float] = field(default_factory=dict)
-    """How well the float graph does the task, where a target was not met."""
+    """Metric name → score of the float graph, if a target was not met."""
     _estimates: dict[str, MeasuredVariant] = field(default_factory=dict)
     _done: int = 0
     _total: int = 1
 
     @property
     def planned(self) -> frozenset[str]:
-        """Names of the nodes to be quantized in the whole."""
+        """Names of the nodes quantized in the whole model."""
         return frozenset(node.name for node in self.plan.nodes if node.mode is not None)
 
     @property
     def whole(self) -> MeasuredVariant:
-        """All modules quantized."""
+        """Measurement with all modules quantized."""
         return self.forms.stored[form_key(self.planned)]
 
     def form_of(self, part: ModulePart) -> MeasuredVariant | None:
-        """Return what was measured of a part, or estimated; None where it has nothing to quantize."""
+        """Measurement or estimate of a part; ``None`` without nodes to quantize."""
         if not part.nodes:
             return None
         form = self.forms.stored.get(form_key(part.node_names))
         return self._estimates[form_key(part.node_names)] if form is None else form
 
     def measure_modules(self, jobs: int, progress: Progress | None, few: int | None) -> None:
-        """Measure the whole and each part; parts of the same nodes are one form, and are measured once.
+        """Measure the whole model and each part; parts with the same nodes are measured once.
 
         Args:
-            jobs: How many are measured at a time.
-            progress: Called after each.
-            few: Samples on which parts are ranked, of which the most sensitive are then measured on all; None: each is
-                measured on all.
+            jobs: Number of parallel measurements.
+            progress: Called after each measurement.
+            few: Number of samples to rank parts on; the most sensitive parts are then measured on all samples.
+                ``None``: all parts are measured on all samples.
         """
         whole = form_key(self.planned)
         requested = {whole: self.options}
@@ -412,7 +413,7 @@ class _Study:
         self._measure_forms(certain, jobs, progress, None)
 
     def _composed_parts(self) -> dict[str, tuple[ModulePart, ...]]:
-        """Return form of a part → the units that together have the same nodes, where these are several."""
+        """Key of a part → the units with the same nodes in total, for parts of several units."""
         units = [part for part in self.parts if part.is_unit]
         found = {}
         for part in self.parts:
@@ -424,7 +425,7 @@ class _Study:
     def _measure_forms(
         self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
     ) -> None:
-        """Measure the forms that were not yet measured on so many samples; None: on all."""
+        """Measure the variants without a measurement on ``count`` samples; ``None``: on all samples."""
         missing = {key: item for key, item in requested.items() if not self.forms.has_measured(key, count=count)}
         if len(missing) >= _SHARING:
             self.forms.share_starts()
@@ -439,7 +440,7 @@ class _Study:
                     progress(self._done, min(self._done / self._total, 1.0))
 
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
-        """Find the modules that must stay in float; nothing is timed yet."""
+        """Find the modules that must stay float, without timing."""
         units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
         search = _ExcludeSearch(
@@ -456,7 +457,7 @@ class _Study:
                 break
             if not (missing := target.shortfall(judged)):
                 break
-            # The samples it is judged on are harder: again, by as much stricter.
+            # The judging samples are harder: search again with a target stricter by the difference.
             search.target = search.target.stricter(missing)
             found = search.find()
             judged = self._judged(found, units)
@@ -471,13 +472,13 @@ class _Study:
         )
 
     def _judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
-        """Return the form of a list, measured on the samples of every other verb."""
+        """Measure the variant of a list on the samples that it is judged on."""
         return self._measured(found.excluded, units, self.forms)
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
-        """Return a list with the latency it costs, and that of the whole in fewer bits.
+        """Add the latency of a list, and measure the fully quantized variant.
 
-        A list that does not meet its target is not timed, nor is a whole that does not run.
+        A list that misses its target and a whole model that does not run are not timed.
         """
         if not listed.is_met:
             self.float_scores = self.forms.float_scores()
@@ -491,7 +492,7 @@ class _Study:
         return form.nodes if form is not None else 0
 
     def _ranked(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
-        """Return parts in the order of their damage; those of which no node was quantized last."""
+        """Sort parts by descending error; parts without quantized nodes come last."""
 
         def damage(part: ModulePart) -> tuple[int, float]:
             form = self.form_of(part)
@@ -504,13 +505,13 @@ class _Study:
     def _measured(
         self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants
     ) -> MeasuredVariant:
-        """Return the form in which some units stay in float, measured with the rules that say so."""
+        """Measure the variant in which some units stay float, using the equivalent rules."""
         prefix = "" if forms is self.forms else "selecting "
         key = prefix + form_key(self.planned.difference(*(unit.node_names for unit in excluded)))
         return forms.measure(key, excluding_options(excluded, units, self.options), is_judged=True)
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
-        """Return the ranking."""
+        """Rows of the ranking."""
         return tuple(map(self._row, self._ranked(self.parts)))
 
     def _row(self, part: ModulePart) -> ModuleSensitivity:

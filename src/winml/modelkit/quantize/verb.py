@@ -1,4 +1,4 @@
-"""What does ``winml quantize`` do with a request? Quantizes modules, or measures which of them pay for fewer bits."""
+"""Plan and run of ``winml quantize``: quantization of modules, or measurement of their sensitivity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measures:
-    """Whether modules are measured: the first of these options in the help."""
+    """The --sensitivity switch (a separate class: listed first in --help)."""
 
     sensitivity: bool = declare(False, SENSITIVITY, is_common=True)
     """Measure how sensitive each module is to quantization, and write no model. Each module is quantized alone, and
@@ -68,7 +68,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
 
     @classmethod
     def section_values(cls, section: Options) -> tuple[dict[str, object], str]:
-        """Return the options that the section states; ``auto`` becomes the precision it stands for."""
+        """Options of the section; ``auto`` is replaced by its precision."""
         from winml.modelkit.builds.config import QuantSection, auto_words, quantize_options
 
         assert isinstance(section, QuantSection)
@@ -78,10 +78,10 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
     def of_command(
         cls, section: Mapping[str, Any], options: Mapping[str, Any], fields: Mapping[str, Any]
     ) -> QuantizeRequest:
-        """Return the request of a command line.
+        """Build the request of a command line.
 
-        Where nothing is written, ``--samples`` is of the measurement; so are ``--split`` and ``--columns`` with a
-        dataset to evaluate on, unless there is one for ranges.
+        With ``--sensitivity``, ``--samples`` belongs to the measurement. ``--split`` and ``--columns`` belong to the
+        evaluation dataset unless calibration data is set.
         """
         names = ["samples"] if fields.get("sensitivity") else []
         if names and fields.get("dataset") is not None and options.get("calibration_data") is None:
@@ -163,8 +163,8 @@ def _with_page(plan: FilePlan[QuantizedFile], report: Path, *, overwrite: bool) 
     """Return the plan with the page of a search for bits.
 
     Raises:
-        UsageError: several parts are quantized, or the page is one of the other files.
-        OutputExistsError: it is there, and may not be replaced.
+        UsageError: several parts are quantized, or the report is also another file of the plan.
+        OutputExistsError: the report exists, without overwrite.
     """
     from winml.modelkit.onnx.files.output_files import refuse_existing
 
@@ -182,7 +182,7 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | Non
     """Refuse a limit that every source keeps.
 
     Raises:
-        UsageError: names what the sources have.
+        UsageError: names the sizes or bits of the sources.
     """
     if budget is None or budget.is_smallest:
         return
@@ -277,7 +277,7 @@ def quantize_onnx(
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityPlan(Plan):
-    """What measuring would do."""
+    """Plan of a sensitivity measurement."""
 
     request: QuantizeRequest
     model: Path
@@ -285,11 +285,11 @@ class SensitivityPlan(Plan):
 
 
 def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
-    """Return what measuring which modules pay for fewer bits would do. Writes nothing.
+    """Plan a sensitivity measurement. Writes nothing.
 
     Raises:
-        UsageError: options do not go together, a path is wrong, or an output exists.
-        ModelPathError: there is no such file.
+        UsageError: options contradict each other, a path is wrong, or an output exists.
+        ModelPathError: the file does not exist.
     """
     from winml.modelkit.onnx.files.named_paths import refuse_missing_values
     from winml.modelkit.onnx.files.output_files import files_of_model, refuse_existing, refuse_inputs
@@ -316,7 +316,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     measured = measured_path(outputs[0]) if outputs else None
     stated = {field.name: getattr(request, field.name) for field in fields_of(SensitivityFields)}
     if request.dataset is not None:
-        stated |= {"samples": None, "target": None}  # of the dataset
+        stated |= {"samples": None, "target": None}  # they belong to the dataset
     sensitivity = SensitivityOptions(
         **stated,
         sizes=dict(request.sizes or {}),
@@ -346,11 +346,11 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
 
 
 def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]) -> None:
-    """Refuse what the structure of the graph shows, unless recovery would replace the file first.
+    """Check the structure of the graph, unless recovery would replace the file first.
 
     Raises:
-        UsageError: a selector names no module, or the graph has no dimension of a size.
-        InputError: the file is no ONNX model, its data is missing, or it is quantized already.
+        UsageError: a selector names no module, or a size names no dimension of the graph.
+        InputError: the file is no ONNX model, its data is missing, or the graph is already quantized.
     """
     from winml.modelkit.onnx.files.output_files import is_waiting
     from winml.modelkit.quantize.file_quantization import Quantization
@@ -405,10 +405,10 @@ def _refuse_combinations(request: QuantizeRequest) -> None:
 
 
 def _refuse_target(request: QuantizeRequest) -> None:
-    """Refuse a target that cannot be read, and a dataset that is not there.
+    """Refuse an invalid target and a missing dataset.
 
     Raises:
-        UsageError: says which.
+        UsageError: names the option.
     """
     if request.dataset is not None:
         from winml.modelkit.evaluate.options import parse_limits
@@ -430,7 +430,7 @@ def _refuse_target(request: QuantizeRequest) -> None:
 
 
 def _dataset_files(request: QuantizeRequest) -> list[Path]:
-    """Return the files of the dataset on this disk."""
+    """Files of the dataset on this disk."""
     from winml.modelkit.samples.data_sources import find_source as find_dataset
     from winml.modelkit.samples.data_sources import source_files
 
@@ -438,7 +438,7 @@ def _dataset_files(request: QuantizeRequest) -> list[Path]:
 
 
 def refuse_unrun_sensitivity(plan: SensitivityPlan) -> None:
-    """Refuse a plan that is not run for what its run would refuse in the plain form of the graph.
+    """Check the normalized graph of a plan that is not run, as its run would.
 
     Raises:
         WinMLError: as :func:`run_sensitivity` raises before the model runs.
@@ -455,7 +455,7 @@ def run_sensitivity(
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> QuantizationSensitivity:
-    """Recover what killed commands left, then measure; whoever calls writes the files of the plan.
+    """Recover files of killed commands, then measure; the caller writes the files of the plan.
 
     Raises:
         WinMLError: the model cannot be read, run or quantized.
@@ -476,7 +476,7 @@ def run_sensitivity(
 
 @contextmanager
 def _variant_evaluator(plan: SensitivityPlan) -> Iterator[VariantEvaluator | None]:
-    """Return what evaluates variants on ``--dataset``; None without one."""
+    """Open the evaluator of variants on ``--dataset``; ``None`` without a dataset."""
     request = plan.request
     if request.dataset is None:
         yield None

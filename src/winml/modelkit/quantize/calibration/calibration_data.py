@@ -1,7 +1,8 @@
-"""Reads calibration samples, a user's data or random values, and provides statistics of activations over them.
+"""Calibration samples from data or random values, and activation statistics over the samples.
 
-Arrays are read from ``.npz`` files; texts, images and audio become arrays by what lies beside the model. Samples are
-read when their turn comes; ``activation_statistics`` measures. Which activations are quantized is decided elsewhere.
+Arrays are read from ``.npz`` files; texts, images and audio are converted by the processor beside the model. Samples
+are read on demand; ``activation_statistics`` measures. The selection of quantized activations is not part of this
+module.
 """
 
 from __future__ import annotations
@@ -61,21 +62,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 MOST_SAMPLES = 128
-"""Samples read of a user's data where no number is given. Measured: docs/reference/quantization.md; the ranges hardly
-change beyond."""
+"""Default number of samples read from data. Measured: docs/reference/quantization.md; the ranges hardly change
+beyond."""
 _RANDOM_SAMPLES = 16
-"""Sets of random values where there is no data. Chosen: more of them say no more about real data."""
+"""Number of random samples without data. Chosen: more random values predict real data no better."""
 
 _SOLVING_SAMPLES = 128
-"""Samples made for algorithms of blocks of weights, and for scales of a KV cache, where there is no data. Chosen:
-as many as are read of data; a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
+"""Number of generated samples for algorithms of weight blocks, and for scales of a KV cache, without data. Chosen: as
+many as are read from data; a product with 1536 inputs needs more rows than the tokens of 16 sentences."""
 
 _OTHER_SAMPLES = 1_000_003
-"""Added to the seed: what ranges come from is not what the result is judged on."""
+"""Added to the seed: ranges come from other samples than the samples that the result is judged on."""
 HELD_OUT = 4
-"""Chosen: three quarters of the samples find nearly the same blocks."""
+"""Every n-th sample is held out. Chosen: three quarters of the samples find nearly the same blocks."""
 _DECODING_SAMPLES = 128
-"""Runs of a decoder, most of which read one token. Chosen: as many tokens as one sample of an encoder has."""
+"""Number of decoder runs, most of which read one token. Chosen: as many tokens as in one sample of an encoder."""
 _SOURCES = {"decoding": "runs while it generates text", "processor": "its processor", "random": "random values"}
 _KINDS_OF_SAMPLES = {
     "decoding": "decoder runs while it generates text from prompts of its tokenizer, or from random tokens without a "
@@ -83,50 +84,50 @@ _KINDS_OF_SAMPLES = {
     "processor": "samples generated for the processor of the model",
     "random": "samples of random values",
 }
-"""Where samples come from without data → in words."""
+"""Kind of generated samples → words."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Where the ranges of activations come from."""
+    """Source of the calibration samples."""
 
     options: QuantizeOptions
-    """What is asked for: the data, how many samples of it, by which method."""
+    """Requested data, number of samples and method."""
     model_folder: Path
-    """Folder that a tokenizer, image processor or feature extractor is looked for in."""
+    """Folder of the tokenizer, image processor or feature extractor."""
     sizes: Mapping[str, int]
     """Sizes of dynamic dimensions, for random values."""
     seed: int = 0
-    """Of random values, and of the samples that are drawn of a data set."""
+    """Seed of random values and of the sample selection from a dataset."""
     source: Path | None = None
-    """File of the float graph, which a decoder continues texts with; None: it is not run for samples."""
+    """File of the float graph, which generates text for decoder samples; ``None``: it is not run for samples."""
     holds_out: bool = False
-    """Whether every :data:`HELD_OUT`-th sample is left out, for :meth:`held_out_samples`."""
+    """True if every :data:`HELD_OUT`-th sample is held out, for :meth:`held_out_samples`."""
     _made: list[Values] = field(default_factory=list, compare=False)
-    """Samples that what lies beside the model makes, where there is no data; known once they were read."""
+    """Samples generated for the processor beside the model, without data; filled on the first read."""
 
     @property
     def method(self) -> CalibrationMethod:
-        """How a range is made of the values seen."""
+        """Method that computes a range from observed values."""
         return self.options.method or "minmax"
 
     @property
     def has_data(self) -> bool:
-        """Whether values are a user's, and not random."""
+        """True if samples come from the user's data."""
         return self.options.calibration_data is not None
 
     @property
     def count(self) -> int:
-        """Number of samples that are read, without those that turned out not to open and those held out.
+        """Number of samples read, without unreadable and held-out samples.
 
         Raises:
-            UsageError: there are fewer than asked for, or none.
+            UsageError: there are fewer samples than requested.
         """
         return self._total - (self._total // HELD_OUT if self.holds_out else 0)
 
     @property
     def _total(self) -> int:
-        """Number of samples, of which some may be held out."""
+        """Number of samples, including held-out samples."""
         requested = self.options.samples
         if not self.has_data:
             if requested is None and (self.options.solves_weights or not self.options.needs_ranges):
@@ -145,7 +146,7 @@ class Calibration:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that samples are read from, in their order, and those of what makes them arrays."""
+        """Files of the samples, in order, and files of their processor."""
         if self.options.calibration_data is None:
             return ()
         files = tuple(calibration_files(self.options.calibration_data).values())
@@ -155,7 +156,7 @@ class Calibration:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to say of the data, one sentence each; complete once it was read."""
+        """Notes on the data; complete once it has been read."""
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
@@ -166,20 +167,20 @@ class Calibration:
 
     @property
     def words(self) -> str:
-        """The data, for people."""
+        """Description of the data."""
         source = self._name if self.has_data else _SOURCES[self._kind]
         return f"{count_noun(self.count, 'sample')} of {source}, {self._use}"
 
     @property
     def _use(self) -> str:
-        """What is done with the samples: how ranges are made of values, or the algorithm that finds weights."""
+        """Method of the ranges, or algorithms that solve weights."""
         if self.options.needs_ranges:
             return self.method
         return ", ".join(self.options.solving_algorithms) if self.options.solves_weights else "minmax"
 
     @property
     def _found(self) -> str:
-        """What the samples are for, in words."""
+        """Purposes of the samples, in words."""
         options = self.options
         purposes = {
             "ranges of activations": options.needs_ranges,
@@ -189,7 +190,7 @@ class Calibration:
         return " and ".join(words for words, is_needed in purposes.items() if is_needed)
 
     def as_record(self) -> dict[str, object]:
-        """Return what the ranges come from, JSON-ready."""
+        """Source of the ranges, JSON-ready."""
         data_set = None if self._sample_feeds is None else self._sample_feeds.data_set
         split = {"split": data_set.split} if isinstance(data_set, DataSet) else {}
         return {
@@ -200,7 +201,7 @@ class Calibration:
         }
 
     def request(self) -> dict[str, object]:
-        """Return what statistics depend on: where the data lies is no part of it, what it holds is."""
+        """Identify the inputs of the statistics: the content of the data, not its location."""
         columns = {"columns": self.options.columns} if self.options.columns else {}
         drawn = {} if self.has_data else {"seed": self.seed, "sizes": dict(self.sizes), "samples": self.count}
         if self._decodes:
@@ -210,17 +211,17 @@ class Calibration:
         return {**record, **columns, **drawn, "content": [file_digest(path) for path in files]}
 
     def close(self) -> None:
-        """Remove temporary files of a data set; no sample can be read after."""
-        feeds = self.__dict__.get("_sample_feeds")  # opened only where it was asked for
+        """Remove temporary files of a dataset; samples cannot be read afterwards."""
+        feeds = self.__dict__.get("_sample_feeds")  # opened only on demand
         if feeds is not None and isinstance(feeds.data_set, DataSet):
             feeds.data_set.close()
 
     def over_samples(self, measure: Callable[[SampleReader], _T]) -> _T:
-        """Return what a function measures by running a model on the samples.
+        """Run a measurement on the samples; generated samples that the model refuses are replaced by random values.
 
         Raises:
             QuantizeError: the model does not run on a user's data.
-            StageError: it does not run.
+            StageError: the model does not run.
         """
         try:
             return measure(self.read_samples)
@@ -240,7 +241,7 @@ class Calibration:
         """Yield one array per input for each sample that is not held out.
 
         Raises:
-            UsageError: data does not fit the inputs, or no values can be drawn for one.
+            UsageError: data does not fit the inputs, or no values can be drawn for an input.
             InputError: a file is damaged.
         """
         for number, sample in enumerate(self._samples(inputs)):
@@ -251,7 +252,7 @@ class Calibration:
         """Yield one array per input for each sample that is held out.
 
         Raises:
-            UsageError, InputError: as :meth:`read_samples`.
+            UsageError, InputError: as in :meth:`read_samples`.
         """
         return itertools.islice(self._samples(inputs), HELD_OUT - 1, None, HELD_OUT)
 
@@ -267,16 +268,15 @@ class Calibration:
             yield from self._made_samples(inputs) or self._random_samples(inputs)
 
     def _decoding_samples(self) -> Iterator[dict[str, Array]]:
-        assert self.source is not None  # the kind says it
+        assert self.source is not None  # true for this kind
         seed = self.seed + _OTHER_SAMPLES
         yield from decoding_samples(self.source, self.model_folder, self.sizes, self.count, seed)
 
     @functools.cached_property
     def _decodes(self) -> bool:
-        """Whether the graph is a decoder with a cache that runs as one: then its own runs are the samples of ranges.
+        """True if the graph is a decoder with a KV cache that runs: its own runs are then the samples of ranges.
 
-        Algorithms that find blocks of weights, and scales of the cache, take whole prompts, of which each run has many
-        tokens.
+        Algorithms that solve weight blocks, and scales of the cache, use whole prompts, each with many tokens per run.
         """
         if (
             self.source is None
@@ -301,18 +301,18 @@ class Calibration:
 
     @property
     def _kind(self) -> str:
-        """Where samples come from without data."""
+        """Kind of generated samples."""
         return "decoding" if self._decodes else "processor" if self._made else "random"
 
     def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
-        """Return the first samples of a user's data, on which the result is compared with its source."""
+        """First samples of the user's data, for the comparison of the result with its source."""
         source: QualitySource = "file" if self._sample_feeds is None else "dataset"
         samples = list(itertools.islice(self.read_samples(graph_inputs(session)), MOST_COMPARED))
         return samples, QualitySamples(source, len(samples), self.seed)
 
     @functools.cached_property
     def _sample_feeds(self) -> SampleFeeds | None:
-        """What makes arrays of samples; None where they are arrays already, or random. Opened once."""
+        """Converter of samples to arrays, opened once; ``None`` for arrays and random values."""
         data = self.options.calibration_data
         if data is None or (kind := calibration_kind(data)) == "arrays":
             return None
@@ -332,7 +332,7 @@ class Calibration:
 
     @property
     def _path(self) -> Path:
-        assert self.options.calibration_data is not None  # asked before
+        assert self.options.calibration_data is not None  # checked by the callers
         return Path(self.options.calibration_data)
 
     @property
@@ -351,10 +351,10 @@ class Calibration:
 
 
 def refuse_missing_data(calibration: Calibration) -> None:
-    """Refuse data that cannot be read, before a model is.
+    """Refuse unreadable data before a model is read.
 
     Raises:
-        UsageError: there is none, it has a form that is not read, or there are fewer samples than asked for.
+        UsageError: data is missing, has an unsupported format, or has fewer samples than requested.
         InputError: a file is damaged.
     """
     refuse_missing_files(calibration.options)
@@ -363,10 +363,10 @@ def refuse_missing_data(calibration: Calibration) -> None:
 
 
 class CalibrationStatistics:
-    """Statistics of activations, measured once for all graphs that are made of one model; a file keeps them.
+    """Activation statistics, measured once for all graphs derived from one model, optionally stored in a file.
 
-    Values are known by name. Two graphs of one model have the same numbers at a name unless a
-    :class:`~winml.modelkit.quantize.calibration.activation_statistics.MeasuredValue` says what was done to it.
+    Values are identified by name. Graphs of one model have equal values under a name unless
+    :class:`~winml.modelkit.quantize.calibration.activation_statistics.MeasuredValue` states a change.
     """
 
     def __init__(
@@ -375,22 +375,22 @@ class CalibrationStatistics:
         source: Path | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Measure with this data.
+        """Open the statistics.
 
         Args:
-            calibration: Where samples come from. A file that its options name (``calibration_cache``) is read now.
-            source: The model that the graphs are made of; None: nothing is stored.
-            folder: Where a file is looked for that the statistics name by what they depend on, if the options name
-                none. With neither, statistics live as long as this object.
+            calibration: Source of the samples. The file named in its options (``calibration_cache``) is read now.
+            source: The model that the graphs are derived from; ``None``: nothing is stored.
+            folder: Folder of a file named by the request digest, if the options name no file. Without both, statistics
+                live as long as this object.
 
         Raises:
-            UsageError: the file holds statistics of another model or of other samples, or is no such file.
+            UsageError: the file has statistics of a different model or different samples, or is no statistics file.
         """
         self.calibration = calibration
         self._statistics: dict[str, ValueStatistics] = {}
         self._maxima: dict[str, Array] = {}
         self._rows: Mapping[str, Array] = {}
-        """Rows that were measured with the maxima, until they are asked for."""
+        """Rows measured together with the maxima, until read."""
         self._modules: dict[str, str] = {}
         self._stored: ResumableResults | None = None
         named = calibration.options.calibration_cache
@@ -408,7 +408,7 @@ class CalibrationStatistics:
             )
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Ranges:
-        """Return the range of each value; only those that are not known are measured."""
+        """Return the range of each value; only missing statistics are measured."""
         method = self.calibration.method
         needs_histogram = method != "minmax"
         keys = {value.name: _key(value.name, value.form) for value in values}
@@ -426,7 +426,7 @@ class CalibrationStatistics:
         return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
-        """Return the largest absolute value of each channel; only those that are not known are measured."""
+        """Return the maximum absolute value of each channel; only missing values are measured."""
         keys = {name: _key(name, f"axis {axis}") for name, axis in axes.items()}
         missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
         if missing:
@@ -437,7 +437,7 @@ class CalibrationStatistics:
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
-        """Return some rows of values; those that were not measured with the maxima just before are measured now."""
+        """Return sample rows of values; rows not measured together with the last maxima are measured now."""
         held, self._rows = dict(self._rows), {}
         if missing := [name for name in names if name not in held]:
             axes = dict.fromkeys(missing, -1)
@@ -445,11 +445,11 @@ class CalibrationStatistics:
         return {name: held[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
-        """Return what the statistics come from, JSON-ready."""
+        """Source of the statistics, JSON-ready."""
         return self.calibration.as_record()
 
     def _keep(self, model: ir.Model, keys: Mapping[str, str]) -> None:
-        """Write the file, where there is one, with the module of each value."""
+        """Write the statistics file, if any, with the module of each value."""
         if self._stored is None:
             return
         makers = {value.name: node for node in model.graph for value in node.outputs}

@@ -1,8 +1,8 @@
-"""Finds the blocks of weights with samples, layer by layer: GPTQ, AWQ, or for each module what errs least.
+"""Layer-by-layer solution of weight blocks on samples: GPTQ, AWQ, or per module the algorithm with the least error.
 
-The graph is cut into layers. Each is run on what the quantized layers before it make of the samples; of the inputs of
-its products only sums are held. Then its weights are quantized, and it is run again with what they have become. Values
-between layers and the blocks that were found lie on disk: memory holds one layer and the sums of its inputs.
+The graph is cut into layers. Each layer runs on the outputs of the quantized layers before it; only sums over the
+inputs of its products are stored. Then its weights are quantized, and the layer runs again with the quantized weights.
+Values between layers and solved blocks are stored on disk: memory holds one layer and the sums of its inputs.
 """
 
 from __future__ import annotations
@@ -49,34 +49,34 @@ from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.version import __version__
 
 _LAYER_BYTES = 500_000_000
-"""Weights of a layer that is run at a time, as float32, unless one product has more. Chosen: half a layer of a 7 B
-decoder; with the sums of its inputs and a session it stays below 3 GB."""
+"""Maximum weight of a layer in bytes of float32, unless one product has more. Chosen: half a layer of a 7 B decoder;
+with the sums of its inputs and a session, memory stays below 3 GB."""
 FEWEST_LAYERS = 24
-"""Chosen: a small model is cut as well, so that later layers see what the quantized ones before them make."""
+"""Chosen: small models are cut too, so that later layers run on the outputs of quantized layers."""
 _JUDGING = 4
-"""Every so many-th sample is left out of what an algorithm sees, where several are compared by their errors on these.
-Chosen: three quarters of the samples find nearly the same blocks."""
+"""Every n-th sample is withheld from the algorithms if several algorithms are compared by their errors on these
+samples. Chosen: three quarters of the samples give nearly the same blocks."""
 
 
 @dataclass(frozen=True)
 class LayerCalibration:
-    """Runs a model on samples, layer by layer."""
+    """Solver that runs a model on samples, layer by layer."""
 
     calibration: Calibration
     folder: Path
-    """Blocks lie in it, and what an interrupted run found; it lies at least as long as the blocks are read."""
+    """Folder of the blocks and of resumable results; it must exist as long as the blocks are read."""
     resumed: list[tuple[int, int]] = field(default_factory=list, compare=False)
-    """Of each walk that an interrupted run began: layers that it had finished, and layers of the model."""
+    """(finished layers, layers of the model) of each resumed walk."""
     _solved_weights: dict[tuple[WeightKey, BlockForm, Algorithm], SolvedWeight] = field(
         default_factory=dict, compare=False
     )
 
     def as_record(self) -> dict[str, object]:
-        """Return what the blocks come from, JSON-ready."""
+        """Origin of the blocks, JSON-ready."""
         return self.calibration.as_record()
 
     def solve(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
-        """Return the blocks of weights; those not found before for any graph of the file are searched now.
+        """Return the blocks of weights; blocks that were solved for an earlier graph of the file are reused.
 
         Raises:
             UsageError, InputError, QuantizeError: as :meth:`_search`.
@@ -88,7 +88,7 @@ class LayerCalibration:
         return {weight.key: solved[weight.request] for weight in weights}
 
     def found(self, names: Collection[str], bits: int, block_size: int, algorithm: Algorithm) -> list[SolvedWeight]:
-        """Return what was found for weights of these names in a form."""
+        """Blocks solved for weights of these names with this format and algorithm."""
         return [
             solved
             for (key, form, requested), solved in self._solved_weights.items()
@@ -96,9 +96,9 @@ class LayerCalibration:
         ]
 
     def _search(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
-        """Return the blocks of weights of a model; the model stays as it is.
+        """Solve the blocks of a model's weights; the model is not changed.
 
-        Layers that an interrupted run has finished with the same graph, weights, forms and samples are not run again.
+        Layers finished by an interrupted run with the same graph, weights, formats and samples are not run again.
 
         Raises:
             UsageError: data does not fit the inputs.
@@ -133,7 +133,7 @@ class LayerCalibration:
                     run.advance({weight.key: solved[weight.key] for weight in weights if weight.key in solved})
                 run.release()
                 walk.keep(number, later)
-            values.retain(later)  # after it was written down that nothing else is needed
+            values.retain(later)  # after the remaining values are recorded
             count_progress(number, len(layers), f"layer {number} of {len(layers)}", is_told=True)
         return solved
 
@@ -162,30 +162,30 @@ def _inputs_of(model: ir.Model) -> tuple[InputTensorSpec, ...]:
 
 
 class _HeldValues:
-    """Values of each sample, by name."""
+    """Values of each sample on disk, by name."""
 
     def __init__(self, folder: Path) -> None:
         self.arrays = StoredArrays(folder)
         self.count = 0
         """Number of samples."""
         self.masks: dict[int, Array] = {}
-        """Number of a sample with padding → which of its tokens are none."""
+        """Sample number → attention mask of a sample with padding: True for tokens."""
 
     def put(self, name: str, sample: int, array: Array) -> None:
-        """Hold a value of a sample."""
+        """Store a value of a sample."""
         self.arrays.put(_stored_name(name, sample), array)
 
     def read(self, names: Iterable[str], sample: int) -> dict[str, Array]:
-        """Return values of a sample."""
+        """Read values of a sample."""
         return {name: self.arrays.read(_stored_name(name, sample)) for name in names}
 
     def digests(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the digests of values by what they are stored as, of those that were made already."""
+        """Stored name → digest of the stored values."""
         stored = (_stored_name(name, sample) for name in names for sample in range(self.count))
         return {name: self.arrays.digests[name] for name in stored if name in self.arrays.digests}
 
     def retain(self, names: Iterable[str]) -> None:
-        """Remove all values but these."""
+        """Remove all values except the named ones."""
         for stored in self.arrays.digests.keys() - self.digests(names).keys():
             self.arrays.remove(stored)
 
@@ -195,16 +195,16 @@ def _stored_name(name: str, sample: int) -> str:
 
 
 class _Walk:
-    """The blocks that were found, and the values that later layers read."""
+    """Solved blocks, and the values read by later layers."""
 
     def __init__(self, folder: Path, request: Mapping[str, object], weights: Sequence[BlockWeight]) -> None:
         self.values = _HeldValues(folder / "values")
         self._blocks = StoredArrays(folder / "blocks")
         self._folder, self._request, self._weights = folder, request, weights
         self._records: dict[int, dict[str, Any]] = {}
-        """Position of a weight → where its blocks are, and how they were found."""
+        """Position of a weight → record of its blocks and algorithm."""
         self._scales: dict[int, str] = {}
-        """Identity of a scale → what it is stored as: weights with the same inputs share one."""
+        """Identity of a scale → stored name; weights with the same inputs share a scale."""
         self._state: ResumableResults | None = None
 
     def hold(
@@ -216,7 +216,7 @@ class _Walk:
         scale: Array | None = None,
         errors: Mapping[str, float] | None = None,
     ) -> SolvedWeight:
-        """Put the blocks of a weight on disk."""
+        """Store the blocks of a weight on disk."""
         place = self._weights.index(weight)
         for part, array in blocks._asdict().items():
             if array is not None:
@@ -230,8 +230,8 @@ class _Walk:
         return self._solved(place, form, scale)
 
     def keep(self, finished: int, later: Collection[str]) -> None:
-        """Write down that layers are finished, and which values the others read."""
-        assert self._state is not None  # resumed before
+        """Record the finished layers and the values that later layers read."""
+        assert self._state is not None  # set by resume()
         self._state.write(
             {
                 "finished": finished,
@@ -242,9 +242,9 @@ class _Walk:
         )
 
     def resume(self) -> tuple[int, dict[WeightKey, SolvedWeight]]:
-        """Return how many layers an interrupted run finished on these samples, and what it found.
+        """Return the number of layers finished by an interrupted run on these samples, and their blocks.
 
-        Of a damaged one nothing is taken.
+        Damaged results are ignored: ``0, {}``.
         """
         samples = digest_of(self.values.arrays.digests)
         self._state = ResumableResults(self._folder / "state.json", {**self._request, "samples": samples}, 2)
@@ -291,9 +291,9 @@ class _Layer:
 
 
 def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> list[_Layer]:
-    """Cut the graph where few values travel on, after the products of at most ``LAYER_BYTES`` of weights.
+    """Cut the graph at positions crossed by few values, after products of at most ``_LAYER_BYTES`` of weights.
 
-    What comes after the last product is left out.
+    Nodes after the last product are omitted.
     """
     nodes = list(model.graph)
     position = {node: place for place, node in enumerate(nodes)}
@@ -301,7 +301,7 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
     for weight in weights:
         groups[weight.inputs].append(weight)
     bytes_at: defaultdict[int, int] = defaultdict(int)
-    inside: set[int] = set()  # places between weights with the same inputs, which are found together
+    inside: set[int] = set()  # positions between weights with the same inputs, which are solved together
     for group in groups.values():
         places = sorted(position[weight.products[0]] for weight in group)
         bytes_at[places[-1]] += sum(4 * weight.matrix.depth * weight.matrix.width for weight in group)
@@ -319,7 +319,7 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
             places = [end for end in range(place, following) if end not in inside]
             if not places or held + bytes_at[following] <= limit:
                 continue
-            # Between this product and the next one, the first place that the fewest values cross.
+            # Between this product and the next, take the first position crossed by the fewest values.
             stop = min(places, key=lambda end: (crossing[end], end))
         members = nodes[start : stop + 1]
         layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
@@ -331,7 +331,7 @@ _LAYER = "the layer"
 
 
 class _LayerRun:
-    """Runs a layer on the samples."""
+    """Runs of one layer on the samples."""
 
     def __init__(self, model: ir.Model, layer: _Layer, values: _HeldValues) -> None:
         self._layer, self._values = layer, values
@@ -339,7 +339,7 @@ class _LayerRun:
         self._sessions = GraphSessions(self._graph)
 
     def observe(self, names: Sequence[str]) -> Iterator[Arrays]:
-        """Yield values of the layer by name for each sample."""
+        """Yield values of the layer for each sample: name → array."""
         made = {value.name: value for node in self._graph.graph for value in node.outputs}
         passed = [name for name in names if name not in made]  # inputs of the layer are not computed again
         with _outputs(self._graph, [made[name] for name in names if name in made]) as computed:
@@ -352,8 +352,8 @@ class _LayerRun:
                 }
 
     def advance(self, solved: Mapping[WeightKey, SolvedWeight]) -> None:
-        """Hold what the layer makes of the samples with the weights that were found."""
-        self.release()  # some are replaced
+        """Run the layer with the solved weights and store its outputs."""
+        self.release()  # some weights are replaced
         initializers = self._graph.graph.initializers
         for key, found in solved.items():
             if key.name in initializers:
@@ -365,14 +365,14 @@ class _LayerRun:
                 self._values.put(name, sample, array)
 
     def mask(self, sample: int) -> Array | None:
-        """Return which tokens of a sample are no padding; None where no input says it."""
+        """Mask of the tokens of a sample; ``None`` without padding or mask."""
         return self._values.masks.get(sample)
 
     def release(self) -> None:
-        """Unmap the weights of the layer from memory; they are mapped again when they are read."""
+        """Unmap the weights of the layer from memory; they are mapped again when read."""
         for value in self._graph.graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
-                with contextlib.suppress(BufferError):  # somebody reads it
+                with contextlib.suppress(BufferError):  # a reader holds the buffer
                     value.const_value.release()
 
     def _feeds(self, sample: int) -> dict[str, Array]:
@@ -394,7 +394,7 @@ class _LayerRun:
 
 @contextlib.contextmanager
 def _outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]:
-    """Make values the outputs of a graph until the block ends; yield their names."""
+    """Set the outputs of a graph to other values until the block ends; yield their names."""
     outputs = model.graph.outputs
     before = list(outputs)
     outputs[:] = values
@@ -405,7 +405,7 @@ def _outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]
 
 
 def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
-    """Return a weight with the values that its blocks stand for."""
+    """Weight as the lazily dequantized values of its blocks."""
     assert value.const_value is not None
     tensor = value.const_value
 
@@ -421,13 +421,13 @@ def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.Laz
 
 
 _CANDIDATES = ("rtn", "k_quant", "gptq", "awq", "awq+gptq")
-"""What ``auto`` compares; all take the same bytes. Zero points of hqq take four bytes: a budget weighs them."""
+"""Candidates of ``auto``; all take the same bytes. Zero points of hqq take four bytes and are left to a budget."""
 
 
 class _Candidate(NamedTuple):
     algorithm: str
     blocks: Sequence[Blocks]
-    """Of each weight of a group."""
+    """Aligned with the weights of a group."""
     forms: Sequence[BlockForm]
     scale: Array | None
     errors: Sequence[float]
@@ -435,22 +435,22 @@ class _Candidate(NamedTuple):
 
 @dataclass
 class _Statistics:
-    """What is held of one input: that of the samples an algorithm sees, and that of those it is judged on."""
+    """Sums over one input: of the samples used for solving, and of the samples used for judging."""
 
     fitted: InputStatistics
     judged: InputStatistics
 
 
 class _LayerSolver:
-    """Quantizes the weights of a layer."""
+    """Solver for the weights of one layer."""
 
     def __init__(self, walk: _Walk) -> None:
         self._walk = walk
-        # With few samples, what is left out would be missed.
+        # With few samples, withheld samples would be missed.
         self._has_many_samples = walk.values.count >= 2 * _JUDGING
 
     def solve(self, weights: Sequence[BlockWeight], run: _LayerRun) -> dict[WeightKey, SolvedWeight]:
-        """Return the blocks of weights, group by group of those that are multiplied with the same values."""
+        """Solve the blocks of weights, in groups of weights with the same inputs."""
         groups: defaultdict[tuple[str, ...], list[BlockWeight]] = defaultdict(list)
         for weight in weights:
             groups[tuple(value.name or "" for value in weight.inputs)].append(weight)
@@ -461,7 +461,7 @@ class _LayerSolver:
             algorithms = list(dict.fromkeys(weight.algorithm for weight in group))
             for algorithm in algorithms:
                 alike = [weight for weight in group if weight.algorithm == algorithm]
-                # GPTQ uses the sums up.
+                # GPTQ consumes the sums.
                 own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copied(sums.fitted))
                 solved |= self._solved_group(algorithm, alike, own, shares_input=len(names) == 1)
         return solved
@@ -493,12 +493,12 @@ class _LayerSolver:
     def _solved_group(
         self, algorithm: Algorithm, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
     ) -> dict[WeightKey, SolvedWeight]:
-        """Return the blocks of weights that are multiplied with the same values and found by the same algorithm."""
+        """Solve the blocks of weights with the same inputs and the same algorithm."""
         if algorithm == "gptq":
             return self._by_gptq(group, sums.fitted)
         matrices = [_matrix(weight) for weight in group]
         tried = list(self._candidates(algorithm, group, matrices, sums, shares_input=shares_input))
-        # All or none have their inputs divided, so that the scale can go into the normalization before.
+        # All inputs are divided or none, so that the scale can be folded into the preceding normalization.
         ways = [[item for item in tried if (item.scale is None) == is_plain] for is_plain in (True, False)]
         best = min(
             ([min(way, key=lambda item: item.errors[place]) for place in range(len(group))] for way in ways if way),
@@ -517,7 +517,7 @@ class _LayerSolver:
         }
 
     def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
-        """Return the blocks of weights, one at a time: the last one uses the sums up, so that there is no copy."""
+        """Solve the blocks of weights one at a time; the last weight consumes the sums, which avoids a copy."""
         solved = {}
         for weight in group:
             sums = statistics if weight is group[-1] else _copied(statistics)
@@ -571,7 +571,7 @@ class _LayerSolver:
             yield candidate("gptq", solved(None), forms, None)
         if "awq" not in wanted:
             return
-        # A weight with several inputs, or whose rows are looked up as well, has nothing to divide.
+        # A weight with several inputs, or with row lookups, has no input to divide.
         may_scale = shares_input and not any(_is_looked_up(weight) for weight in group)
         scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
         if scale is not None or "rtn" not in wanted:
@@ -581,7 +581,7 @@ class _LayerSolver:
 
 
 def _matrix(weight: BlockWeight) -> Array:
-    """Return a weight as it is multiplied from the left: float32, depth × width."""
+    """Return a weight as float32, depth × width; refuse non-finite values."""
     matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
@@ -592,19 +592,19 @@ def _matrix(weight: BlockWeight) -> Array:
 
 
 def _copied(statistics: InputStatistics) -> InputStatistics:
-    """Return statistics whose Gram matrix may be used up."""
+    """Copy statistics, for an algorithm that consumes the Gram matrix."""
     return InputStatistics(statistics.gram.copy(), statistics.absolute, statistics.rows)
 
 
 def _without_padding(rows: Array, mask: Array | None) -> Array:
-    """Return the rows of the tokens that are no padding, of values with a row for each token; others as they are."""
+    """Drop the rows of padding tokens; values without a row per token are returned unchanged."""
     return rows if mask is None or rows.shape[:-1] != mask.shape else rows[mask]
 
 
 def _is_looked_up(weight: BlockWeight) -> bool:
-    """Return True if the rows of a weight are looked up as well."""
+    """Return True if rows of the weight are looked up too."""
     operand = operand_of(weight.products[0])
-    assert operand is not None  # a product with few bits has one
+    assert operand is not None  # a product with few bits has a weight
     return any(reader.op_type == "Gather" for reader, _ in operand.value.uses())
 
 

@@ -1,8 +1,8 @@
-"""Quantizes a matrix in blocks: with what the installed ONNX Runtime has for it, or by its inputs (GPTQ, AWQ).
+"""Quantization of a matrix in blocks: ONNX Runtime's algorithms, or algorithms that use input statistics (GPTQ, AWQ).
 
-A block is some consecutive values of one output channel that share a scale. All that is held of the inputs of a product
-is their Gram matrix and the mean of their absolute values: the squared error of the outputs of any other matrix follows
-from these. Knows arrays only.
+A block is a run of consecutive values of one output channel that share a scale. Only the Gram matrix and the mean
+absolute values of the inputs of a product are stored: the squared output error of any other matrix follows from both.
+Works on arrays only.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.quantize.declared_options import Algorithm
 
 PIECE_ELEMENTS = 1 << 16
-"""Values computed at a time. Chosen: they and their copies stay in the cache of one core."""
+"""Values computed at a time. Chosen: the values and their copies stay in the cache of one core."""
 _ALMOST_HALF = np.nextafter(np.float32(0.5), np.float32(0))
-"""Added before the fraction is dropped, it rounds halves away from zero as C's ``roundf`` does, and nothing else up."""
+"""Added before truncation: rounds halves away from zero like C's ``roundf``, and rounds nothing else up."""
 
 
 def _pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, slice]]:
-    """Yield columns and blocks in pieces of ``PIECE_ELEMENTS`` that lie together in memory."""
+    """Yield (columns, blocks) in pieces of ``PIECE_ELEMENTS`` that are contiguous in memory."""
     depth, width = matrix.shape
     count = depth // block_size
     if matrix.flags.c_contiguous:
@@ -48,7 +48,7 @@ def _pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _rounded(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Array, Array]:
-    """Return the steps of blocks, which are the rows, one in a byte, and of each its scale and its zero point."""
+    """Quantize rows, one block each; return steps (one per byte), scales and zero points."""
     most, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
     low, high = _extremes(rows)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -63,7 +63,7 @@ def _rounded(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Arra
         inverse = np.where(scales != 0, np.float32(1) / scales, np.float32(0))
         steps = rows * inverse
         if np.isinf(inverse).any():
-            # Of a subnormal scale; a zero is none of its NaN.
+            # Infinite inverse of a subnormal scale: zeros would become NaN.
             steps[rows == 0] = 0
         steps += zero_points
         steps += _ALMOST_HALF
@@ -72,7 +72,7 @@ def _rounded(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Arra
 
 
 def _extremes(rows: Array) -> tuple[Array, Array]:
-    """Return smallest and largest value of each row, by halves: numpy reduces short rows slowly."""
+    """Smallest and largest value of each row, by halving: numpy reduces short rows slowly."""
     low = high = rows
     while low.shape[1] > 1:
         half = low.shape[1] // 2
@@ -82,17 +82,17 @@ def _extremes(rows: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class BlockForm:
-    """How the values of a weight are kept."""
+    """Format of a block-quantized weight."""
 
     bits: int
     block_size: int
     """Values that share a scale; a power of two, at least 16."""
     is_symmetric: bool
-    """Whether blocks have no zero point."""
+    """True if blocks have no zero point."""
     algorithm: Algorithm
 
     def block_count(self, depth: int) -> int:
-        """Return how many blocks an output channel has."""
+        """Number of blocks of an output channel."""
         return -(-depth // self.block_size)
 
     @property
@@ -102,12 +102,12 @@ class BlockForm:
 
     @property
     def has_float_zero_points(self) -> bool:
-        """Whether zero points lie between the steps."""
+        """True if zero points are fractional."""
         return self.algorithm == "hqq"
 
     @property
     def has_zero_points(self) -> bool:
-        """Whether there are any."""
+        """True if blocks have zero points."""
         return self.algorithm != "rtn" or not self.is_symmetric
 
 
@@ -128,12 +128,12 @@ def quantize_blocks(matrix: Array, form: BlockForm) -> Blocks:
 
 
 def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
-    """Round a matrix to the nearest step of each block, to the bytes that ONNX Runtime's own function returns.
+    """Round a matrix to the nearest step of each block, byte-identical to ONNX Runtime's own function.
 
-    That function has no 2 bits before 1.24, takes float32 of depth × width only, reads it in strides, and keeps other
-    threads waiting. Checkpoints store width × depth: here rows are read as they lie, in pieces that stay in the
-    processor's cache. Measured, 8 million values of 4096 × 2048 in bfloat16, computing time: 0.19 s transposed and with
-    its function, 0.08 s here.
+    ONNX Runtime's function has no 2 bits before 1.24, accepts float32 of depth × width only, reads it in strides, and
+    blocks other threads. Checkpoints store width × depth: here rows are read in stored order, in pieces that stay in
+    the processor's cache. Measured, 8 million values of 4096 × 2048 in bfloat16, computing time: 0.19 s transposed and
+    with ONNX Runtime's function, 0.08 s here.
     """
     bits, block_size = form.bits, form.block_size
     missing = -matrix.shape[0] % block_size
@@ -156,7 +156,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
         packed[:, -1] = pack_codes(last, bits)
     if form.is_symmetric:
         return Blocks(packed, scales, None)
-    # ONNX Runtime fills the byte of an odd number of blocks with the middle, and here bytes are the same.
+    # ONNX Runtime pads the byte of an odd number of blocks with the middle; bytes are identical here.
     return Blocks(packed, scales, pack_codes(zero_points, bits, fill=2 ** (bits - 1)))
 
 
@@ -167,7 +167,7 @@ def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
     node = onnx.NodeProto(op_type="MatMul", name="product", input=["x", "w"], output=["y"])
     graph = onnx.GraphProto(initializer=[ir.serde.serialize_tensor(ir.tensor(matrix.copy(order="C"), name="w"))])
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # and is not written
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is not written
         (product,) = HQQWeightOnlyQuantizer(config).quantize(node, [graph])
     arrays = {tensor.name: ir.serde.deserialize_tensor(tensor).numpy() for tensor in graph.initializer}
     packed, scales, zero_points = (arrays[name] for name in product.input[1:])
@@ -189,20 +189,20 @@ def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
 
 
 def pack_blocks(steps: Array, scales: Array, zero_points: Array, form: BlockForm) -> Blocks:
-    """Return blocks of what a quantizer found.
+    """Pack quantized values, scales and zero points into blocks.
 
     Args:
-        steps: uint8, width × blocks × values of a block, one in a byte.
+        steps: uint8, width × blocks × values of a block, one per byte.
         scales: float32, width × blocks.
-        zero_points: uint8, width × blocks; the middle where the form is symmetric.
-        form: How the values are kept.
+        zero_points: uint8, width × blocks; the middle for a symmetric format.
+        form: Format of the blocks.
     """
     packed = pack_codes(zero_points, form.bits) if form.has_zero_points else None
     return Blocks(pack_codes(steps, form.bits), np.ascontiguousarray(scales), packed)
 
 
 def unpack_blocks(blocks: Blocks, form: BlockForm, depth: int) -> Array:
-    """Return what blocks stand for: float32, depth × width."""
+    """Dequantize blocks: float32, depth × width."""
     steps = unpack_codes(blocks.packed, form.bits, form.block_size).astype(np.float32)
     width, count = steps.shape[:2]
     if blocks.zero_points is None:
@@ -224,7 +224,7 @@ _ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {
 
 @contextlib.contextmanager
 def _logging_left_alone() -> Iterator[None]:
-    """Undo what an import does to the root logger: ONNX Runtime's quantizers give it a handler and a level."""
+    """Restore the root logger after an import: ONNX Runtime's quantizers set a handler and a level."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:
@@ -235,31 +235,31 @@ def _logging_left_alone() -> Iterator[None]:
 
 
 SLAB_ELEMENTS = 1 << 21
-"""Chosen: 8 MB of float32 at a time in each thread; larger slabs save no time."""
+"""Chosen: 8 MB of float32 at a time per thread; larger slabs save no time."""
 
 
 class Slab(NamedTuple):
-    """Some consecutive rows or columns of a matrix."""
+    """Consecutive rows or columns of a matrix."""
 
     start: int
-    """The first of them."""
+    """Index of the first row or column."""
     values: Array
-    """The slab as it is multiplied from the left: depth × width, float32, in the memory order it is stored in."""
+    """float32, depth × width, in stored memory order."""
 
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """A weight as it is multiplied from the left: depth (summed over) × width (output channels)."""
+    """A weight as the right operand of a product: depth (summed over) × width (output channels)."""
 
     tensor: ir.TensorProtocol
     is_transposed: bool
-    """Whether the tensor has width × depth."""
+    """True if the tensor is width × depth."""
 
-    # Read by consecutive rows, slab by slab: neither memory nor the page accounting of a memory map grows with it.
+    # Read by consecutive rows, slab by slab: neither memory nor the page accounting of a memory map grows.
 
     @property
     def depth(self) -> int:
-        """Number of values each output is summed from."""
+        """Number of values that each output is summed from."""
         return self._rows_and_columns[int(self.is_transposed)]
 
     @property
@@ -274,15 +274,17 @@ class WeightMatrix:
 
     @property
     def is_read_by_depth(self) -> bool:
-        """Whether a slab holds some of the depth for all of the width, rather than all of the depth for some width."""
+        """True if a slab spans the whole width and part of the depth; False for the whole depth and part of the
+        width.
+        """
         stored = _stored_order(self.tensor)
         return self.is_transposed if stored is not None and stored.is_transposed else not self.is_transposed
 
     def slabs(self, multiple: int) -> list[Callable[[], Slab]]:
-        """Return what reads the slabs of the matrix, in order; each may be called in a thread of its own.
+        """Create readers of the slabs, in order; each may run in a separate thread.
 
         Args:
-            multiple: Rows of each slab but the last are a multiple of it.
+            multiple: The number of rows of each slab except the last is a multiple of this.
         """
         stored = _stored_order(self.tensor)
         if stored is None:
@@ -308,11 +310,11 @@ class WeightMatrix:
 class _StoredOrder(NamedTuple):
     values: StoredValues
     is_transposed: bool
-    """Whether the tensor has the axes of its stored values exchanged."""
+    """True if the axes of the tensor are the reverse of the stored axes."""
 
 
 def _stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
-    """Return where the values of a matrix lie in a file; None where they lie in none, or are rounded."""
+    """Storage of a matrix's values in a file; ``None`` if not in a file or rounded."""
     if isinstance(tensor, StoredTensor) and tensor.permutation is not None:
         is_readable = len(tensor.shape) == 2 and _is_exact(tensor)
         return _StoredOrder(tensor.stored, is_transposed=True) if is_readable else None
@@ -321,9 +323,9 @@ def _stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
 
 
 def values_in_file(tensor: ir.TensorProtocol) -> StoredValues | None:
-    """Return where the values of a tensor lie in a file, one after the other in its order and not rounded.
+    """Storage of a tensor's values in a file, contiguous in tensor order and not rounded.
 
-    Their dtype may be a narrower one. None where they lie in no file, or in another order.
+    The stored dtype may be narrower. ``None`` if the values are in no file, or in another order.
     """
     if isinstance(tensor, StoredTensor):
         return tensor.stored if tensor.permutation is None and _is_exact(tensor) else None
@@ -331,55 +333,55 @@ def values_in_file(tensor: ir.TensorProtocol) -> StoredValues | None:
         return None
     shape = tensor.shape.numpy()
     if tensor.length is not None and tensor.length != math.prod(shape) * tensor.dtype.itemsize:
-        return None  # onnx_ir says what is wrong with it
+        return None  # onnx_ir reports the error
     return StoredValues(Path(tensor.path), tensor.offset or 0, tensor.dtype, tuple(shape), tensor.name or "")
 
 
 def _is_exact(tensor: StoredTensor) -> bool:
-    """Say whether the tensor has the values that are stored, and not some rounding of them."""
+    """Return True if the tensor equals the stored values without rounding."""
     return tensor.dtype.itemsize >= tensor.stored.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class SolvedWeight:
-    """A weight whose blocks were found with calibration data."""
+    """A weight with blocks solved on calibration data."""
 
     algorithm: str
-    """What found them: a name, or several with a plus between them."""
+    """Algorithm of the blocks, or several joined by a plus."""
     form: BlockForm
     read: Callable[[], Blocks]
-    """Reads the blocks from where they are held."""
+    """Reads the blocks from storage."""
     input_scale: Array | None
-    """float32, depth: what the inputs are divided by; None: nothing. Weights with the same inputs share the array."""
+    """float32, depth: divisor of the inputs; ``None``: no division. Weights with the same inputs share the array."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """Algorithm that was tried → squared error of the outputs of the products over their squared size."""
+    """Algorithm → squared error of the products' outputs relative to their squared size, for all tried algorithms."""
 
 
 @dataclass
 class InputStatistics:
-    """Sums over the rows that a matrix was multiplied with."""
+    """Sums over the input rows of a product."""
 
     gram: Array
-    """float32, depth × depth: the sum of the products of each two inputs of a row, X^T X."""
+    """float32, depth × depth: Gram matrix X^T X of the rows."""
     absolute: Array
-    """float64, depth: the sum of the absolute values."""
+    """float64, depth: sum of the absolute values."""
     rows: int = 0
 
     @classmethod
     def of_depth(cls, depth: int) -> InputStatistics:
-        """Return statistics of no rows."""
+        """Statistics without rows."""
         return cls(np.zeros((depth, depth), np.float32), np.zeros(depth))
 
     def add(self, values: Array) -> None:
         """Add rows, in place; the last axis is the depth."""
         rows = values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False)
-        for start in range(0, len(self.gram), _PIECE):  # a product of the whole is as large as the sum
+        for start in range(0, len(self.gram), _PIECE):  # a product of all rows is as large as the sum
             self.gram[start : start + _PIECE] += rows[:, start : start + _PIECE].T @ rows
         self.absolute += np.abs(rows).sum(axis=0, dtype=np.float64)
         self.rows += len(rows)
 
     def scaled(self, scale: Array) -> InputStatistics:
-        """Return the statistics of the inputs divided by a scale for each channel."""
+        """Statistics of the inputs divided by a scale per channel."""
         inverse = (1 / scale).astype(np.float32)
         return InputStatistics(self.gram * inverse * inverse[:, None], self.absolute * inverse, self.rows)
 
@@ -389,7 +391,7 @@ _PIECE = 1 << 10
 
 
 def output_error(difference: Array, statistics: InputStatistics) -> float:
-    """Return the squared error of the outputs, summed over rows and columns, of a difference of depth × width."""
+    """Squared error of the outputs, summed over rows and columns, of a weight difference of depth × width."""
     total = 0.0
     for start in range(0, difference.shape[1], _PIECE):
         piece = difference[:, start : start + _PIECE]
@@ -398,27 +400,27 @@ def output_error(difference: Array, statistics: InputStatistics) -> float:
 
 
 def relative_error(difference: Array, matrix: Array, statistics: InputStatistics) -> float:
-    """Return the squared error of the outputs over their squared size; 0 where the outputs are zero."""
+    """Squared error of the outputs relative to their squared size; 0 if the outputs are zero."""
     size = output_error(matrix, statistics)
     return output_error(difference, statistics) / size if size else 0.0
 
 
 _DAMPING = 0.01
-"""Added to the diagonal, as a share of its mean. Specified by the paper: it makes inputs that the calibration data
-never varies count a little."""
+"""Added to the diagonal, as a share of its mean. Specified by the paper: inputs that are constant in the calibration
+data keep a small weight."""
 _FACTORED = 512
 """Rows factored at a time. Chosen: the copies are small beside the matrix."""
 _SHRINKS = tuple(1 - step * 0.025 for step in range(15))
-"""Shares of the range of a block that are tried as its range: clipping its ends makes the steps finer. Chosen."""
+"""Shares of the range of a block that are tried as its range: clipping makes the steps finer. Chosen."""
 
 
 def factor_in_place(gram: Array) -> Array:
-    """Turn a positive definite matrix into its upper factor R with ``R R^T = gram``, in place, and return it.
+    """Factor a positive definite matrix into an upper R with ``R R^T = gram``, in place, and return R.
 
-    A Cholesky decomposition from the last row to the first, so that a matrix of a large model is in memory once.
+    A Cholesky decomposition from the last row to the first, so that the matrix of a large model is in memory only once.
 
     Raises:
-        QuantizeError: it is not positive definite.
+        QuantizeError: the matrix is not positive definite.
     """
     for stop in range(len(gram), 0, -_FACTORED):
         start = max(stop - _FACTORED, 0)
@@ -434,24 +436,24 @@ def factor_in_place(gram: Array) -> Array:
         if start:
             above = np.linalg.solve(corner, gram[:start, start:stop].T).T
             gram[:start, start:stop] = above
-            for row in range(0, start, _FACTORED):  # by pieces: the product is as large as what is left
+            for row in range(0, start, _FACTORED):  # by pieces: the product is as large as the remaining matrix
                 rows = slice(row, min(row + _FACTORED, start))
                 gram[rows, :start] -= above[rows] @ above.T
     return gram
 
 
 def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> Blocks:
-    """Round a matrix so that the error of its outputs is small, not that of its values.
+    """Round a matrix with a small error of its outputs instead of its values.
 
     GPTQ (Frantar et al., ICLR 2023), in the form of Babai's nearest-plane algorithm (Chen et al., "The Geometry of LLM
     Quantization", 2025). With the Gram matrix H = R R^T, R upper triangular, the error of the outputs is the squared
-    size of R^T (W - Q). Row i of it depends on the rows up to i of W - Q only, so rows are rounded in order, each to
-    the value with the smallest own term. The paper computes the same with the Cholesky factor of the inverse.
+    size of R^T (W - Q). Its row i depends only on the rows up to i of W - Q, so rows are rounded in order, each with
+    the smallest term. The paper uses the equivalent Cholesky factor of the inverse.
 
     Args:
         matrix: float32, depth × width.
-        statistics: Of its inputs; its Gram matrix is used up.
-        form: How values are kept; zero points are whole numbers.
+        statistics: Statistics of the inputs; the Gram matrix is overwritten.
+        form: Format of the blocks; zero points are whole numbers.
     """
     depth, width = matrix.shape
     factor = statistics.gram
@@ -485,7 +487,7 @@ def gptq_blocks(matrix: Array, statistics: InputStatistics, form: BlockForm) -> 
 
 
 def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Array, Array]:
-    """Return scale and zero point of each column of a block: of those tried, with the smallest weighted error."""
+    """Scale and zero point of each column of a block with the smallest weighted error among the tried shrinks."""
     most, middle = np.float32(2**form.bits - 1), np.float32(2 ** (form.bits - 1))
     low, high = np.minimum(targets.min(axis=0), 0), np.maximum(targets.max(axis=0), 0)
     if form.is_symmetric:
@@ -512,26 +514,25 @@ def _best_grid(targets: Array, importance: Array, form: BlockForm) -> tuple[Arra
 
 
 _POWERS = tuple(step / 20 for step in range(1, 20))
-"""Powers that are tried. Specified by the paper's code: a grid of 20."""
+"""Powers tried. Specified by the paper's code: a grid of 20."""
 
 
 _SEARCHED_COLUMNS = 256
-"""Output channels that powers are tried on, evenly spaced. Chosen: the error is a sum over them, so some hundred say
-which power is best."""
+"""Number of output channels that powers are tried on, evenly spaced. Chosen: the error is a sum over channels, so some
+hundred determine the best power."""
 
 
 def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Sequence[BlockForm]) -> Array | None:
-    """Return the divisor of the inputs of matrices by AWQ; `None` if no scale makes the outputs better.
+    """Compute the divisor of the inputs of matrices by AWQ; `None` if no scale reduces the output error.
 
-    AWQ (Lin et al., MLSys 2024): inputs that are large on the data are divided by a scale and their rows of the matrix
-    multiplied with it, so that they are rounded more finely. The scale is a power of the mean absolute input, the one
-    with the smallest error of the outputs. The paper measures the error on samples; here it follows from the Gram
-    matrix.
+    AWQ (Lin et al., MLSys 2024): inputs that are large on the data are divided by a scale and their matrix rows
+    multiplied by the scale, for finer rounding. The scale is the power of the mean absolute input with the smallest
+    output error. The paper measures the error on samples; here the Gram matrix determines the error.
 
     Args:
         matrices: float32, depth × width; all are multiplied with the same inputs.
-        statistics: Of these inputs.
-        forms: How the values of each are kept.
+        statistics: Statistics of these inputs.
+        forms: Block format of each matrix.
     """
     size = np.maximum(statistics.absolute / max(statistics.rows, 1), 1e-8)
     tried_on = [np.ascontiguousarray(matrix[:, :: -(-matrix.shape[1] // _SEARCHED_COLUMNS)]) for matrix in matrices]

@@ -1,9 +1,9 @@
-"""Quantizes by ranges that are known beforehand: QuantizeLinear and DequantizeLinear around layers, integer weights.
+"""Engine for known activation ranges: QuantizeLinear and DequantizeLinear around layers, integer weights.
 
-ONNX Runtime's own quantizer for this form also changes what nodes read that are not to be quantized, and computes
-weights channel by channel in Python; hence the nodes are placed here. What the form means is ONNX's, and the kernels
-that compute it are ONNX Runtime's. The tags of new nodes are written here: a value's nodes belong to the module that
-makes it, those of a weight, of a bias or of a graph input to the module that reads it.
+ONNX Runtime's own static quantizer also changes the inputs of nodes outside the selection, and computes weights channel
+by channel in Python. The nodes are therefore inserted here. The semantics are those of ONNX, the kernels those of ONNX
+Runtime. New nodes are tagged: the nodes of an activation belong to the module that produces it, the nodes of a weight,
+a bias or a graph input to the module that reads it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 
 def quantize_bias(bias: Array, scale: Array) -> Array:
-    """Return a bias in 32 bits, by the scale of the products it is added to."""
+    """Quantize a bias to int32 with the scale of the products that it is added to."""
     limits = np.iinfo(np.int32)
     values = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
     return np.clip(values, limits.min, limits.max).astype(np.int32)
 
 
 def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
-    """Return scale (float32) and zero point (uint8 or uint16) of a range, both scalars; zero is exact.
+    """Compute scale (float32) and zero point (uint8 or uint16) of a range, both scalars; zero is exact.
 
     A float ``x`` is the integer ``round(x / scale) + zero_point``, clipped to its type.
 
@@ -58,9 +58,9 @@ def scale_of_range(low: float, high: float, bits: int) -> tuple[Array, Array]:
 
 
 _ONNX_16_BIT_OPSET = 21
-"""Specified: the first version of ONNX's QuantizeLinear and DequantizeLinear that takes 16 bits."""
+"""Specified: the first opset whose QuantizeLinear and DequantizeLinear support 16 bits."""
 _CONTRIB_DOMAIN = "com.microsoft"
-"""ONNX Runtime's own forms of both take 16 bits at any opset."""
+"""ONNX Runtime's contrib versions of both operators support 16 bits at any opset."""
 
 _RANGES = {
     (True, True): IntegerRange(ir.DataType.INT8, -127, 127, is_symmetric=True),
@@ -68,8 +68,8 @@ _RANGES = {
     (False, True): IntegerRange(ir.DataType.UINT8, 1, 255, is_symmetric=True),
     (False, False): IntegerRange(ir.DataType.UINT8, 0, 255, is_symmetric=False),
 }
-"""Whether signed, whether zero is the middle → the integers of a weight. The smallest has no counterpart; without it
-the middle is exact."""
+"""(is_signed, is_symmetric) → integer range of a weight. Symmetric ranges omit the smallest integer, which has no
+counterpart, so that the middle is exact."""
 
 
 def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) -> IntegerRange:
@@ -79,7 +79,7 @@ def _weight_range(precision: Precision, *, is_signed: bool, is_symmetric: bool) 
 
 
 class _Usage(Protocol):
-    """One use of a value: the reading node and its input index. onnx_ir's own type has no public name."""
+    """One use of a value: the reading node and its input index. The type of onnx_ir has no public name."""
 
     @property
     def node(self) -> ir.Node: ...
@@ -88,10 +88,10 @@ class _Usage(Protocol):
 
 
 class _Bias(NamedTuple):
-    """What is added to each output channel of a layer."""
+    """Constant added to each output channel of a layer."""
 
     reader: ir.Node
-    """The layer itself, or the Add behind it."""
+    """The layer itself, or the Add after it."""
     place: int
     """Position among the inputs of the reader."""
     values: Array
@@ -99,20 +99,20 @@ class _Bias(NamedTuple):
 
 
 class _Dequantized(NamedTuple):
-    """A constant as integers, and what operators read in its place."""
+    """A constant as integers, and the dequantized value that operators read."""
 
     output: ir.Value
     scale: ir.Value
     zero_point: ir.Value
     scales: WeightScales
-    """The numbers that it was made with."""
+    """Scales and zero points used."""
 
 
 def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
-    """Return the model with the named nodes between QuantizeLinear and DequantizeLinear; the given one stays as it is.
+    """Return a copy of the model with the selected nodes between QuantizeLinear and DequantizeLinear.
 
     Raises:
-        QuantizeError: the range of a value is not known.
+        QuantizeError: a value has no calibration range.
     """
     quantized = model.clone()
     weights.give_products_own_weights(quantized, task.nodes)
@@ -121,7 +121,7 @@ def quantize_statically(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 class _Rewriting:
-    """One group of nodes of a model, in place."""
+    """Quantization of one group of nodes of a model, in place."""
 
     def __init__(self, model: ir.Model, task: EngineTask) -> None:
         self._model = model
@@ -135,11 +135,11 @@ class _Rewriting:
         self._scales: dict[str, tuple[ir.Value, ir.Value]] = {}
         """Name of a value → its scale and zero point."""
         self._dequantized: dict[tuple[str, Role, int | None], _Dequantized] = {}
-        """Name of a constant, its role and its axis → the value that operators read."""
+        """(name of a constant, role, axis) → the dequantized value that operators read."""
         self._readers = task.placement.companions if task.placement.is_by_unit else task.nodes
-        """Names of the nodes that read constants as integers."""
+        """Names of the nodes that read dequantized constants."""
         self._tables: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
-        """Table of weights → integers, scale and zero point."""
+        """Name of a table → integers, scale and zero point."""
         self._fresh = FreshNames.of_graph(self._graph)
         self._modules = {
             tag.tag: tag.module for node in self._graph if (tag := read_tag(node)) is not None
@@ -157,7 +157,7 @@ class _Rewriting:
                 replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
                 self._quantize_layer(node)
                 weights.drop_unused_initializers(self._graph, replaced)
-        # Now: the rows of a table are a new value of the old name.
+        # Only now, since the looked-up rows are a new value with the old name.
         values = {value.name: value for value in self._graph.inputs}
         values |= {value.name: value for node in self._graph for value in node.outputs}
         for item in placement.values:
@@ -167,9 +167,9 @@ class _Rewriting:
                 self._record(node, "operator")
 
     def _quantize_unit_constants(self) -> None:
-        """Let the operators of units read their constants as integers; set the scales of all values."""
+        """Replace the constants of unit operators by dequantized integers; set the scales of all values."""
         nodes = {node.name: node for node in self._graph}
-        # The rows of a table have its scale, and the scales of biases are made of those of weights.
+        # Looked-up rows have the scale of their table, and bias scales are computed from weight scales.
         constants = sorted(self._task.placement.constants, key=lambda item: _ORDER[item.role])
         for constant in (item for item in constants if item.role == "table"):
             name = _name_of_input(nodes[constant.node], constant.index)
@@ -185,7 +185,7 @@ class _Rewriting:
                 self._quantize_constant(nodes[constant.node], constant)
 
     def _quantize_constant(self, node: ir.Node, constant: QuantizedConstant) -> tuple[ir.Value, ir.Value]:
-        """Let an operator read a constant dequantized; return scale and zero point."""
+        """Replace a constant input by its dequantized integers; return scale and zero point."""
         value = node.inputs[constant.index]
         assert value is not None  # the placement read it
         assert value.const_value is not None
@@ -197,17 +197,17 @@ class _Rewriting:
     def _dequantized_constant(
         self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, least: Array | None = None
     ) -> _Dequantized:
-        """Return a constant as nodes read it: one value for all that share it, unless its scales are too small.
+        """Return the dequantized value of a constant, shared by its readers unless its scales are too small.
 
         Args:
             value: The constant.
             role: Its role for the node.
-            axis: Axis of the channels, each of which gets a scale of its own; None: one scale for all.
+            axis: Channel axis with one scale per channel; ``None``: one scale for the tensor.
             node: The node that reads it.
-            least: Scales may not be smaller, one for each channel or a scalar.
+            least: Minimum of the scales, per channel or scalar.
 
         Raises:
-            QuantizeError: it has values that are not finite.
+            QuantizeError: the constant has non-finite values.
         """
         key = (value.name or "", role, axis)
         known = self._dequantized.get(key)
@@ -224,16 +224,16 @@ class _Rewriting:
         return known
 
     def _activation_scales(self, value: ir.Value) -> WeightScales:
-        """Return how a constant becomes integers of the type of activations."""
+        """Scales of a constant that is quantized like an activation."""
         limits = self._task.ranges.get(value.name or "")
         if limits is None:
-            assert value.const_value is not None  # it is a constant
+            assert value.const_value is not None  # a constant has a value
             array = weights.read_once(value.const_value)
             limits = (float(array.min(initial=0)), float(array.max(initial=0)))
         return WeightScales(*self._unit_scale(*limits), None, self._activation_integers)
 
     def _unit_scale(self, low: float, high: float) -> tuple[Array, Array]:
-        """Return scale and zero point of a range, as the provider takes activations."""
+        """Compute scale and zero point of a range in the activation type of the provider."""
         low = min(low, 0.0)
         high = max(high, 0.0, low + _LEAST_RANGE)
         if not self._task.provider.symmetric_activations:
@@ -250,7 +250,7 @@ class _Rewriting:
         return IntegerRange(dtype, least, least + 2**self._bits - 1, is_symmetric=False)
 
     def _quantize_unit_bias(self, node: ir.Node, constant: QuantizedConstant) -> None:
-        """Let an operator read its bias in 32 bits, by the scales of what it multiplies."""
+        """Quantize the bias of an operator to int32 with the product of its input and weight scales."""
         data, weight = node.inputs[0], node.inputs[1]
         value = node.inputs[constant.index]
         maker = weight.producer() if weight is not None else None
@@ -260,7 +260,7 @@ class _Rewriting:
         if maker is None or maker.op_type != "DequantizeLinear" or data_scale is None:
             return
         scales = maker.inputs[1]
-        assert scales is not None  # the operator has them
+        assert scales is not None  # inputs of DequantizeLinear
         assert scales.const_value is not None
         bias = np.asarray(value.const_value.numpy())
         self._quantize_bias(_Bias(node, constant.index, bias), data_scale.numpy() * scales.const_value.numpy())
@@ -278,7 +278,7 @@ class _Rewriting:
         return self._initializer(f"{item.name}_scale", scale), self._initializer(f"{item.name}_zero_point", zero_point)
 
     def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
-        """Put the pair behind the node that makes a value, and let its readers read what comes out."""
+        """Insert QuantizeLinear and DequantizeLinear after a value and redirect its readers."""
         value, uses = _read_form(value, item.readers)
         maker = value.producer()
         tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
@@ -306,7 +306,7 @@ class _Rewriting:
         if not data_name:
             return
         weight = node.inputs[operand]
-        assert weight is not None  # it is what weight_operand found
+        assert weight is not None  # weight_operand returned its position
         axis = _channel_axis(node, operand) if self._task.is_per_channel else None
         input_scale = self._scales[data_name][0].const_value
         bias = _constant_bias(node, self._task)
@@ -321,9 +321,9 @@ class _Rewriting:
                 self._record(bias.reader, "operator")
 
     def _quantize_table(self, node: ir.Node, operand: int) -> None:
-        """Let a Gather read integers, and turn into floats what it found rather than the table."""
+        """Quantize the table of a Gather and dequantize the looked-up rows instead of the table."""
         table = node.inputs[operand]
-        assert table is not None  # it is what weight_operand found
+        assert table is not None  # weight_operand returned its position
         name = table.name or ""
         if name not in self._tables:
             self._tables[name] = self._stored(table, _weight_scales(table, None, self._task))
@@ -341,7 +341,7 @@ class _Rewriting:
     def _put_behind(
         self, value: ir.Value, dequantize: ir.Node, uses: Sequence[_Usage], *, takes_name: bool
     ) -> None:  # fmt: skip
-        """Let readers of a value read what a new node makes, under the value's name where it takes its place."""
+        """Redirect readers of a value to a new node, which takes the value's name if ``takes_name``."""
         result = dequantize.outputs[0]
         result.shape, result.type = value.shape, value.type
         for use in uses:
@@ -354,7 +354,7 @@ class _Rewriting:
                 self._graph.outputs[index] = result
 
     def _stored(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
-        assert weight.const_value is not None  # it is an initializer
+        assert weight.const_value is not None  # initializers have a value
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
             weights.add_initializer(self._graph, quantized_tensor(weight.const_value, integers, name)),
@@ -364,7 +364,7 @@ class _Rewriting:
 
     def _quantize_bias(self, bias: _Bias, scale: Array) -> None:
         value = bias.reader.inputs[bias.place]
-        assert value is not None  # it is what the bias was read from
+        assert value is not None  # the bias was read from it
         name = value.name or ""
         axis = 0 if scale.size > 1 else None
         scale = scale.astype(np.float32).reshape(-1 if scale.size > 1 else ())
@@ -391,7 +391,7 @@ class _Rewriting:
         self, operator: str, inputs: Sequence[ir.Value], name: str, tag: NodeTag | None, kind: str,
         axis: int | None = None,
     ) -> ir.Node:  # fmt: skip
-        """Return a new node of one output; neither is in the graph."""
+        """Create a node with one output, not yet in the graph."""
         output = ir.Value(name=self._fresh.take(f"{name}_{operator}_Output"))
         attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
         node = ir.Node(
@@ -410,8 +410,8 @@ class _Rewriting:
 
 
 _LEAST_RANGE = 1e-4
-"""Width that the range of a value in a unit has at least. Specified: what ONNX Runtime's recipe for QNN sets. Measured
-with QNN 2.7: sums with a constant of zeros at scale 1 are wrong (-13 dB), at the scale of this range right."""
+"""Minimum range width of a value in a unit. Specified: the value of ONNX Runtime's recipe for QNN. Measured with QNN
+2.7: sums with a constant of zeros are wrong at scale 1 (-13 dB), and right at the scale of this range."""
 
 
 _ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
@@ -423,9 +423,9 @@ def _name_of_input(node: ir.Node, index: int) -> str:
 
 
 def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str:
-    """Return the name under which what a layer reads has a scale; empty where it has none.
+    """Name of the value with a scale that a layer reads, directly or through Q/DQ pairs; empty if absent.
 
-    What an integer kernel of another group makes is read behind that group's DequantizeLinear.
+    An integer kernel of another group is read through the DequantizeLinear of that group.
     """
     while value is not None:
         if value.name in scales:
@@ -435,9 +435,9 @@ def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str
 
 
 def _before_pair(value: ir.Value) -> ir.Value | None:
-    """Return the value that a QuantizeLinear and a DequantizeLinear turn into this one; None where none do.
+    """Input of the QuantizeLinear/DequantizeLinear pair that produces a value; ``None`` without a pair.
 
-    Both were put there by an engine: a graph that has them is not quantized again.
+    Only engines insert such pairs here, since graphs with existing pairs are not quantized again.
     """
     dequantize = value.producer()
     integers = dequantize.inputs[0] if dequantize is not None and dequantize.op_type == "DequantizeLinear" else None
@@ -446,10 +446,10 @@ def _before_pair(value: ir.Value) -> ir.Value | None:
 
 
 def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
-    """Return the form in which the named nodes read a value, and their uses of it.
+    """Find the version of a value that the named nodes read, and their uses of it.
 
-    That is what a group before this one made of it, where it quantized the value for all that reads it. Then the pair
-    of this group goes behind the other: the maker keeps its integer kernel.
+    An earlier group may have inserted a Q/DQ pair for all readers. The new pair then goes after the existing pair, so
+    that the producer keeps its integer kernel.
     """
     if names is None:
         return value, list(value.uses())
@@ -475,26 +475,26 @@ def _common_tag(nodes: Sequence[ir.Node], modules: Mapping[str, str]) -> NodeTag
 def _weight_scales(
     weight: ir.Value, axis: int | None, task: EngineTask, *, is_unit: bool = False, least: Array | None = None
 ) -> WeightScales:
-    """Return how a weight becomes integers.
+    """Compute the scales of a weight.
 
     Args:
         weight: An initializer, float32.
-        axis: As of :meth:`_Rewriting._dequantized_constant`.
-        task: The type of the integers, and whether zero is their middle.
-        is_unit: Take the types of the provider, for whose units a scale is never far from the others.
-        least: As of :meth:`_Rewriting._dequantized_constant`.
+        axis: As in :meth:`_Rewriting._dequantized_constant`.
+        task: Integer type and symmetry.
+        is_unit: Use the weight types of the provider, whose units require scales of similar size.
+        least: As in :meth:`_Rewriting._dequantized_constant`.
 
     Raises:
-        QuantizeError: it has values that are not finite.
+        QuantizeError: the weight has non-finite values.
     """
     tensor = weight.const_value
-    assert tensor is not None  # an initializer of the main graph has one
+    assert tensor is not None  # initializers of the main graph have a value
     provider, is_channel = task.provider, axis is not None
     is_signed, is_symmetric = task.precision.signed_weights, task.options.symmetric is not False
     if is_unit:
         is_signed = is_channel or (is_signed if provider.signed_weights is None else provider.signed_weights)
         is_symmetric = is_symmetric if provider.symmetric_weights is None else provider.symmetric_weights
-    # Specified: ONNX Runtime's integer kernels take one zero point for all channels, hence the middle.
+    # Specified: ONNX Runtime's integer kernels require one zero point for all channels, hence the middle.
     is_symmetric = is_symmetric or is_channel
     try:
         integers = _weight_range(task.precision, is_signed=is_signed, is_symmetric=is_symmetric)
@@ -502,21 +502,21 @@ def _weight_scales(
     except ValueError as error:
         raise QuantizeError(str(error), hint=f"Check the checkpoint, or exclude its module ({opt.exclude}).") from error
     if is_unit:
-        # A scale of 1, which channels of zeros have, is far from the others.
+        # Channels of zeros have scale 1, which is far from the other scales.
         is_zero = (scales.scales == 1) & (scales.zero_points == 0)
         smallest = np.float32(_LEAST_RANGE / (integers.maximum - integers.minimum))
         return replace(scales, scales=np.where(is_zero, smallest, scales.scales).astype(np.float32))
     if is_symmetric:
-        # Channels of zeros have another one otherwise.
+        # Channels of zeros have another zero point otherwise.
         middle = 0 if is_signed else 128
         scales = replace(scales, zero_points=np.full_like(scales.zero_points, middle))
     return scales if least is None else replace(scales, scales=np.maximum(scales.scales, least).astype(np.float32))
 
 
 def _channel_axis(node: ir.Node, operand: int) -> int | None:
-    """Return the axis of a weight along which the outputs of a layer lie; None where they lie along none."""
+    """Output channel axis of a layer's weight; ``None`` if no axis holds output channels."""
     weight = node.inputs[operand]
-    assert weight is not None  # it is what weight_operand found
+    assert weight is not None  # weight_operand returned its position
     assert weight.const_value is not None
     if node.op_type == "Conv":
         return 0
@@ -530,7 +530,7 @@ def _channel_axis(node: ir.Node, operand: int) -> int | None:
 
 
 def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
-    """Return the bias of a layer, its own or that of the Add behind it, where it is constant and added as it is."""
+    """Constant, unscaled bias of a layer, from its own input or from the Add after it; ``None`` otherwise."""
     reader, index = node, 2
     if node.op_type == "MatMul":
         addition = bias_addition(node)
@@ -548,6 +548,6 @@ def _constant_bias(node: ir.Node, task: EngineTask) -> _Bias | None:
 
 
 def _least_scale(bias: Array, input_scale: Array, axis: int | None) -> Array:
-    """Return the smallest scale of a weight with which its bias fits into 32 bits."""
+    """Smallest weight scale with which the bias fits into int32."""
     limit = np.abs(bias.astype(np.float64)) / (float(input_scale) * np.iinfo(np.int32).max) * 1.0001
     return np.asarray(limit.max() if axis is None else limit)

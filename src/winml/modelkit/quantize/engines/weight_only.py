@@ -1,4 +1,4 @@
-"""Keeps weights in 2, 4 or 8 bits by blocks; activations stay float.
+"""Engine for block-quantized weights of 2, 4 or 8 bits with float activations.
 
 Works on the graph alone: each weight is read and quantized when the result is written. Before / After::
 
@@ -37,27 +37,27 @@ from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
 from winml.modelkit.words import count_noun
 
 _QUANTIZING_THREADS = min(4, os.cpu_count() or 1)
-"""Chosen: each holds a slab, and more do not outrun one that writes."""
+"""Chosen: each thread holds a slab, and more threads do not outrun a single writer."""
 _HELD_WEIGHTS = 2
-"""Chosen: while the last part of a weight is written, the next one is quantized."""
+"""Chosen: while the last part of a weight is written, the next weight is quantized."""
 
 _PACKED, _PACKED_SCALES, _PACKED_ZERO_POINTS = "packed", "scales", "zero_points"
 """Fields of :class:`Blocks`."""
 
 
 class PackingDesk:
-    """Holds the parts of the weights that were quantized last, until each was read once.
+    """Cache of the most recently quantized weights; each part is dropped after its first read.
 
-    Threads may write several weights; one is quantized at a time, by all of them.
+    Several threads may write weights; one weight is quantized at a time, by all threads.
     """
 
     def __init__(self) -> None:
-        """Hold nothing."""
+        """Start with an empty cache."""
         self._held: dict[PackedWeight, dict[str, Array]] = {}
         self._lock = threading.Lock()
 
     def take(self, weight: PackedWeight, part: str) -> Array:
-        """Return a part of a weight; it is quantized now unless it was a late one and the part was not read yet."""
+        """Return a part of a weight; quantize the weight unless the part is cached."""
         with self._lock:
             if part not in self._held.get(weight, {}):
                 self._held.pop(weight, None)
@@ -71,10 +71,10 @@ class PackingDesk:
 
 
 class PackedWeight:
-    """A weight matrix in blocks of few bits, as tensors whose values are computed when they are read.
+    """A weight matrix in blocks of few bits, as tensors that are computed when read.
 
-    Values, scales and zero points come from one computation: they stand together in the list of initializers and are
-    written in its order, so that few weights are in memory.
+    Packed values, scales and zero points come from one computation. They are adjacent in the list of initializers and
+    written in this order, so that few weights are in memory.
     """
 
     def __init__(
@@ -87,16 +87,16 @@ class PackedWeight:
         is_table_only: bool = False,
         solved: block_quantizers.SolvedWeight | None = None,
     ) -> None:
-        """Refer to the matrix; nothing is read.
+        """Store the matrix reference; nothing is read.
 
         Args:
             matrix: The weight.
-            form: How its values are kept.
-            use: Where it is read, for messages.
-            desk: Holds the parts that were quantized last.
-            is_table_only: Whether rows are looked up in it and nothing else reads it. Its values then have two axes, as
-                ``GatherBlockQuantized`` wants them, instead of the three of ``MatMulNBits``.
-            solved: Its blocks, where they were found with calibration data.
+            form: Format of the blocks.
+            use: Weight and reading node, for messages.
+            desk: Cache of recently quantized weights.
+            is_table_only: True if only row lookups read the weight. Its packed values then have two axes, as
+                ``GatherBlockQuantized`` requires, instead of the three of ``MatMulNBits``.
+            solved: Blocks solved with calibration data, if any.
         """
         self.solved = solved
         self.is_table_only = is_table_only
@@ -104,7 +104,7 @@ class PackedWeight:
         self._scale_dtype = matrix.tensor.dtype
 
     def compute(self) -> dict[str, Array]:
-        """Return all parts by name.
+        """Quantize the weight: part name → array.
 
         Raises:
             QuantizeError: a value of the weight is NaN or infinite.
@@ -116,7 +116,7 @@ class PackedWeight:
         if len(slabs) == 1:
             return self._finished(self._quantized(slabs[0])[1])
         parts: dict[str, Array] = {}
-        # What searches for scales warns and logs, which is not for threads.
+        # Algorithms that search for scales warn and log, which is not thread-safe.
         with ThreadPoolExecutor(_QUANTIZING_THREADS if self.form.algorithm == "rtn" else 1) as threads:
             for start, blocks in threads.map(self._quantized, slabs):
                 for name, values in blocks._asdict().items():
@@ -138,7 +138,7 @@ class PackedWeight:
         return slab.start, block_quantizers.quantize_blocks(slab.values, self.form)
 
     def tensors(self) -> tuple[ir.TensorProtocol, ...]:
-        """Return values, scales and, where the form has them, zero points, named after the weight."""
+        """Packed values, scales and, if the format has them, zero points; named after the weight."""
         dtypes = {_PACKED: ir.DataType.UINT8, _PACKED_SCALES: self._scale_dtype, _PACKED_ZERO_POINTS: ir.DataType.UINT8}
         if self.form.has_float_zero_points:
             dtypes[_PACKED_ZERO_POINTS] = self._scale_dtype
@@ -163,7 +163,7 @@ class PackedWeight:
         return shapes
 
     def _finished(self, blocks: block_quantizers.Blocks) -> dict[str, Array]:
-        """Return the parts of blocks by name, floats in the type of the weight."""
+        """Part name → array, floats cast to the type of the weight."""
         scale_type = self._scale_dtype.numpy()
         return {
             name: values if values.dtype == np.uint8 else values.astype(scale_type, copy=False)
@@ -189,17 +189,17 @@ COMPUTE_IN_INT8 = 4
 Measured with ONNX Runtime 1.31 (VNNI, one thread, one row): 4.8 instead of 2.2 times as fast as float32 in 4 bits, 1.9
 instead of 0.04 in 8; 0.1 dB less in 4 bits."""
 _BLOCK_SIZES = {2: 32, 4: 32, 8: 64}
-"""By bits. Measured on MiniLM with real sentences: 16 costs a fifth of the size in 4 bits for 2.6 dB more, and 64 is
-no smaller than by a tenth; in 8 bits 128 loses 4 dB against 32, which is 11 % larger."""
+"""Bits → default block size. Measured on MiniLM with real sentences: in 4 bits, 16 costs a fifth of the size for 2.6 dB
+more, and 64 is smaller by less than a tenth; in 8 bits, 128 loses 4 dB compared with 32, which is 11 % larger."""
 LEAST_BLOCK_SIZE = 16
-"""Specified: of ``MatMulNBits`` and ``GatherBlockQuantized``."""
+"""Specified: minimum of ``MatMulNBits`` and ``GatherBlockQuantized``."""
 _BLOCK_OPERATORS = ("MatMulNBits", "GatherBlockQuantized")
 _SCALES, _ZERO_POINTS = 2, 3
-"""Specified: positions among the inputs of both."""
+"""Specified: input positions of both operators."""
 
 
 def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
-    """Return the model with the weights of the named nodes in few bits; the given model is not changed."""
+    """Return a copy of the model with block-quantized weights of the selected nodes."""
     quantized = model.clone()
     packing = Packing(quantized.graph, task)
     for node in list(quantized.graph):
@@ -211,9 +211,9 @@ def quantize_weights(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
-    """Say of how many weights the scales were found in another way than the options ask for, and why.
+    """Note the weights whose scales come from another algorithm than requested, with the reason.
 
-    Where the options leave the way open, say what was taken.
+    Algorithms with calibration data: note the selected algorithms.
     """
     if options.algorithm in DATA_ALGORITHMS:
         return _solved_notes(quantized, options)
@@ -235,7 +235,7 @@ def algorithm_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str,
 
 
 def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, ...]:
-    """Say which algorithms were taken, and how many tables were rounded."""
+    """Note the selected algorithms, and the number of tables rounded to nearest."""
     products = (node for node in quantized.graph if node.domain == DOMAIN and node.op_type == "MatMulNBits")
     records = (json.loads(node.metadata_props.get(QUANTIZATION_KEY, "{}")) for node in products)
     counts = Counter(record["algorithm"] for record in records if "algorithm" in record)
@@ -252,46 +252,46 @@ def _solved_notes(quantized: ir.Model, options: QuantizeOptions) -> tuple[str, .
 
 @dataclass(frozen=True)
 class Operand:
-    """The weight of a node, and how the node sees it."""
+    """Weight of a node, and its orientation."""
 
     value: ir.Value
     """The initializer."""
     is_transposed: bool
-    """Whether it has width × depth."""
+    """True if the shape is width × depth."""
 
     @property
     def key(self) -> WeightKey:
-        """The weight as it is read."""
+        """Name and orientation of the weight."""
         return WeightKey(self.value.name or "", self.is_transposed)
 
 
 class _PackedParts(NamedTuple):
-    """A weight in few bits, as it stands in the graph."""
+    """A block-quantized weight and its initializers."""
 
     weight: PackedWeight
     parts: tuple[ir.Value, ...]
-    """Values, scales and, where there are any, zero points."""
+    """Packed values, scales and, if present, zero points."""
 
 
 class Packing:
-    """Replaces nodes of one graph by those that take weights of few bits, in place."""
+    """Replace nodes of one graph by operators with block-quantized weights, in place."""
 
     def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
-        """Take a graph, and which of its nodes are replaced; nothing is changed yet."""
+        """Store the graph and the task; nothing is changed yet."""
         self._graph = graph
         self._task = task
         self._desk = PackingDesk()
         self._fresh = FreshNames.of_graph(graph)
         self._packed: dict[WeightKey, _PackedParts] = {}
-        """A weight → the same in few bits."""
+        """Weight → its block-quantized parts."""
         self._divided: dict[tuple[ir.Value, int], ir.Value] = {}
-        """A value and the array it is divided by → what came of it."""
+        """(value, identity of the scale) → the divided value."""
         self._tables: dict[str, ir.Value] = {}
-        """Name of the values of a weight → the same with two axes, as a Gather wants them."""
+        """Name of the packed values → the same values with two axes, as a Gather requires."""
         self._replaced: list[ir.Value] = []
 
     def replace(self, node: ir.Node) -> ir.Node | None:
-        """Replace a node and return the new one; one that has no form with few bits stays."""
+        """Replace a node and return the new node; ``None`` if the node has no block-quantized operator."""
         operand = operand_of(node)
         if operand is None:
             return None
@@ -302,7 +302,7 @@ class Packing:
         return new
 
     def _exchange(self, node: ir.Node, new: ir.Node) -> None:
-        """Put a new node in the place of another, with its module and its output."""
+        """Replace a node by a new node with the same module and output name."""
         new.metadata_props.update({**node.metadata_props, **new.metadata_props})
         new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         self._replaced += [value for value in node.inputs if value is not None]
@@ -313,7 +313,7 @@ class Packing:
         new.outputs[0].name = name
 
     def _insert_before(self, node: ir.Node, new: ir.Node, name: str, like: ir.Value) -> ir.Value:
-        """Insert a node of the module of another before it; return its output, with type and shape of a value."""
+        """Insert a new node before a node of the same module; return its output, with type and shape of ``like``."""
         new.metadata_props.update(node.metadata_props)
         output = new.outputs[0]
         output.name, output.type, output.shape = self._fresh.take(name), like.type, like.shape
@@ -321,7 +321,7 @@ class Packing:
         return output
 
     def remove_unused(self) -> None:
-        """Remove the weights that nothing reads any more, their transpositions, and blocks that no node took."""
+        """Remove weights without readers, their Transpose nodes, and unused blocks."""
         for packed in self._packed.values():
             drop_unused_initializers(self._graph, packed.parts)
         for value in self._replaced:
@@ -339,7 +339,7 @@ class Packing:
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         solved = packed.weight.solved
         scale = None if solved is None else solved.input_scale
-        assert node.inputs[0] is not None  # a product has two
+        assert node.inputs[0] is not None  # a product has two inputs
         inputs: list[ir.Value | None] = [
             node.inputs[0] if scale is None else self._divided_input(node, node.inputs[0], scale),
             *parts,
@@ -365,10 +365,10 @@ class Packing:
         return product
 
     def _divided_input(self, node: ir.Node, value: ir.Value, scale: Array) -> ir.Value:
-        """Return an input of products divided by a scale for each channel.
+        """Divide an input of products by a scale per channel.
 
-        The scale goes into the weight of the normalization that makes the value, where that is exact; else a ``Mul`` is
-        put before the products.
+        If exact, the scale is folded into the weight of the normalization that produces the value; else a ``Mul`` is
+        inserted before the products.
         """
         key = (value, id(scale))
         if key not in self._divided:
@@ -381,9 +381,9 @@ class Packing:
         return self._divided[key]
 
     def _divide_normalization(self, value: ir.Value, scale: Array) -> bool:
-        """Divide what makes a value by a scale for each channel, in place; False where that is not exact.
+        """Fold the division of a value by a channel scale into its producer, in place; False if this is not exact.
 
-        Must not fire when anything but products that take the divided value reads it.
+        Must not fire when the value has readers other than products of the divided value.
         """
         maker = value.producer()
         if maker is None or value.is_graph_output() or maker.outputs[0] is not value:
@@ -395,12 +395,12 @@ class Packing:
                 return False
         places = _CHANNEL_WEIGHTS.get(maker.op_type, ())
         weights = [(place, read) for place, read in enumerate(maker.inputs) if place in places and read is not None]
-        # A product of a value and a weight, in either order.
+        # The operands of a Mul are a value and a weight, in either order.
         weights = [(place, read) for place, read in weights if maker.op_type != "Mul" or read.is_initializer()]
         if not weights or not all(_is_channel_weight(read, len(scale)) for _, read in weights):
             return False
         for place, read in weights:
-            assert read.const_value is not None  # just checked
+            assert read.const_value is not None  # checked above
             numbers = read.const_value.numpy()
             divided = ir.tensor((numbers / scale).astype(numbers.dtype), name=f"{read.name}_divided")
             maker.replace_input_with(place, self._registered(divided))
@@ -408,7 +408,7 @@ class Packing:
         return True
 
     def _accuracy_level(self, weight: PackedWeight) -> int:
-        """Return how exactly products with a weight are computed."""
+        """``accuracy_level`` of products with a weight."""
         del weight
         return COMPUTE_IN_INT8
 
@@ -416,7 +416,7 @@ class Packing:
         packed = self._packed_weight(node, operand)
         form = packed.weight.form
         if packed.weight.matrix.depth % form.block_size:
-            return None  # no block size divides its rows, which are not padded
+            return None  # no block size divides its rows, and rows are not padded
         values, *others = packed.parts
         table = self._table(node, values, packed.weight)
         attributes = {
@@ -430,7 +430,7 @@ class Packing:
         )
 
     def _packed_weight(self, node: ir.Node, operand: Operand) -> _PackedParts:
-        """Return a weight in few bits: the one that another node reads already, or a new one."""
+        """Block-quantized weight of a node, shared with other readers."""
         key = operand.key
         if key not in self._packed:
             readers = {reader.op_type for reader in _readers_of(operand, self._task)}
@@ -439,7 +439,7 @@ class Packing:
         return self._packed[key]
 
     def _weight_of(self, node: ir.Node, operand: Operand, readers: set[str]) -> PackedWeight:
-        """Return a weight in few bits.
+        """Build the block-quantized weight of a node.
 
         Args:
             node: The first node that reads it.
@@ -454,17 +454,18 @@ class Packing:
         return PackedWeight(matrix, form, use, self._desk, is_table_only=readers == {"Gather"}, solved=solved)
 
     def _table(self, node: ir.Node, values: ir.Value, weight: PackedWeight) -> ir.Value:
-        """Return the values of a weight with two axes.
+        """Return the packed values with two axes.
 
-        Of one that a product reads as well, which wants three, by a ``Reshape`` that ONNX Runtime computes when it
-        loads the file; or, where the execution provider takes constants only, as a second one of the same bytes.
+        Products read the same values with three axes. A shared weight therefore gets a ``Reshape``, which ONNX Runtime
+        folds when it loads the file. If the execution provider accepts constants only, it gets a second initializer of
+        the same bytes.
         """
         if weight.is_table_only:
             return values
         name = values.name or ""
         sizes = [weight.matrix.width, weight.matrix.depth // weight.form.values_per_byte]
         if name not in self._tables and self._task.options.takes_constant_tables:
-            assert values.const_value is not None  # registered with it
+            assert values.const_value is not None  # registered with its tensor
             self._tables[name] = self._registered(ReshapedTensor(values.const_value, sizes, f"{name}_table"))
         if name not in self._tables:
             shape = self._registered(ir.tensor(sizes, ir.DataType.INT64, name=f"{name}_shape"))
@@ -474,39 +475,39 @@ class Packing:
         return self._tables[name]
 
     def _registered(self, tensor: ir.TensorProtocol) -> ir.Value:
-        """Return an initializer of the graph; a name that is taken gets a number."""
+        """Add a tensor as an initializer with a unique name."""
         return add_initializer(self._graph, tensor, self._fresh.take(tensor.name or ""))
 
 
 def _block_form(task: EngineTask, node: ir.Node, depth: int, *, is_table: bool) -> block_quantizers.BlockForm:
-    """Return how a task wants a weight to be kept.
+    """Block format of a weight in a task.
 
     Args:
         task: The task.
-        node: The first that reads it.
-        depth: Number of values each output channel is summed from; of a table, the size of its rows.
-        is_table: Whether rows are looked up in the weight. Blocks then divide the rows, and zero points are whole, or
-            none where the blocks of a row do not fill bytes.
+        node: The first node that reads the weight.
+        depth: Number of values that each output channel is summed from; for a table, the size of its rows.
+        is_table: True if rows of the weight are looked up. Blocks then divide the rows. Zero points are whole, or
+            omitted if the blocks of a row do not fill bytes.
     """
     bits, algorithm = task.precision.weight_bits, task.algorithm_of(node)
     if algorithm in DATA_ALGORITHMS:
-        algorithm = "rtn"  # of weights that are solved, the form; of tables, which are not, the algorithm
+        algorithm = "rtn"  # solved weights: the format; tables, which are not solved: the algorithm
     size: int = task.block_sizes.get(node.name or "") or task.options.block_size or _BLOCK_SIZES[bits]
     if is_table:
         while depth % size and size > LEAST_BLOCK_SIZE:
             size //= 2
     if algorithm == "hqq" and (is_table or bits != 4):
-        algorithm = "rtn"  # ONNX Runtime has no kernel for zero points between the steps there
+        algorithm = "rtn"  # ONNX Runtime has no kernel for fractional zero points there
     is_symmetric = bool(task.options.symmetric)
     if is_table and depth // size % (8 // bits):
-        # Measured: ONNX Runtime 1.23 reads the zero points of an odd number of blocks without the half byte that fills
-        # a row, as later versions and MatMulNBits do not. Without zero points all answer alike.
+        # Measured: for an odd number of blocks, ONNX Runtime 1.23 reads the zero points without the half byte that pads
+        # a row, unlike later versions and MatMulNBits. Without zero points, all versions compute the same outputs.
         is_symmetric, algorithm = True, "rtn"
     return block_quantizers.BlockForm(bits, size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 
 def operand_of(node: ir.Node) -> Operand | None:
-    """Return the weight of a node that has a form with few bits; None for others."""
+    """Weight of a node that has a block-quantized operator; ``None`` for other nodes."""
     weight = constant_weight(node)
     if weight is None or len(weight.const_value.shape) != 2 or weight.is_graph_input():  # type: ignore[union-attr]
         return None
@@ -515,7 +516,7 @@ def operand_of(node: ir.Node) -> Operand | None:
         on_rows = axis is None or axis.as_int() == 0
         return Operand(weight, is_transposed=True) if on_rows and node.inputs[0] is weight else None
     read = node.inputs[1]
-    is_transposed = read is not weight  # read behind a Transpose
+    is_transposed = read is not weight  # read through a Transpose
     if node.op_type == "Gemm":
         passed = {name: attribute.value for name, attribute in node.attributes.items()}
         if any(passed.get(name, value) != value for name, value in PRODUCT_AND_SUM.items()) or not _has_plain_bias(
@@ -529,7 +530,7 @@ def operand_of(node: ir.Node) -> Operand | None:
 
 
 def _has_plain_bias(node: ir.Node) -> bool:
-    """Say whether a Gemm has no bias, or one value for each output channel."""
+    """Return True if a Gemm has no bias, or one bias value per output channel."""
     bias = node.inputs[2] if len(node.inputs) > 2 else None
     return bias is None or (bias.shape is not None and len(bias.shape) == 1 and bias.shape[0] != 1)
 
@@ -542,19 +543,19 @@ _CHANNEL_WEIGHTS = {
     "SkipSimplifiedLayerNormalization": (2,),
     "SkipLayerNormalization": (2, 3),
 }
-"""Operators whose first output is multiplied with one value for each channel → positions of the weights that stand for
-it, and of what is added afterwards. The bias of ``SkipLayerNormalization``, its fifth input, is added before."""
+"""Operators whose first output is scaled per channel → input positions of the scale and of summands added afterwards.
+The bias of ``SkipLayerNormalization``, its fifth input, is added before."""
 
 
 def _is_channel_weight(value: ir.Value, size: int) -> bool:
-    """Say whether a value is a constant for each channel that one node reads and no run replaces."""
+    """Return True if a value is a per-channel constant with a single reader that is neither graph input nor output."""
     tensor = value.const_value
     is_free = value.is_initializer() and not value.is_graph_input() and not value.is_graph_output()
     return is_free and tensor is not None and tuple(tensor.shape.numpy()) == (size,) and len(value.uses()) == 1
 
 
 def _readers_of(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
-    """Return the nodes of a task that read a weight in this orientation, each once."""
+    """Nodes of a task that read a weight in this orientation, without duplicates."""
     direct = [node for node, _ in operand.value.uses()]
     behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
     found = (node for node in (*direct, *behind) if node.name in task.nodes and operand_of(node) == operand)
@@ -563,29 +564,29 @@ def _readers_of(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
 
 @dataclass(frozen=True)
 class BlockWeight:
-    """A weight that is to be kept in blocks, and the products that read it."""
+    """A weight to be block-quantized, and the products that read it."""
 
     key: WeightKey
     matrix: block_quantizers.WeightMatrix
     form: block_quantizers.BlockForm
     algorithm: Algorithm
-    """What finds its blocks."""
+    """Algorithm that solves the blocks."""
     products: tuple[ir.Node, ...]
-    """In the order of the graph; a weight that rows are looked up in as well has the others here only."""
+    """Products in graph order; lookups of rows of the weight are not included."""
 
     @property
     def request(self) -> tuple[WeightKey, block_quantizers.BlockForm, Algorithm]:
-        """The weight with the form and the algorithm that are requested for it."""
+        """The weight with its requested format and algorithm."""
         return self.key, self.form, self.algorithm
 
     @property
     def inputs(self) -> tuple[ir.Value, ...]:
-        """What it is multiplied with, each once."""
+        """First inputs of the products, without duplicates."""
         return tuple(dict.fromkeys(value for node in self.products if (value := node.inputs[0]) is not None))
 
 
 def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
-    """Return the weights of a task that products read, in the order of the graph."""
+    """Weights of a task that products read, in graph order."""
     found: dict[WeightKey, BlockWeight] = {}
     for node in graph:
         operand = operand_of(node) if node.name in task.nodes else None
