@@ -1,4 +1,4 @@
-"""Judges a model by the samples of a data set, beside a baseline that is run on the same ones."""
+"""Evaluation of a model and a baseline on the samples of a dataset."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from winml.modelkit.words import count_noun
 
 
 def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
-    """Refuse metrics and limits that the task does not have.
+    """Check that metrics and limits belong to the task.
 
     Raises:
-        UsageError: a metric is not of the task, or its limit is on the wrong side, or nothing can reach it.
+        UsageError: a metric does not belong to the task, or its limit has the wrong direction or is unreachable.
     """
     chosen_metrics(task, options.metrics)
     directions = {metric.name: metric.is_higher_better for metric in task.metrics}
@@ -61,7 +61,7 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
 
 
 def check_unknown_task(options: EvaluationOptions) -> None:
-    """Refuse metrics that no task has, where the task is not known yet.
+    """Refuse metrics that no task has, while the task is unknown.
 
     Raises:
         UsageError: names the metric.
@@ -73,9 +73,9 @@ def check_unknown_task(options: EvaluationOptions) -> None:
 
 
 def _refuse_unreachable(options: EvaluationOptions) -> None:
-    """Refuse shares above one, which nothing reaches, and a drop below zero."""
+    """Refuse unreachable shares above one, and negative drops."""
     for name, value in options.min.items():
-        # Every metric of which more is better is a share, or a correlation.
+        # Every metric for which higher is better is a share or a correlation.
         if value > 1:
             raise UsageError(
                 f"{opt.min} {name}={value:g}: expected at most 1",
@@ -91,10 +91,10 @@ def _refuse_unreachable(options: EvaluationOptions) -> None:
 
 
 def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | None) -> None:
-    """Refuse limits that compare with a baseline where there is none.
+    """Refuse limits that require a baseline if there is no baseline.
 
     Raises:
-        UsageError: names the first of them.
+        UsageError: names the first such limit.
     """
     limits: dict[str, Mapping[str, Drop]] = {
         "max_drop": options.max_drop,
@@ -112,7 +112,7 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
 def _measured_limits(
     options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
 ) -> tuple[Limit, ...]:
-    """Return every limit with what was measured."""
+    """Pair every limit with its measured value."""
     values = {metric.name: metric.value for metric in metrics}
     if agreement is not None:
         values[AGREEMENT] = agreement
@@ -120,7 +120,7 @@ def _measured_limits(
 
     def drop_limit(name: str, limit: Drop) -> Limit:
         metric = compared[name]
-        assert metric.baseline is not None  # refused without one
+        assert metric.baseline is not None  # refused without a baseline
         assert metric.drop is not None
         return Limit("max_drop", name, drop_at(limit, metric.baseline), metric.drop)
 
@@ -132,44 +132,45 @@ def _measured_limits(
 
 
 GROUP = 16
-"""Batches that one model runs before the other does. Chosen: what spins ends long before, and little is in memory."""
+"""Number of batches that one model runs before the other. Chosen: spinning threads end long before, and little is in
+memory."""
 GROUP_BYTES = 256_000_000
-"""Arrays and pictures in memory at a time, from which on a group ends. Chosen: small beside a model."""
+"""Maximum bytes of arrays and images in memory before a group ends. Chosen: small relative to a model."""
 
 
 @dataclass
 class _SideScores:
-    """What one side says."""
+    """Predictions and times of one side."""
 
     answers: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
-    """Of samples that are not done yet: number → what it says of each row that was fed."""
+    """Number of an unfinished sample → prediction of each of its rows."""
     kept: list[Any] = field(default_factory=list)
     sample_ms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    """Number → milliseconds: its share of each run it was in."""
+    """Sample number → milliseconds, its share of each of its runs."""
     run_ms: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Shapes of what was fed → milliseconds of each run but the first."""
+    """Input shapes → milliseconds of each run except the first."""
     first: set[int] = field(default_factory=set)
-    """Samples in the first run, which sets things up."""
+    """Samples of the first run, which includes set-up."""
     prepared: dict[Any, Any] = field(default_factory=dict)
-    """What metrics share; see :class:`~winml.modelkit.evaluate.metrics.Metric`."""
+    """Data shared by metrics; see :class:`~winml.modelkit.evaluate.metrics.Metric`."""
 
 
 class _Nearness:
-    """How near the outputs of a model are to those of a baseline, added up batch by batch."""
+    """Similarity of a model's outputs to those of a baseline, accumulated by batch."""
 
     def __init__(self) -> None:
-        """Begin with no batch."""
+        """Start without batches."""
         self._sums: dict[str, FidelitySum] = {}
         self._outputs: list[Arrays] = []
         self._bytes = 0
 
     def add(self, side: int, place: int, outputs: Arrays) -> None:
-        """Take the outputs of a batch of a group: those of the model are held until the baseline has run it.
+        """Add the outputs of a batch of a group; outputs of the model are held until the baseline has run the batch.
 
         Args:
             side: 0: the model; 1: the baseline.
-            place: Of the batch in its group.
-            outputs: By name.
+            place: Position of the batch in its group.
+            outputs: Name → array.
         """
         if self._bytes > GROUP_BYTES:
             return
@@ -183,7 +184,7 @@ class _Nearness:
                 self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[place][name])
 
     def record(self, count: int, seed: int) -> dict[str, object] | None:
-        """Return the quality record of so many samples; None where outputs have other names, or are too large."""
+        """Quality record of so many samples; ``None`` if output names differ or outputs are too large."""
         if not self._sums or self._bytes > GROUP_BYTES:
             return None
         outputs = [total.of_output() for _, total in sorted(self._sums.items())]
@@ -192,35 +193,35 @@ class _Nearness:
 
 @dataclass
 class Scores:
-    """What is kept of all samples, side by side."""
+    """Predictions, references and agreement over all samples, by side."""
 
     sides: tuple[_SideScores, ...]
     references: list[Any] = field(default_factory=list)
     agreements: list[float] = field(default_factory=list)
-    """0 to 1, of each sample; empty for one side alone."""
+    """Agreement from 0 to 1 of each sample; ``[]`` without a baseline."""
     nearness: _Nearness | None = None
-    """How near the outputs of the first side are to those of the second; None for one side alone."""
+    """Similarity of the first side's outputs to the second's; ``None`` without a baseline."""
 
     def measured(self, metric: Metric) -> tuple[Measured, ...]:
-        """Return a metric of each side."""
+        """Compute a metric for each side."""
         return tuple(metric.measured(side.kept, self.references, side.prepared) for side in self.sides)
 
     def latencies_ms(self, side: int) -> list[float]:
-        """Return milliseconds of each sample, without those of the first run, which sets things up, if there are more.
+        """Milliseconds of each sample, excluding samples of the first run, which includes set-up, if there are others.
 
-        A sample that is read in several rows, such as windows over a long context, takes the time of all of them.
+        A sample of several rows, such as windows over a long context, takes the total time of its rows.
         """
         reported = self.sides[side]
         later = [milliseconds for number, milliseconds in reported.sample_ms.items() if number not in reported.first]
         return later or list(reported.sample_ms.values())
 
     def timed_samples(self, side: int) -> int:
-        """Return how many samples were timed after the first run."""
+        """Number of samples timed after the first run."""
         reported = self.sides[side]
         return len(reported.sample_ms.keys() - reported.first)
 
     def is_disturbed(self, side: int) -> bool:
-        """Whether other load slowed the runs of a side: runs of equal sizes would take equally long."""
+        """Return True if other load slowed the runs of a side: runs of equal sizes should take equally long."""
         return are_disturbed(self.sides[side].run_ms.values())
 
 
@@ -234,19 +235,19 @@ def _score_samples(
 ) -> Scores:
     """Run all sides on all samples.
 
-    Batches run in groups, all of a group on one model before the next model: threads of ONNX Runtime spin for a while
-    after a run, and would take the processor from PyTorch.
+    Batches run in groups, each on one model before the next model: ONNX Runtime's threads spin for a while after a run,
+    and would slow PyTorch down.
 
     Args:
-        samples: Roles → values; each is read when its turn comes.
-        preprocessor: Makes arrays of them.
-        evaluator: Makes predictions of answers.
+        samples: Role → value; read on demand.
+        preprocessor: Converts samples to arrays.
+        evaluator: Converts outputs to predictions.
         sides: One model, or a model and a baseline.
-        batch_size: Rows of one run, where the graph leaves that open.
-        progress: Called between groups with the number of samples that are done.
+        batch_size: Rows of one run, if dynamic in the graph.
+        progress: Called between groups with the number of finished samples.
 
     Raises:
-        UsageError: samples are not what the model takes.
+        UsageError: samples do not fit the model.
         InputError: a sample is damaged, or an output is missing.
         StageError: a model refuses a batch.
     """
@@ -265,7 +266,7 @@ def _score_samples(
                 outputs = _run(side, batch, evaluator, reported)
                 if scores.nearness is not None:
                     scores.nearness.add(number, place, outputs)
-        # Rows of the last sample may go on in the next group.
+        # Rows of the last sample may continue in the next group.
         _finish(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
         if progress is not None:
             progress(len(scores.references))
@@ -276,7 +277,7 @@ def _score_samples(
 
 
 def _grouped(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
-    """Yield batches in groups that are small in number and in memory."""
+    """Yield batches in groups limited in number and memory."""
     group: list[Batch] = []
     held = 0
     for batch in batches:
@@ -290,7 +291,7 @@ def _grouped(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
 
 
 def _held_bytes(batch: Batch, sides: int) -> int:
-    """Return what is held of a batch: its arrays, pictures and recordings as they were opened, and maps of classes."""
+    """Bytes held for a batch: its arrays, images, audio and class maps."""
     samples = {row.number: row for row in batch.rows}.values()
     return sum(array.nbytes for array in batch.feeds.values()) + sum(_sample_bytes(row, sides) for row in samples)
 
@@ -300,13 +301,13 @@ def _sample_bytes(row: Row, sides: int) -> int:
     if row.image_size is None:
         return held
     height, width = row.image_size
-    # The picture, and where there is a mask that and the map of classes of each side: four bytes a pixel.
+    # The image, its mask, and the class map of each side: four bytes a pixel.
     maps = 2 + sides if "mask" in row.sample else 1
     return held + 4 * height * width * maps
 
 
 def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
-    """Run a side on a batch, and return its outputs."""
+    """Run a side on a batch, record time and predictions, and return its outputs."""
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
     run_ms = (time.perf_counter() - started) * 1000
@@ -325,7 +326,7 @@ def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) 
 
 
 def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
-    """Make predictions of the samples before one of a number, and forget what is not needed of them."""
+    """Score the samples before a number, and drop their data."""
     for number in sorted(number for number in waiting if number < before):
         sample = waiting.pop(number)
         try:
@@ -345,7 +346,7 @@ _MODEL, _DATA, _BASELINE, _SAMPLES, _METRICS = "model", "data set", "baseline", 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """A data set that is ready to be fed to models of some inputs."""
+    """An open dataset with preprocessor and evaluator for a model."""
 
     task: TaskDefinition
     metrics: tuple[Metric, ...]
@@ -354,13 +355,13 @@ class PreparedData:
     preprocessor: Preprocessor
     evaluator: Evaluator
     batch_size: int
-    """Rows of one run."""
+    """Number of rows of one run."""
 
     def fitting(self, sides: Sequence[Side], model: EvaluatedModel, options: EvaluationOptions) -> PreparedData:
-        """Return the same data for several models, of which one may take fewer sizes than the judged one.
+        """Adapt the data to several models, whose supported sizes may be narrower than the evaluated model's.
 
         Raises:
-            UsageError: no samples fit all of them.
+            UsageError: no samples fit all models.
         """
         if all(side.kind == "pytorch" for side in sides[1:]):
             return self
@@ -371,7 +372,7 @@ class PreparedData:
         """Run models on all samples.
 
         Raises:
-            UsageError: samples are not what the models take.
+            UsageError: samples do not fit the models.
             InputError: a sample is damaged, or an output is missing.
             StageError: a model refuses a batch.
         """
@@ -393,19 +394,20 @@ def evaluate(
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run a model, and a baseline where there is one, on the samples of a data set.
+    """Run a model and an optional baseline on the samples of a dataset.
 
     Args:
         subject: The models.
-        options: Which samples, which metrics, and what is to be reached.
+        options: Samples, metrics and limits.
         on_step: Called when a step starts and when it ends.
         progress: Called with the number and the share of finished samples.
 
     Returns:
-        Metrics with intervals, agreement and latency; whether limits are met stands in the record.
+        Metrics with intervals, agreement, latency, and limits with their measured values.
 
     Raises:
-        UsageError: the task cannot be judged, a metric is not of it, a column is missing, or labels do not match.
+        UsageError: the task cannot be evaluated, a metric belongs to another task, a column is missing, or labels
+            differ.
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or cannot run a sample.
     """
@@ -434,15 +436,15 @@ def evaluate(
 
 
 def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
-    """Open a data set, and what makes arrays of it for a model.
+    """Open a dataset with preprocessor and evaluator for a model.
 
     Args:
-        model: Whose processors and labels count.
-        options: Which samples and metrics.
-        stack: Closes the data set.
+        model: The model; its processors and labels are used.
+        options: Samples and metrics.
+        stack: Closes the dataset.
 
     Raises:
-        UsageError: a column, a file or a package is missing, or labels do not match.
+        UsageError: a column, a file or a package is missing, or labels differ.
         InputError: a file is damaged.
     """
     task = task_definition(model.task)
@@ -461,10 +463,10 @@ def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: Exit
 
 
 def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: EvaluationOptions) -> int:
-    """Return the rows of one run.
+    """Select the number of rows of one run.
 
     Raises:
-        UsageError: the graph takes another number than is asked for.
+        UsageError: the graph requires a different batch size.
     """
     if options.batch_size is not None and preprocessor.fixed_batch not in (None, options.batch_size):
         raise UsageError(

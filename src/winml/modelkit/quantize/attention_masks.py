@@ -1,14 +1,14 @@
-"""Gives masks of attention a minimum that integers can hold.
+"""Replacement of the minimum of attention masks by a value in the integer range.
 
-A mask adds minus infinity, or the smallest float, to scores before a Softmax. An integer range that holds it holds
-nothing else. Before / After::
+A mask adds minus infinity, or the smallest float, to scores before a Softmax. An integer range that contains this value
+cannot resolve other values. Before / After::
 
     scores + Where(mask, 0, -inf) → Softmax → Where(IsNaN, 0, ·)      →      scores + Where(mask, 0, -m) → Softmax
 
-Must not fire when the constant does not reach a Softmax by additions, selections and rearrangements alone.
-Tags: no node is made; the guard against a row without any score is removed, since no score is infinite any more.
-Why it is safe: ``m`` is the spread of the scores and a margin, so that masked values stay below what the bits of the
-Softmax can show. A row that is masked as a whole, of padding, averages all values where it made zeros.
+Must not fire when the constant reaches a Softmax by other than additions, selections and rearrangements.
+Tags: no node is created; the guard against rows without scores is removed, since no score is infinite any more.
+Why it is safe: ``m`` is the spread of the scores plus a margin, so that masked values stay below the resolution of the
+Softmax. A fully masked row, such as padding, averages all values instead of returning zeros.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.weights import add_initializer, constant_tensor, drop_unused_initializers
 
 _MASKING = -1e4
-"""Values from here on down mask. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and infinity; no
-score is as low."""
+"""Values at or below this are mask values. Chosen: checkpoints use -1e4, -1e9, the smallest float16 or float32, and
+infinity; no score is as low."""
 _PASSING = frozenset({
     "Where", "Add", "Sub", "Mul", "Min", "Max", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Slice", "Concat", "Tile",
     "Transpose", "Cast", "Gather", "Identity", "Clip",
@@ -53,7 +53,7 @@ def make_masks_finite(model: ir.Model) -> None:
 
 
 def mask_values(model: ir.Model) -> frozenset[str]:
-    """Return the names of the values between a mask or the scores and the Softmax, whose numbers depend on the mask."""
+    """Names of the values between a mask or the scores and the Softmax, which depend on the mask."""
     made = {value.name for node in _softmaxes(model) for item in _masking_nodes(node) for value in item.outputs}
     return frozenset(name for name in made if name)
 
@@ -61,12 +61,12 @@ def mask_values(model: ir.Model) -> frozenset[str]:
 def narrow_masks(
     model: ir.Model, ranges: Mapping[str, tuple[float, float]], bits: Mapping[str, int]
 ) -> dict[str, tuple[float, float]]:
-    """Return ranges in which masks reach as far as the scores need.
+    """Narrow the ranges of masks to the width required by the scores.
 
     Args:
         model: The model after :func:`make_masks_finite`.
         ranges: Name of a value → its smallest and largest value.
-        bits: Name of a node → bits of its activations; of those that are quantized.
+        bits: Name of a quantized node → bits of its activations.
     """
     narrowed = dict(ranges)
     lowest: dict[str, float] = {}
@@ -78,7 +78,7 @@ def narrow_masks(
         is_masked = {name: value for name, value in read.items() if _is_masking(name, value, ranges)}
         if data is None or softmax.name not in bits or not scores or not is_masked:
             continue
-        # Specified by the Softmax: exp(-bits) lies below the step of its output, 2 ** -bits.
+        # Specified by the Softmax: exp(-bits) is below the step of its output, 2 ** -bits.
         margin = float(bits[softmax.name or ""])
         low, high = min(0.0, *(low for low, _ in scores)), max(0.0, *(high for _, high in scores))
         for name in is_masked:
@@ -96,7 +96,7 @@ def _softmaxes(model: ir.Model) -> list[ir.Node]:
 
 
 def _masking_nodes(softmax: ir.Node) -> Iterator[ir.Node]:
-    """Yield the nodes by which a mask can reach a Softmax."""
+    """Yield the nodes between a mask and a Softmax."""
     waiting, seen = [softmax.inputs[0]], set()
     while waiting:
         value = waiting.pop()
@@ -128,7 +128,7 @@ def _clipped(value: ir.Value, name: str) -> ir.TensorProtocol:
 
 
 def _remove_guard(softmax: ir.Node) -> None:
-    """Remove ``Where(IsNaN(y), 0, y)`` behind a Softmax, in place."""
+    """Remove ``Where(IsNaN(y), 0, y)`` after a Softmax, in place."""
     result = softmax.outputs[0]
     tests = [node for node, _ in result.uses() if node.op_type == "IsNaN"]
     graph = softmax.graph

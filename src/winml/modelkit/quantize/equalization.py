@@ -1,20 +1,21 @@
-"""Balances the channels of activations and weights before they become integers.
+"""Equalization of the channels of activations and weights before quantization to integers.
 
-An activation ``x`` of channels ``j``, read by layers with constant weights, is divided by ``s[j]``, and the rows ``j``
-of those weights are multiplied by it. Before / After::
+An activation ``x`` with channels ``j``, read by layers with constant weights, is divided by ``s[j]``, and the rows
+``j`` of the weights are multiplied by ``s[j]``. Before / After::
 
     x = norm(v) · g + b → MatMul(W)          x / s = norm(v) · (g / s) + (b / s) → MatMul(s · W)
 
-The division goes into the constants of what makes ``x`` (a normalization, a product or a convolution, through ReLU and
-pooling, which commute with a positive factor). Where it cannot, and outliers are worth a node, a Mul is inserted.
+The division goes into the constants of the producer of ``x`` (a normalization, a product or a convolution, through ReLU
+and pooling, which commute with a positive factor). If this is impossible and outliers justify a node, a Mul is
+inserted.
 
 * SmoothQuant: ``s = max|x|^a / max|W|^(1 - a)``, arXiv:2211.10438, equation 4.
 * Cross-layer equalization: ``s = sqrt(max|W1| / max|W2|)`` of two consecutive layers, arXiv:1906.04721, equation 11.
 
 Must not fire for a reader whose weight is not constant, for a convolution of several groups that is not depthwise, or
 (cross-layer) where another node reads ``x``.
-Tags: keeps; an inserted Mul belongs to the module that makes ``x``.
-Why it is safe: every factor is positive and finite, and what is divided is multiplied by the same number.
+Tags: keeps; an inserted Mul belongs to the module that produces ``x``.
+Why it is safe: every factor is positive and finite, and each division is undone by a multiplication.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.calibration.calibration_data import CalibrationStatistics
 
 _OUTLIERS = 4.0
-"""Ratio of the largest channel to the median channel from which on a Mul is inserted. Chosen: below it a channel loses
-at most two of eight bits."""
+"""Minimum ratio of the largest channel to the median channel for an inserted Mul. Chosen: below it a channel loses at
+most two of eight bits."""
 _WEIGHT_STEPS = 255
-"""Of weights in 8 bits."""
+"""Quantization steps of 8-bit weights."""
 _SWEEPS = 3
 """Chosen: cross-layer factors of a chain of layers hardly change after the second sweep."""
 
@@ -60,10 +61,10 @@ _NORMALIZATIONS = frozenset({"LayerNormalization", "RMSNormalization", "Simplifi
 
 @dataclass(frozen=True)
 class Equalization:
-    """What was balanced."""
+    """Result of the equalization."""
 
     forms: Mapping[str, str] = field(default_factory=dict)
-    """Name of a value whose numbers changed → what was done to it."""
+    """Name of a changed value → description of the change."""
     count: int = 0
     notes: tuple[str, ...] = ()
 
@@ -80,24 +81,24 @@ class _Slot:
     @property
     def tensor(self) -> ir.TensorProtocol:
         value = self.node.inputs[self.index]
-        assert value is not None  # it is looked for by _slot
+        assert value is not None  # _slot() checked it
         assert value.const_value is not None
         return value.const_value
 
 
 @dataclass(frozen=True)
 class _Site:
-    """An activation that can be balanced."""
+    """An activation that can be equalized."""
 
     value: ir.Value
     axis: int
-    """Of its channels, counted from its last axis: negative."""
+    """Channel axis, counted from the last: negative."""
     channels: int
     readers: tuple[_Slot, ...]
     makers: tuple[_Slot, ...] = ()
-    """What divides it; empty: nothing that is there does."""
+    """Constants that absorb the division; empty if none exist."""
     path: tuple[ir.Value, ...] = ()
-    """Values behind the makers, whose numbers change with it."""
+    """Changed values between the makers and the readers."""
 
 
 def equalize(
@@ -108,14 +109,14 @@ def equalize(
     *,
     has_channel_scales: bool,
 ) -> Equalization:
-    """Balance the channels that named layers read, in place.
+    """Equalize the channels read by named layers, in place.
 
     Args:
-        model: The model; the numbers of its outputs stay the same in float.
-        names: Name of a node with a weight whose activations become integers → bits of these.
-        options: Says which of the methods, and how strong.
+        model: The model; its float outputs do not change.
+        names: Name of a node with a weight and integer activations → bits of the activations.
+        options: Methods and strength.
         activations: Measures activations over the calibration samples.
-        has_channel_scales: Whether each output channel of a weight has a scale.
+        has_channel_scales: True if each output channel of a weight has a scale.
     """
     give_products_own_weights(model, names)
     forms: dict[str, str] = {}
@@ -166,14 +167,14 @@ def _smoothing_words(strength: float, balanced: list[_Site], worse: int) -> str:
 def _output_error(
     site: _Site, rows: Array, bits: Mapping[str, int], factors: Array | None, has_channel_scales: bool
 ) -> float:
-    """Return the squared error of what the layers make of some rows, once both sides are integers.
+    """Squared output error of the layers on sample rows with integer activations and weights.
 
     Args:
-        site: What the layers read.
-        rows: Of its values, float32 [rows, channels].
-        bits: Of the activations of a layer, by name.
-        factors: What the values are divided by, and the weights multiplied with; None: nothing.
-        has_channel_scales: Whether each output channel of a weight has a scale.
+        site: The activation and its layers.
+        rows: Sample rows, float32 [rows, channels].
+        bits: Layer name → bits of its activations.
+        factors: Divisors of the values and factors of the weights; ``None``: no equalization.
+        has_channel_scales: True if each output channel of a weight has a scale.
     """
     numbers = np.ones(site.channels, np.float32) if factors is None else factors.astype(np.float32)
     error = 0.0
@@ -188,7 +189,9 @@ def _output_error(
 
 
 def _rounded(values: Array, steps: int, axis: int | None) -> Array:
-    """Return values as integers of so many steps show them; with a scale for each place but along an axis, or one."""
+    """Round values to integers of so many steps and back; one scale, or one per channel along all axes except
+    ``axis``.
+    """
     low = np.minimum(values.min(axis=axis, keepdims=axis is not None), 0)
     high = np.maximum(values.max(axis=axis, keepdims=axis is not None), 0)
     step = np.where(high > low, (high - low) / steps, 1).astype(np.float32)
@@ -196,7 +199,7 @@ def _rounded(values: Array, steps: int, axis: int | None) -> Array:
 
 
 def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
-    """Yield every activation that at least one named layer reads, with all of these layers."""
+    """Yield each activation read by at least one named layer, with these layers."""
     readers: defaultdict[ir.Value, list[tuple[_Slot, int]]] = defaultdict(list)
     for node in model.graph:
         found = _reader(node) if node.name in names else None
@@ -206,7 +209,7 @@ def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
         slots, axes = tuple(slot for slot, _ in read), {axis for _, axis in read}
         counts = {slot.tensor.shape.numpy()[slot.axis] for slot in slots}
         if len(axes) != 1 or len(counts) != 1:
-            continue  # a product and a convolution of one value: its channels are not the same
+            continue  # a product and a convolution of one value have different channel axes
         axis, channels = axes.pop(), counts.pop()
         path: list[ir.Value] = []
         makers: tuple[_Slot, ...] | None = None
@@ -216,7 +219,7 @@ def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
 
 
 def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
-    """Return the weight of a layer and the axis of the channels it reads; None where it has none that is constant."""
+    """Weight of a layer and the channel axis of its input; ``None`` without a constant weight."""
     if node.domain:
         return None
     if node.op_type == "MatMul":
@@ -237,7 +240,7 @@ def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
 
 
 def _slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slot | None:
-    """Return a constant float32 input of a node; None where it is something else."""
+    """Constant float32 input of a node; ``None`` for other inputs."""
     tensor = constant_tensor(node.inputs[index]) if index < len(node.inputs) else None
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return None
@@ -248,13 +251,13 @@ def _slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slo
 
 
 def _makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> tuple[_Slot, ...] | None:
-    """Return the constants that have to be divided so that a value is; None where no set of them does.
+    """Find the constants whose division divides a value; ``None`` if no set of constants does.
 
     Args:
-        value: What the layers read, and nothing else.
-        axis: Of its channels, counted from the last: negative.
-        channels: Their number.
-        path: Gets the values whose numbers change.
+        value: The activation, read only by the layers.
+        axis: Channel axis, counted from the last: negative.
+        channels: Number of channels.
+        path: Receives the changed values.
     """
     node = value.producer()
     if node is None or node.domain not in ("", "com.microsoft"):
@@ -281,7 +284,7 @@ def _makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> 
                 return (constant,)
             others = _makers_of_input(node, 1 - index, axis, channels, path)
             return None if others is None else (constant, *others)
-        if node.op_type == "Mul":  # a gate: one of its sides is enough
+        if node.op_type == "Mul":  # a gate: one factor is sufficient
             for index in (0, 1):
                 length = len(path)
                 if (found := _makers_of_input(node, index, axis, channels, path)) is not None:
@@ -302,7 +305,7 @@ def _makers_of_input(
 def _all_scaled(
     node: ir.Node, indices: tuple[int, ...], axis: int, channels: int, rank: int | None = None
 ) -> tuple[_Slot, ...] | None:
-    """Return the constants at these inputs, as far as there are inputs; None where one cannot be divided."""
+    """Constants at these inputs, ignoring missing inputs; ``None`` if a constant cannot be divided."""
     slots = []
     for index in indices:
         if index >= len(node.inputs) or node.inputs[index] is None:
@@ -315,7 +318,7 @@ def _all_scaled(
 
 
 def _channel_constant(node: ir.Node, index: int, axis: int, channels: int) -> _Slot | None:
-    """Return a constant that has one number for each channel and is broadcast over the rest."""
+    """Constant with one value per channel, broadcast over the other axes; ``None`` for other inputs."""
     slot = _slot(node, index, axis)
     if slot is None:
         return None
@@ -324,7 +327,7 @@ def _channel_constant(node: ir.Node, index: int, axis: int, channels: int) -> _S
 
 
 def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
-    """Return the factors of each pair of layers, after sweeps over chains of them."""
+    """Compute the factors of each pair of layers in several sweeps over chains of layers."""
     factors = {site: np.ones(site.channels) for site in sites}
     of_slot: defaultdict[tuple[ir.Node, int], list[tuple[_Site, int, int]]] = defaultdict(list)
     for site in sites:
@@ -350,7 +353,7 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
 
 
 def _smoothing_factors(activations: Array, weights: Array, strength: float) -> Array:
-    # A channel that no sample moved counts as the smallest of those that moved: its weights shall not set the range.
+    # A channel without activations counts as the smallest active channel: its weights must not determine the range.
     largest = activations.astype(np.float64)
     largest = np.where(largest > 0, largest, largest[largest > 0].min(initial=np.inf))
     safe = np.where(weights > 0, weights, 1)
@@ -358,7 +361,7 @@ def _smoothing_factors(activations: Array, weights: Array, strength: float) -> A
 
 
 def _usable(factors: Array, first: Array, second: Array) -> Array:
-    """Return the factors, 1 where a side is zero or the factor is no positive float32."""
+    """Replace factors by 1 if a side is zero or the factor is not a positive float32."""
     tiny = float(np.finfo(np.float32).tiny)
     is_usable = (first > 0) & (second > 0) & np.isfinite(factors) & (factors > tiny) & (factors < 1 / tiny)
     return np.where(is_usable, factors, 1.0)
@@ -379,7 +382,7 @@ def _has_outliers(maxima: Array) -> bool:
 
 
 def _apply(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:
-    """Divide activations and multiply weights, in place; tell which values have other numbers now."""
+    """Divide activations and multiply weights, in place; record the changed values in ``forms``."""
     fresh = FreshNames.of_graph(model.graph)
     for site, numbers in factors.items():
         numbers = numbers.astype(np.float32)
@@ -396,7 +399,7 @@ def _apply(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str
 
 
 def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -> None:
-    """Let the node read its constant times numbers of each channel, which is computed when it is written."""
+    """Multiply a node's constant by factors per channel, lazily when written."""
     before = slot.node.inputs[slot.index]
     tensor, shape = slot.tensor, slot.tensor.shape.numpy()
     assert before is not None  # the slot has a constant
@@ -408,7 +411,7 @@ def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -
 
 
 def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshNames) -> ir.Value:
-    """Let the layers read the value times ``1 / s``; return what they read."""
+    """Insert a Mul by ``1 / s`` before the layers; return its output."""
     name = site.value.name
     shape = [site.channels, *([1] * (-site.axis - 1))]
     array = (1 / numbers.astype(np.float64)).astype(np.float32).reshape(shape)

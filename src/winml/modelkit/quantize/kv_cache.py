@@ -1,16 +1,15 @@
-"""Stores the KV cache of a decoder in 8 bits: each attention rounds new keys and values, and attends to integers.
+"""Quantization of a decoder's KV cache to 8 bits: each attention quantizes new keys and values.
 
-ONNX Runtime's ``GroupQueryAttention`` takes a cache of symmetric integers with constant scales, here one for each
-channel of each head. Before / After::
+ONNX Runtime's ``GroupQueryAttention`` supports a cache of symmetric integers with constant scales, here one per channel
+of each head. Before / After::
 
     q, k, v, past (float) → GroupQueryAttention → y, present (float)
     q, k, v, past (int8), scales of keys, scales of values → GroupQueryAttention → y, present (int8)
 
-Must not fire when the past is no input, or the present no output, of the graph; something besides shapes and the
-attention reads the past, or something reads the present; or the attention answers in another type than float32 or
-float16.
+Must not fire when the past is not an input, or the present not an output, of the graph; when nodes other than Shape and
+the attention read the past, or any node reads the present; or when the output type is neither float32 nor float16.
 
-Tags: keeps. Measures nothing: the largest values are passed in.
+Tags: keeps. Measures nothing: the maximum values are arguments.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from winml.modelkit.words import count_noun
 
 _OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
 _PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
-"""Specified: places of keys and values among the inputs and outputs of the operator, and of their scales."""
+"""Specified: input and output positions of keys and values, and input positions of their scales."""
 _TAKEN = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
-"""Specified by ONNX Runtime 1.31: types of activations beside which the CPU kernel takes a cache of integers."""
+"""Specified by ONNX Runtime 1.31: activation types for which the CPU kernel supports an integer cache."""
 _LARGEST = 127 / 1.25
-"""Code of the largest value that was measured; the kernel's end at 127. Chosen: a quarter more room for values that
-samples did not have. Measured on a small decoder, 16 sentences: 33 dB instead of 27 dB without room; 36 dB with 256
-sentences and none."""
+"""Code of the largest measured value; the kernel's maximum is 127. Chosen: a quarter of headroom for values that
+samples do not contain. Measured on a small decoder, 16 sentences: 33 dB instead of 27 dB without headroom; 36 dB with
+256 sentences and no headroom."""
 
 
 @dataclass(frozen=True)
 class CachedStates:
-    """Keys and values of one attention."""
+    """Keys and values of one attention node."""
 
     node: ir.Node
     past: tuple[ir.Value, ir.Value]
@@ -55,7 +54,7 @@ class CachedStates:
 
 
 def attentions_over_cache(graph: ir.Graph) -> Iterator[CachedStates]:
-    """Yield the attentions whose cache may be integers."""
+    """Yield the attentions whose cache may be quantized."""
     for node in graph:
         if node.op_type != _OPERATOR or node.domain != _DOMAIN or len(node.outputs) < 3:
             continue
@@ -69,17 +68,17 @@ def attentions_over_cache(graph: ir.Graph) -> Iterator[CachedStates]:
 
 
 def _is_free_past(past: ir.Value, attention: ir.Node) -> bool:
-    """Say whether a state is a float input of the graph that is read by an attention, and for its shape."""
+    """Return True if a past state is a float graph input read only by the attention and Shape nodes."""
     if not past.is_graph_input() or past.dtype not in _TAKEN or past.shape is None or len(past.shape) != 4:
         return False
     return all(reader is attention or reader.op_type == "Shape" for reader in past.consumers())
 
 
 def refuse_no_cache(model: ir.Model) -> None:
-    """Refuse a graph none of whose attentions takes a cache of integers.
+    """Refuse a graph without an attention that supports an integer cache.
 
     Raises:
-        UsageError: says what makes one.
+        UsageError: names a command that creates such a graph.
     """
     if next(attentions_over_cache(model.graph), None) is None:
         raise UsageError(
@@ -90,11 +89,11 @@ def refuse_no_cache(model: ir.Model) -> None:
 
 
 def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, ...]:
-    """Make the cache of every attention that takes it integers, in place; return what to say of it.
+    """Quantize the cache of every supported attention, in place; return notes.
 
     Args:
         model: The model.
-        maxima: Name of each output that holds keys or values → largest absolute values, heads × channels.
+        maxima: Name of each output with keys or values → maximum absolute values, heads × channels.
 
     Raises:
         QuantizeError: a value is NaN or infinite.
@@ -120,7 +119,7 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
 
 
 def _record_of(model: ir.Model) -> dict[str, Any]:
-    """Return the quantization record of a model; empty if it has none, or a damaged one."""
+    """Quantization record of a model; ``{}`` if missing or damaged."""
     try:
         record = load_metadata(model.metadata_props.get(QUANTIZATION_KEY, "{}"))
     except JsonError:
@@ -129,14 +128,14 @@ def _record_of(model: ir.Model) -> dict[str, Any]:
 
 
 def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:
-    """Return the scales of keys or values: heads × 1 × channels."""
+    """Register the scales of keys or values: heads × 1 × channels."""
     largest = maxima[str(present.name)]
     if not np.isfinite(largest).all():
         raise QuantizeError(
             f"{opt.kv_cache} int8: {present.name} has NaN or infinite values on the calibration samples",
             hint=f"Use different samples: {opt.calibration_data}.",
         )
-    # A channel that was always zero takes what other channels of its head take.
+    # Channels that are always zero use the largest scale of their head.
     filled = np.where(largest > 0, largest, largest.max(axis=1, keepdims=True))
     scales = (np.where(filled > 0, filled, 1.0) / _LARGEST).astype(np.float32)[:, None, :]
     return add_initializer(graph, ir.tensor(scales, name=fresh.take(f"{present.name}_scale")))

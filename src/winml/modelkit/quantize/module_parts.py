@@ -1,6 +1,6 @@
-"""Parts of a model that are quantized alone, and the rules that keep some of them in float.
+"""Parts of a model that are quantized alone, and rules that exclude some of them.
 
-A part is a module with all below it, or the nodes of a module that no chosen module below it has. Reads the plan of a
+A part is a module with all submodules, or the nodes of a module outside its selected submodules. Reads the plan of a
 quantization; runs nothing.
 """
 
@@ -21,16 +21,16 @@ from winml.modelkit.tags.selector import ModuleAddress, escape, select
 
 @dataclass(frozen=True)
 class ModulePart:
-    """Nodes that are quantized alone."""
+    """Nodes quantized together."""
 
     module: ModuleAddress
     part: Part
     nodes: tuple[PlannedNode, ...]
-    """Those that are to be quantized; none where the module has none."""
+    """Nodes to quantize; ``()`` without any."""
     is_unit: bool
-    """Whether no other part has some of the nodes and not all of these: the units together are the model."""
+    """True if all other parts either contain all of these nodes or none: the units together are the model."""
     inner: tuple[str, ...] = ()
-    """Tags of the modules below it that are parts of their own, where only its own nodes are meant."""
+    """Tags of the submodules that are separate parts, for a part of own nodes."""
 
     @property
     def node_names(self) -> frozenset[str]:
@@ -39,20 +39,20 @@ class ModulePart:
 
     @property
     def precision(self) -> str:
-        """What its weights are to have."""
+        """Requested precision of its weights."""
         return ", ".join(dict.fromkeys(node.requested.name for node in self.nodes))
 
 
 def list_parts(
     plan: QuantizationPlan, modules: GraphModules, depth: int | None, selector: str | None
 ) -> tuple[ModulePart, ...]:
-    """Return the parts of a model, in the order of its tree.
+    """List the parts of a model, in tree order.
 
     Args:
-        plan: What is to become of its nodes.
+        plan: Decisions for its nodes.
         modules: Its modules.
-        depth: Levels of the tree; modules below count with the one above them. None: all.
-        selector: The only modules. None: all.
+        depth: Levels of the tree; modules below count towards their ancestor. ``None``: all.
+        selector: Selected modules. ``None``: all.
 
     Raises:
         UsageError: the tree has fewer levels, or the selector names no module or none with a node to quantize.
@@ -89,12 +89,12 @@ def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | No
 
 
 def _owner(tag: str, chosen: Sequence[str]) -> str:
-    """Return the deepest of some modules that a node of this tag lies in; empty where it lies in none."""
+    """Deepest of some modules that contains a node with this tag; empty if none does."""
     return max((other for other in chosen if address.is_within(tag, other)), key=len, default="")
 
 
 def only_options(part: ModulePart, options: QuantizeOptions, modules: GraphModules) -> QuantizeOptions:
-    """Return the options with which nothing but one part is quantized, as it would be with the others."""
+    """Options that quantize only one part, as in the whole model."""
     tag = part.module.tag
     included = [other for text in options.include for other in modules.selected_tags(text)]
     within = [tag] if not included or any(address.is_within(tag, other) for other in included) else [
@@ -108,10 +108,10 @@ def only_options(part: ModulePart, options: QuantizeOptions, modules: GraphModul
 def excluding_options(
     excluded: Collection[ModulePart], units: Sequence[ModulePart], options: QuantizeOptions
 ) -> QuantizeOptions:
-    """Return the options with which some units stay in float.
+    """Options that keep some units float.
 
-    The first rule that matches wins, so rules of inner modules stand before those of the modules around them; an inner
-    module that is quantized although the one around it is not gets a rule of its own.
+    The first match wins, so rules of inner modules precede those of their ancestors. An inner module that is quantized
+    inside an excluded module gets a separate rule.
     """
     rules: dict[str, PrecisionName] = {unit.module.tag: FLOAT32 for unit in excluded}
     excluded_tags = set(rules)
@@ -127,5 +127,5 @@ def excluding_options(
 
 
 def _put_first(rules: Mapping[str, PrecisionName], options: QuantizeOptions) -> dict[str, PrecisionName]:
-    """Return rules with those of the user behind them; one for the same selector gives way."""
+    """Put rules before those of the user; a user's rule for the same selector is replaced."""
     return {**rules, **{text: name for text, name in options.per_module.items() if text not in rules}}

@@ -1,4 +1,4 @@
-"""The frozen options of the quantize stage: of the command, of the build config and of Python alike.
+"""Options of the quantize stage, shared by the command, the build config and Python.
 
 Declared in ``declared_options.py``. Imports nothing heavy.
 """
@@ -27,18 +27,19 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)")
 
 @dataclass(frozen=True)
 class BitBudget:
-    """A limit by which bits are chosen for each module; without one, the least that reaches a quality."""
+    """Limit for the selection of bits per module; without a limit, the smallest variant of sufficient quality."""
 
     mean_bits: float | None = None
-    """Of all parameters of a file, as ``winml inspect`` counts them; scales and zero points included."""
+    """Maximum mean bits of all parameters of a file, as ``winml inspect`` counts them; scales and zero points
+    included."""
     max_bytes: int | None = None
-    """Of a file with its graph and metadata, and of its data files."""
+    """Maximum size of a file including graph, metadata and data files."""
     max_drop: Drop | None = None
-    """By how much the perplexity may be larger than that of the source."""
+    """Maximum increase of the perplexity relative to the source."""
 
     @property
     def is_smallest(self) -> bool:
-        """Whether the smallest form that reaches a quality is wanted."""
+        """True for the smallest variant of sufficient quality."""
         return self.mean_bits is None and self.max_bytes is None
 
     @property
@@ -47,11 +48,11 @@ class BitBudget:
         return spell("max_drop" if self.max_drop is not None else "budget" if self.max_bytes is None else "max_size")
 
     def kept_by(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:
-        """Return what a file has, in words, where it keeps the limit; empty where it does not, or the least is wanted.
+        """Describe the size or bits of a file within the limit; empty if it exceeds the limit or no limit is stated.
 
         Args:
             size_bytes: Returns the size of the file.
-            mean_bits: Returns the bits of a parameter; None where it has none.
+            mean_bits: Returns the mean bits per parameter; ``None`` without parameters.
         """
         if self.max_bytes is not None:
             return f"{size} bytes" if (size := size_bytes()) <= self.max_bytes else ""
@@ -59,10 +60,10 @@ class BitBudget:
         return f"{bits:.2f} bits per parameter" if bits and bits <= (self.mean_bits or 0) else ""
 
     def refuse_kept(self, found: Sequence[str]) -> NoReturn:
-        """Refuse a limit that every source keeps.
+        """Refuse a limit that every source is within already.
 
         Args:
-            found: What each has.
+            found: Size or bits of each source.
 
         Raises:
             UsageError: always.
@@ -74,7 +75,7 @@ class BitBudget:
 
     @property
     def words(self) -> str:
-        """The limit as it is told."""
+        """Description of the limit."""
         if self.max_drop is not None:
             return f"the smallest with a perplexity at most {drop_words(self.max_drop)} larger"
         if self.mean_bits is not None:
@@ -119,11 +120,11 @@ def _read_drop(text: str) -> Drop:
 
 
 _OF_SAMPLES = ("calibration_data", "split", "columns", "samples")
-"""Options that say which samples the model is run on."""
+"""Options that select the samples."""
 
 
 class QuantizeOptions(QuantizeFields, Options):
-    """How few bits the numbers of which modules take."""
+    """Options of the quantize stage."""
 
     @pydantic.field_validator("ep")
     @classmethod
@@ -138,7 +139,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def base(self) -> precisions.Precision:
-        """The precision of every module that nothing else is said of."""
+        """Precision of modules without a rule."""
         if self.bit_budget is not None:
             return precisions.PRECISIONS[self.precision or (precisions.W8A8 if self.mode == "qdq" else precisions.INT4)]
         if self.precision is None and self.kv_cache is not None:
@@ -147,10 +148,10 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def bit_budget(self) -> BitBudget | None:
-        """The limit by which bits are chosen for each module; None where the options say them.
+        """Limit for the selection of bits per module; ``None`` without a limit.
 
         Raises:
-            UsageError: it cannot be read.
+            UsageError: the limit cannot be parsed.
         """
         if self.max_drop is not None and self.budget in (None, "smallest") and self.max_size is None:
             return BitBudget(max_drop=_read_drop(self.max_drop))
@@ -160,7 +161,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def words(self) -> str:
-        """What is requested: the limit, or precisions with the ways to them, and the cache."""
+        """Description of the request: the limit, or precisions with modes, and the KV cache."""
         cache = [f"KV cache {self.kv_cache}"] if self.kv_cache is not None else []
         if (budget := self.bit_budget) is not None:
             return ", ".join((f"to {budget.words}: bits of each module chosen by measured sensitivity", *cache))
@@ -168,10 +169,10 @@ class QuantizeOptions(QuantizeFields, Options):
         return ", ".join((*modes, *cache)) or precisions.FLOAT32
 
     def requested_modes(self) -> Iterator[tuple[precisions.Precision, precisions.Mode]]:
-        """Yield each precision that is asked for with the way to it, each once.
+        """Yield each requested (precision, mode), without duplicates.
 
         Raises:
-            UsageError: a precision cannot be reached with the mode.
+            UsageError: a precision does not support the mode.
         """
         for precision in dict.fromkeys(
             [self.base, *(precisions.PRECISIONS[name] for name in self.per_module.values())]
@@ -187,23 +188,23 @@ class QuantizeOptions(QuantizeFields, Options):
         )
 
     def plug_ins(self) -> dict[str, str]:
-        """Return the precisions of plug-ins that are requested, each with its package and version."""
+        """Precision of a plug-in → its package and version, for requested precisions."""
         sources = {name: precisions.PRECISIONS.source(name) for name in (self.base.name, *self.per_module.values())}
         return {name: source for name, source in sources.items() if source}
 
     def modes(self) -> tuple[precisions.Mode, ...]:
-        """Return the ways that are used, each once.
+        """Modes in use, without duplicates.
 
         Raises:
-            UsageError: a precision cannot be reached with the mode.
+            UsageError: a precision does not support the mode.
         """
         return tuple(dict.fromkeys(mode for _, mode in self.requested_modes()))
 
     def remedies(self) -> list[str]:
-        """Return what of the modes that are used gives a file nearer to its source, and is not used yet.
+        """Unused options of the modes that reduce the error.
 
         Raises:
-            UsageError: a precision cannot be reached with the mode.
+            UsageError: a precision does not support the mode.
         """
         of_modes = {name: words for mode in self.modes() for name, words in precisions.MODES[mode].remedies.items()}
         fields = type(self).model_fields
@@ -219,17 +220,17 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether activations have to be measured: for their ranges, or for the maxima of their channels.
+        """True if activations are measured, for ranges or channel maxima.
 
         Raises:
-            UsageError: a precision cannot be reached with the mode.
+            UsageError: a precision does not support the mode.
         """
         is_smoothed = self.smooth_quant is not None and bool(precisions.INTEGER_ACTIVATIONS.intersection(self.modes()))
         return is_smoothed or any(precisions.MODES[mode].needs_ranges for _, mode in self.requested_modes())
 
     @property
     def solving_algorithms(self) -> tuple[str, ...]:
-        """The algorithms that find blocks of weights with samples."""
+        """Algorithms that solve blocks of weights on samples."""
         return tuple(name for name in self._algorithms if name in DATA_ALGORITHMS)
 
     @property
@@ -238,28 +239,28 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def solves_weights(self) -> bool:
-        """Whether blocks of weights are found with samples.
+        """True if blocks of weights are solved on samples.
 
         Raises:
-            UsageError: a precision cannot be reached with the mode.
+            UsageError: a precision does not support the mode.
         """
         return bool(self.solving_algorithms) and "weight-only" in self.modes()
 
     @property
     def needs_samples(self) -> bool:
-        """Whether the model is run on samples to quantize it.
+        """True if the quantization runs the model on samples.
 
         Raises:
-            UsageError: a precision cannot be reached with the mode.
+            UsageError: a precision does not support the mode.
         """
         return self.needs_ranges or self.solves_weights or self.kv_cache is not None
 
     def refuse_contradictions(self) -> None:
-        """Refuse options that go with none of the modes in use, or not with each other.
+        """Refuse options that contradict the modes in use or each other.
 
         Raises:
-            UsageError: an option that no mode in use reads, a zero point for each channel, or an algorithm that cannot
-                do what is asked of it.
+            UsageError: an option that no mode in use reads, a zero point per channel, or an algorithm with unsupported
+                options.
         """
         self._refuse_beside_budget()
         if both := [text for text in self.include if text in self.exclude]:
@@ -269,7 +270,7 @@ class QuantizeOptions(QuantizeFields, Options):
         requested = list(self.requested_modes())
         modes = self.modes()
         if not modes and self.kv_cache is None:
-            return  # nothing is quantized, which the caller says
+            return  # nothing is quantized, which the caller reports
         self._refuse_unread(modes)
         self._refuse_unmeasured(modes)
         self._refuse_bits(requested)
@@ -346,7 +347,7 @@ class QuantizeOptions(QuantizeFields, Options):
                 )
 
     def _refuse_unmeasured(self, modes: Sequence[precisions.Mode]) -> None:
-        """Refuse options of a calibration that nothing needs: dynamic ranges are found in each run."""
+        """Refuse calibration options if no mode needs calibration: dynamic ranges are computed in each run."""
         if self.needs_ranges or "dynamic" not in modes:
             return
         for name in ("calibration_data", "split", "columns", "method", "calibration_cache"):
@@ -357,7 +358,7 @@ class QuantizeOptions(QuantizeFields, Options):
                 )
 
     def _refuse_unread(self, modes: Sequence[precisions.Mode]) -> None:
-        # Of other modes, the samples are those that the result is compared on.
+        # In other modes, the samples are those of the comparison.
         for name in dict.fromkeys(
             name for rules in precisions.MODES.values() for name in sorted(rules.options) if name != "samples"
         ):
@@ -374,7 +375,7 @@ class QuantizeOptions(QuantizeFields, Options):
                 )
 
     def _way_to_read(self, name: str, readers: Sequence[precisions.Mode]) -> str:
-        """Return what makes an option count that no mode in use reads."""
+        """Suggest options that make an unread option effective."""
         ways = []
         if name in _OF_SAMPLES and "weight-only" in self.modes():
             ways.append(f"{opt.algorithm} gptq, awq or auto, which use calibration samples")
@@ -386,18 +387,18 @@ class QuantizeOptions(QuantizeFields, Options):
         return f"Use {', or '.join(ways)}; or omit it." if ways else "Omit it."
 
     def mode_of(self, precision: precisions.Precision) -> precisions.Mode | None:
-        """Return the way to a precision; None for float32.
+        """Quantization mode of a precision; ``None`` for float32.
 
         Raises:
-            UsageError: the precision asked for everywhere cannot be reached with the mode.
+            UsageError: the base precision does not support the mode.
         """
-        # The mode is the way to the base precision; to those of single modules, where it leads there as well.
+        # The mode applies to the base precision, and to the precisions of single modules that support it.
         wish = self.mode if precision == self.base or self.mode in precision.modes else None
         return precisions.mode_for(precision, wish)
 
 
 def _words_of(name: str, value: object) -> str:
-    """Return an option as it is given to the command."""
+    """Option and value as written on the command line."""
     field = next(field for field in fields_of(QuantizeFields) if field.name == name)
     if isinstance(value, dict):
         value = ",".join(f"{key}={entry}" for key, entry in value.items())

@@ -1,6 +1,6 @@
-"""Quantizes a graph: plans, lets the engines work, brings the tags back, and counts what came of it.
+"""Quantization of a graph: planning, engines, transfer of tags, and counting.
 
-Which engine works for which mode is data. What was asked for and what came of it stand in the file, module by module.
+Each mode has its engine, selected by data. Request and result are written to the metadata, per module.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
     from winml.modelkit.quantize.calibration.layer_calibration import LayerCalibration
 
 _BLOCK_SIZE = "block_size"
-"""The attribute, and the key of the record."""
+"""The attribute and record key."""
 _CONVERTING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 _RESHAPING = "Reshape"
-"""What stands between quantized values and the lookup that reads them."""
+"""Operator between quantized values and the lookup that reads them."""
 
 
 def _mark_quantized_nodes(
     original: ir.Model, quantized: ir.Model, planned: Sequence[planning.PlannedNode]
 ) -> frozenset[str]:
-    """Write on every quantized node which precision it has; return the names of the planned nodes that reached it.
+    """Record the precision on every quantized node; return the names of the planned nodes that were quantized.
 
-    Independent of the engine: a planned node is quantized if the producer of its output reads numbers of few bits, or
-    if it makes 16-bit floats from values of another type.
+    Independent of the engine: a planned node is quantized if the producer of its output reads values of few bits, or
+    produces 16-bit floats from values of another type.
 
     Args:
         original: The graph before.
         quantized: The graph after; its nodes get ``winml.quantization``, in place.
-        planned: What was to become of the nodes of the first.
+        planned: Decisions for the nodes of the original graph.
     """
     outputs = {node.name: node.outputs[0].name for node in original.graph if node.outputs}
     before = {value.name: value.dtype for node in original.graph for value in node.outputs}
@@ -69,7 +69,7 @@ def _mark_quantized_nodes(
         if item.mode is None:
             continue
         if MODES[item.mode].needs_ranges:
-            # The node itself stays, and what it reads may be quantized without it: who did it wrote it there.
+            # The node itself stays, and its inputs may be quantized without it: its engine wrote the record.
             if item.name in by_name and QUANTIZATION_KEY in by_name[item.name].metadata_props:
                 reached.add(item.name)
             continue
@@ -89,7 +89,7 @@ def _mark_quantized_nodes(
 
 
 def _nodes_behind(node: ir.Node | None, known: Container[str | None]) -> Iterator[ir.Node]:
-    """Yield a node and those behind it, up to values that were there before."""
+    """Yield a node and its new ancestors, up to values of the original graph."""
     waiting, seen = [node], set()
     while waiting:
         node = waiting.pop()
@@ -101,7 +101,7 @@ def _nodes_behind(node: ir.Node | None, known: Container[str | None]) -> Iterato
 
 
 def _reads_few_bits(node: ir.Node) -> bool:
-    """Say whether a node reads an initializer of at most eight bits, as it is or reshaped."""
+    """Return True if a node reads an initializer of at most eight bits, directly or through a Reshape."""
     for value in node.inputs:
         maker = value.producer() if value is not None else None
         if maker is not None and maker.op_type == _RESHAPING:
@@ -113,12 +113,12 @@ def _reads_few_bits(node: ir.Node) -> bool:
 
 
 def _half_kind_of(node: ir.Node, half: ir.DataType, before: Mapping[str | None, ir.DataType | None]) -> str | None:
-    """Return what a node is of a graph whose weights or values became 16-bit floats; None for others.
+    """Classify a node of a half-precision graph: weight, operator or ``None``.
 
     Args:
         node: The node.
-        half: The type that was asked for.
-        before: Name of each value of the graph before → its type.
+        half: The requested type.
+        before: Value name → type in the graph before.
     """
     read = node.inputs[0] if node.op_type == "Cast" else None
     if read is not None and read.is_initializer() and read.dtype == half and before.get(read.name) != half:
@@ -128,7 +128,7 @@ def _half_kind_of(node: ir.Node, half: ir.DataType, before: Mapping[str | None, 
 
 
 def _kind_of(node: ir.Node) -> str | None:
-    """Return what a node of a quantized graph is: ``weight``, ``activation`` or ``operator``; None for others."""
+    """Classify a node of a quantized graph: ``weight``, ``activation``, ``operator`` or ``None``."""
     if node.op_type in _CONVERTING:
         first = node.inputs[0]
         return "weight" if first is not None and first.is_initializer() else "activation"
@@ -137,14 +137,14 @@ def _kind_of(node: ir.Node) -> str | None:
 
 @dataclass(frozen=True)
 class QuantizeResult(StageResult):
-    """The result of quantizing."""
+    """Result of a quantization."""
 
     modules: tuple[planning.ModulePrecision, ...] = ()
-    """Modules that have nodes with weights, in the order of the graph."""
+    """Modules with weights, in graph order."""
 
     @property
     def quantized(self) -> int:
-        """Number of nodes with a weight that were quantized."""
+        """Number of quantized nodes with a weight."""
         return sum(module.quantized for module in self.modules)
 
 
@@ -156,23 +156,23 @@ def quantize(
     solver: LayerCalibration | None = None,
     reasons: Mapping[str, str] | None = None,
 ) -> QuantizeResult:
-    """Let modules of a graph compute with fewer bits.
+    """Quantize the selected modules of a graph.
 
     Args:
-        model: The model, in its plain form; used up.
-        options: What is asked for.
+        model: The normalized model; consumed.
+        options: The requested options.
         modules: The module of each node.
-        calibration: Finds the ranges of activations, where a mode needs them.
-        solver: Finds the blocks of weights, where the algorithm needs samples.
-        reasons: Tag of a module → why it has its bits, where they were chosen by measurements.
+        calibration: Measures the ranges of activations, if a mode needs ranges.
+        solver: Solves the blocks of weights, if the algorithm needs samples.
+        reasons: Tag of a module → reason for its precision, if selected by measurements.
 
     Returns:
-        The quantized model, and what came of it in each module.
+        The quantized model, and the result of each module.
 
     Raises:
-        InputError: the graph is quantized already.
-        UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
-        QuantizeError: a weight has NaN or infinite values, an engine failed, or it quantized nothing.
+        InputError: the graph is already quantized.
+        UsageError: a selector names no module, a precision has no such mode, or no node is left to quantize.
+        QuantizeError: a weight has NaN or infinite values, an engine failed, or no node was quantized.
     """
     provider = placement_for(options.ep)
     plan = planning.plan_quantization(model, options, modules)
@@ -181,7 +181,7 @@ def quantize(
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
     tasks, equalized = _tasks(plan, options, modules, provider), Equalization()
     if provider.is_by_unit and options.needs_ranges:
-        # Before units are looked for, of which each reads a weight of its own.
+        # Before units are searched, each of which reads a separate weight.
         give_products_own_weights(model, frozenset().union(*(task.nodes for task in tasks)))
     if calibration is not None and (options.smooth_quant is not None or options.cross_layer_equalization):
         has_channel_scales = not provider.is_by_unit and options.per_channel is not False
@@ -194,7 +194,7 @@ def quantize(
     tasks = [replace(task, placement=_placement(model, task)) for task in tasks]
     measured = _measured_values(tasks, masked, equalized)
     if measured:
-        assert calibration is not None  # refused above
+        assert calibration is not None  # checked above
         ranges = calibration.ranges(model, measured)
         if provider.finite_masks:
             bits = {name: task.precision.range_bits for task in tasks for name in task.placement.companions}
@@ -211,7 +211,7 @@ def quantize(
         for task in tasks:
             quantized = _run_engine(quantized, task)
     except QuantizeError:
-        integer_weights.refuse_non_finite_weights(model, plan.nodes)  # the likeliest reason, with its module
+        integer_weights.refuse_non_finite_weights(model, plan.nodes)  # the likeliest cause, reported with its module
         raise
     if integer_weights.has_non_finite_scales(model, quantized):
         integer_weights.refuse_non_finite_weights(model, plan.nodes)
@@ -247,7 +247,7 @@ def quantize(
 
 
 def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> None:
-    """Drop the records of nodes to quantize, in place: those of another file would count as results of this run."""
+    """Drop the records of nodes to quantize, in place: records of another file would count as results of this run."""
     names = {item.name for item in planned if item.mode is not None}
     for node in model.graph:
         if node.name in names:
@@ -255,12 +255,12 @@ def _drop_records(model: ir.Model, planned: Sequence[planning.PlannedNode]) -> N
 
 
 def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names: frozenset[str]) -> None:
-    """Refuse a result in which a node that was requested to stay float is quantized.
+    """Refuse a result in which an excluded node is quantized.
 
     Args:
         original: The graph before.
         quantized: The graph after.
-        names: Names of these nodes in the graph before.
+        names: Names of the excluded nodes in the graph before.
 
     Raises:
         InternalError: names the node.
@@ -281,7 +281,7 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
 def _tasks(
     plan: planning.QuantizationPlan, options: QuantizeOptions, modules: GraphModules, provider: Placement
 ) -> list[planning.EngineTask]:
-    """Return a task for each mode and precision; where units count, those of modules without weights too."""
+    """Create a task per mode and precision; for providers by unit, modules without weights are included."""
     groups = plan.groups()
     if provider.is_by_unit:
         for mode, precision in plan.others:
@@ -307,7 +307,7 @@ def _tasks(
 def _measured_values(
     tasks: Sequence[planning.EngineTask], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
-    """Return the values whose ranges are needed, each once, with the fewest bits that it becomes."""
+    """Values whose ranges are required, without duplicates, with their smallest number of bits."""
     found: dict[str, MeasuredValue] = {}
     for task in tasks:
         for name in task.placement.measured:
@@ -318,7 +318,7 @@ def _measured_values(
 
 
 def _placement(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
-    """Return the values of the model that become numbers of few bits, if the mode of a task needs their ranges."""
+    """Values to quantize, if the mode of a task needs ranges."""
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
     if task.provider.is_by_unit:
@@ -332,7 +332,7 @@ def _run_engine(model: ir.Model, task: planning.EngineTask) -> ir.Model:
         quantized: ir.Model = engine(model, task)
         return quantized
     except (ValueError, RuntimeError, TypeError, AssertionError, onnx.shape_inference.InferenceError) as error:
-        # The quantizers of ONNX Runtime raise these for what they do not expect.
+        # Exceptions of ONNX Runtime's quantizers for unexpected graphs.
         raise QuantizeError(
             f"{task.precision.name} ({task.mode}): ONNX Runtime's quantizer failed: {error}",
             hint=f"Exclude the failing modules with {opt.exclude}, or use a different {opt.mode}.",
@@ -371,15 +371,15 @@ def _module_outcomes(
 
 @dataclass(frozen=True)
 class _EarlierRecord:
-    """What a file says of its earlier quantization."""
+    """Record of an earlier quantization of a file."""
 
     requested: Mapping[str, Any]
     modules: tuple[planning.ModulePrecision, ...]
-    """Modules that it changed; nodes that it left are counted by the new one."""
+    """Modules that it quantized; unchanged nodes are counted by the new quantization."""
 
 
 def _earlier_record(model: ir.Model) -> _EarlierRecord | None:
-    """Return the record of an earlier quantization; `None` without one, or if it is damaged."""
+    """Read the record of an earlier quantization; `None` without a record, or if it is damaged."""
     try:
         record = load_json(model.metadata_props[QUANTIZATION_KEY])
         modules = tuple(
@@ -402,13 +402,13 @@ def _record(
     *,
     is_chosen: bool,
 ) -> dict[str, object]:
-    """Return what was requested and what came of it, JSON-ready.
+    """Record of request and result, JSON-ready.
 
-    Where bits were chosen by module (``is_chosen``), no one precision was requested: it is that of all modules, or
-    ``mixed``.
+    If the precision was selected per module (``is_chosen``), the requested precision is the common precision of all
+    modules, or ``mixed``.
     """
     chosen = {module.requested for module in outcome if module.quantized} if is_chosen else {options.base.name}
-    # Where the data lay on this machine says nothing on others; what is to be said of it stands in the calibration.
+    # The location of the data on this machine is omitted; the calibration record describes the data.
     requested = {
         "precision": "mixed" if len(chosen) > 1 else next(iter(chosen), options.base.name),
         **options.model_dump(mode="json", exclude_none=True, exclude_defaults=True, exclude=_NOT_RECORDED),

@@ -1,7 +1,7 @@
-"""Which operators does a provider compute with integers, and in which form does it take them? One record for each.
+"""Registry of placements: operators that a provider computes with integers, and their types.
 
-Data only: a placement says what a provider takes; ``qdq_placement`` finds it in a graph. Each names its source. Which
-were run on the provider and which follow its documentation alone: docs/reference/quantization.md.
+Data only: ``qdq_placement`` applies a placement to a graph. Each placement names its source. Tested providers and
+providers covered by documentation only: docs/reference/quantization.md.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 Role = Literal["weight", "table", "rows", "activation", "bias"]
-"""What a constant is to its operator, which decides its type and its scale; of ``rows``, only those found become
-floats."""
+"""Role of a constant in its operator, which determines type and scale; for ``rows``, only looked-up rows are
+dequantized."""
 Result = Literal["own", "same", "table", "rows"]
-"""Scale of what an operator makes: its own, that of its first input, or that of the table its rows come from; rows
-that become floats at once have none."""
+"""Scale of an operator's output: separate, shared with its first input, or of the table of its rows. Rows that are
+dequantized at once have no scale."""
 
 
 @dataclass(frozen=True)
 class OperatorRule:
-    """How one operator is a unit of integers."""
+    """Quantization of one operator as an integer unit."""
 
     inputs: tuple[int, ...] | None = (0,)
-    """Indices of the inputs that are quantized; None: all."""
+    """Indices of the quantized inputs; ``None``: all."""
     weight: int | None = None
-    """Index of the input that is a weight where it is constant."""
+    """Index of the input that is a weight if constant."""
     bias: int | None = None
-    """Index of the bias, in 32 bits with the scale of the products it is added to."""
+    """Index of the bias, in 32 bits with the scale of the products that it is added to."""
     result: Result = "own"
     is_range: bool = False
-    """Whether the range of its output does its work, so that it is part of the unit before it."""
+    """True if the clipping of its output range replaces the operator, so that it belongs to the preceding unit."""
     takes_activation: bool = False
-    """Whether an operator such as Relu behind it can be part of its unit."""
+    """True if a following operator such as Relu can belong to the unit."""
     is_residual: bool = False
-    """Whether it is one only where it adds to what a product makes, and no constant: the sum of a residual branch."""
+    """True if it is a unit only when it adds to the output of a product, without constants: the sum of a residual
+    branch."""
 
     def indices(self, node: ir.Node) -> tuple[int, ...]:
-        """Return the indices of the inputs of a node that are quantized."""
+        """Indices of the quantized inputs of a node."""
         count = len(node.inputs)
         wanted = range(count) if self.inputs is None else self.inputs
         return tuple(index for index in wanted if index < count and node.inputs[index] is not None)
 
     def role(self, index: int) -> Role:
-        """Return what a constant is as this input."""
+        """Role of a constant at an input."""
         if self.result == "table" or self.result == "rows":
             return self.result
         return "weight" if index == self.weight else "bias" if index == self.bias else "activation"
@@ -72,54 +73,55 @@ _REARRANGING = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a provider wants QuantizeLinear and DequantizeLinear, and of which types."""
+    """Positions and types of QuantizeLinear and DequantizeLinear for a provider."""
 
     words: str
     source: str
-    """Documentation or tool that it follows: an address, or a Python module."""
+    """Documentation or tool of the provider: an address, or a Python module."""
     rules: Mapping[str, OperatorRule] = field(default_factory=dict)
-    """Operator of ONNX → how it is a unit; those that are absent stay float."""
+    """ONNX operator → rule of its unit; absent operators stay float."""
     activation_bits: tuple[int, ...] = (8, 16)
-    """Bits of activations that the provider takes."""
+    """Supported bits of activations."""
     quantizes_outputs: bool = True
-    """Whether outputs are quantized too; else inputs alone."""
+    """True if outputs are quantized too; False for inputs alone."""
     symmetric_activations: bool = False
-    """Whether activations are signed and zero is zero; else unsigned, with a zero point."""
+    """True for signed activations with zero point 0; False for unsigned with a zero point."""
     signed_weights: bool | None = None
-    """Whether weights with one scale are signed; None: as the precision says. Those with several are."""
+    """True if weights with one scale are signed; ``None``: set by the precision. Weights with several scales are
+    signed."""
     symmetric_weights: bool | None = None
-    """Whether weights with one scale have no zero point; None: as is requested, symmetric by default."""
+    """True if weights with one scale have no zero point; ``None``: as requested, symmetric by default."""
     channel_axes: Mapping[str, int] = field(default_factory=dict)
-    """Operator → axis of its weight along which each channel has a scale; the others have one."""
+    """Operator → weight axis with one scale per channel; other operators have one scale."""
     integer_bias: bool = True
-    """Whether biases are in 32 bits; else float."""
+    """True for 32-bit integer biases; False for float."""
     limited: Mapping[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
-    """Operator and bits → range of its output, whatever the data."""
+    """(operator, bits) → fixed output range."""
     finite_masks: bool = True
     """Whether masks of attention get a finite minimum in the range of the scores."""
     takes_constant_tables: bool = False
     """True if rows have to be looked up in constants, not in what an operator makes of one; measured with OpenVINO
     2026.4, whose importer of ONNX refuses others."""
     takes_qdq_alone: bool = False
-    """True if Q/DQ is the only quantized form that the provider is documented to take."""
+    """True if Q/DQ is the only quantized format that the provider is documented to accept."""
     fusions: tuple[str, ...] = ()
-    """Capabilities of the optimizer that make the form the provider takes, such as a GELU as one operator."""
+    """Capabilities of the optimizer that create operators of the provider, such as a GELU."""
 
     @property
     def is_by_unit(self) -> bool:
-        """Whether whole units are quantized, and not what kernels of the CPU provider gain from."""
+        """True if whole units are quantized; False if only integer kernels of the CPU provider count."""
         return bool(self.rules)
 
     def rule(self, node: ir.Node) -> OperatorRule | None:
-        """Return how a node is a unit; None where it stays float."""
+        """Rule of a node; ``None`` if it stays float."""
         return self.rules.get(node.op_type) if node.domain in ("", "com.microsoft") else None
 
     def limits(self, operator: str, bits: int) -> tuple[float, float] | None:
-        """Return the range of what an operator makes, whatever the data; None where data say it."""
+        """Fixed output range of an operator; ``None`` if measured."""
         return self.limited.get((operator, bits))
 
     def channel_axis(self, node: ir.Node, index: int) -> int | None:
-        """Return the axis of a weight along which each channel has a scale; None: one for the weight."""
+        """Weight axis with one scale per channel; ``None``: one scale."""
         value = node.inputs[index]
         axis = self.channel_axes.get(node.op_type)
         rank = len(value.shape or ()) if value is not None else 0
@@ -244,14 +246,14 @@ _BUILT_IN: Mapping[str, Placement] = {
 
 
 def _problem_of(name: str, placement: Placement) -> str:
-    """Return why a placement of a plug-in package cannot be used; empty where it can."""
+    """Reason why a placement of a plug-in package is invalid; empty if valid."""
     if name != name.lower():
         return f"short names are of small letters: {name.lower()}"
     return "" if placement.rules and placement.source else "it has no rules, or names no source"
 
 
 PLACEMENTS: Registry[Placement] = Registry("placements", "placement", _BUILT_IN, lambda: Placement, _problem_of)
-"""Short name of a provider → where its integers lie; ``cpu`` for those that have none of their own."""
+"""Short name of a provider → placement; ``cpu`` for other providers."""
 
 
 def placement_for(ep: str | None) -> Placement:

@@ -1,4 +1,4 @@
-"""Decides for each node whether it is quantized, how, and if not why.
+"""Decision for each node: quantized or float, the mode, and the reason for staying float.
 
 Reads the graph and the modules of its nodes; changes nothing.
 """
@@ -33,8 +33,8 @@ _WITH_WEIGHTS = frozenset({
     "LSTM", "GRU", "RNN", "Einsum", "FusedMatMul", "FusedGemm", "FusedConv", "NhwcFusedConv", "Attention",
     "EmbedLayerNormalization", "MoE",
 }).union(*(rules.operators for rules in MODES.values()))  # fmt: skip
-"""Operators whose constants are weights: those some mode changes, and others of ONNX and ONNX Runtime that are known
-for it. What others read, such as the cosines of a rotary embedding, is no weight that a mode failed to quantize."""
+"""Operators whose constants are weights: the operators of some mode, and other known operators of ONNX and ONNX
+Runtime. Constants of other operators, such as rotary cosines, are not reported as skipped weights."""
 
 _WEIGHT_INPUTS = {"Gather": 0}
 """Specified: position of the weight among the inputs; 1 for all others."""
@@ -42,31 +42,31 @@ _WEIGHT_INPUTS = {"Gather": 0}
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """What is to become of one node: of one that has a weight, or one that computes with floats."""
+    """Decision for one node, which has a weight or computes with floats."""
 
     name: str
     operator: str
     tag: str
     requested: Precision
     mode: Mode | None
-    """How it gets there; None where it stays as it is."""
+    """Quantization mode; ``None``: the node stays unchanged."""
     reason: str = ""
-    """Why it stays as it is."""
+    """Reason for staying unchanged."""
     has_weight: bool = True
 
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """What is to become of the nodes that have weights, or change without one, in the order of the graph."""
+    """Decisions for the nodes with weights and for other changing nodes, in graph order."""
 
     nodes: tuple[PlannedNode, ...]
     others: Mapping[tuple[Mode, Precision], frozenset[str]] = field(default_factory=dict)
-    """Mode and precision → names of the nodes without weights in modules that are to have them."""
+    """(mode, precision) → names of the nodes without weights in modules of this precision."""
     stays_float: frozenset[str] = frozenset()
     """Names of the nodes of the main graph that the options exclude."""
 
     def groups(self) -> dict[tuple[Mode, Precision], frozenset[str]]:
-        """Return the names of the nodes to be quantized by mode and precision, in the order the modes work."""
+        """(mode, precision) → names of the nodes to quantize, in the order of the modes."""
         ordered: dict[tuple[Mode, Precision], set[str]] = {}
         for mode in MODES:
             for node in self.nodes:
@@ -76,16 +76,16 @@ class QuantizationPlan:
 
 
 def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizationPlan:
-    """Decide what becomes of each node that has a weight.
+    """Decide the quantization of each node with a weight.
 
     Args:
-        model: The model; every node has a name of its own.
-        options: What is asked for.
+        model: The model; node names are unique.
+        options: The requested options.
         modules: The module of each node.
 
     Raises:
-        InputError: the graph is quantized already.
-        UsageError: a selector names no module, a precision goes with no mode, or nothing is left to quantize.
+        InputError: the graph is already quantized.
+        UsageError: a selector names no module, a precision has no such mode, or no node is left to quantize.
     """
     refuse_quantized(model, options)
     precision_of = _ModulePrecisions(options, modules)
@@ -126,8 +126,8 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
     """Refuse a selector of modules in which quantization changes no node, whatever their precision.
 
     Args:
-        model: The model; every node has a name of its own.
-        options: What is asked for.
+        model: The model; node names are unique.
+        options: The requested options.
         modules: The module of each node.
 
     Raises:
@@ -172,8 +172,8 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
 
 
 _LEAST_SHARE = 0.1
-"""Smallest share of the requested weights that is worth a file if another mode quantizes more. Chosen: a classifier has
-less of a network of convolutions."""
+"""Minimum share of the requested weights for a mode, if another mode quantizes more. Chosen: the classifier of a
+convolutional network has less."""
 
 
 def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> None:
@@ -182,7 +182,7 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
     Tables are not counted unless they are quantized: a lookup is as fast in float.
 
     Args:
-        model: The model; every node has a name of its own.
+        model: The model; node names are unique.
         options: Options of the quantization.
         modules: The module of each node.
 
@@ -223,16 +223,16 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
 
 
 _LISTED_MODULES = 4
-"""Chosen: more modules do not fit into a hint."""
+"""Maximum number of modules in a hint. Chosen: more do not fit."""
 
 SEPARABLE_LAYERS: Mapping[str, str] = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
-"""Operator of ONNX Runtime with an activation → operator of ONNX that has the weight."""
+"""Operator of ONNX Runtime with a fused activation → ONNX operator with the weight."""
 _MADE_BY_OPTIMIZER = frozenset({"NhwcFusedConv", "FusedMatMul"})
-"""Operators with a weight that levels above basic make, and no mode but float takes."""
+"""Operators with a weight created by optimization levels above basic and supported only by the float mode."""
 
 
 def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[str, str]:
-    """Return name of a node → why a mode cannot change it; empty if it can. Nodes with a weight come first."""
+    """Name of a node → reason why a mode cannot change it; empty if it can. Nodes with a weight come first."""
     rules, provider = MODES[mode], placement_for(options.ep)
     found: dict[str, str] = {}
     others: dict[str, str] = {}
@@ -252,12 +252,10 @@ def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[st
 
 
 def constant_weight(node: ir.Node) -> ir.Value | None:
-    """Return the weight of a node: the floating-point initializer of at least two dimensions that it reads first.
+    """Weight of a node: its first floating-point initializer of at least two dimensions; ``None`` without a weight.
 
-    Operators that have no weights, such as ``Mul``, have none whatever they read.
-
-    It may be read transposed: a table that an embedding shares with a product (tied embeddings) stands in the graph
-    once, with a ``Transpose`` before the product.
+    Operators without weights, such as ``Mul``, have none regardless of their inputs. The weight may be read through a
+    ``Transpose``: a table shared by an embedding and a product (tied embeddings) is stored once.
     """
     if node.op_type not in _WITH_WEIGHTS:
         return None
@@ -273,7 +271,7 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
 
 
 def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: QuantizeOptions, *, is_inner: bool) -> str:
-    """Return why a mode cannot quantize a node; an empty text where it can."""
+    """Reason why a mode cannot quantize a node; empty if it can."""
     rules = MODES[mode]
     if is_inner:
         return f"{mode} does not quantize subgraphs and functions"
@@ -304,13 +302,13 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
 
 
 def _reads(value: ir.Value | None, weight: ir.Value) -> bool:
-    """Return True if an input is a weight, as it is or transposed."""
+    """Return True if an input is the weight, directly or through a Transpose."""
     maker = value.producer() if value is not None else None
     return value is weight or (maker is not None and maker.inputs[0] is weight)
 
 
 def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
-    """Return which other ways to a precision have a form of an operator that this one has not."""
+    """Modes of the precision that support an operator which the requested mode does not."""
     if node.op_type in MODES[mode].operators:
         return ""
     if node.op_type in _MADE_BY_OPTIMIZER:
@@ -321,7 +319,7 @@ def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
 
 
 class _ModulePrecisions:
-    """The precision each module is to have, and why one keeps its own."""
+    """Requested precision of each module, and the reason for staying float."""
 
     def __init__(self, options: QuantizeOptions, modules: GraphModules) -> None:
         self._modules = modules
@@ -331,9 +329,10 @@ class _ModulePrecisions:
         self._excluded = [(text, modules.selected_tags(text)) for text in options.exclude]
 
     def __call__(self, name: str) -> tuple[Precision, str]:
-        """Return the precision of a node, and a reason if the node stays as it is.
+        """Return the precision of a node, and the reason if the node stays unchanged.
 
-        A node that several modules have work in stays float for any of them, and is quantized for all of them only.
+        A node that belongs to several modules stays float if requested for any of them, and is quantized only if
+        requested for all of them.
         """
         for text, tags in self._excluded:
             if self._modules.does_work_of(name, tags):
@@ -349,7 +348,7 @@ class _ModulePrecisions:
 
 
 def values_by_rule(plan: QuantizationPlan, rules: Mapping[str, _T], modules: GraphModules) -> dict[str, _T]:
-    """Return name of a node → value of the first rule whose selector matches its module, of nodes with a rule.
+    """Name of a node → value of the first rule that matches its module; nodes without a rule are omitted.
 
     Raises:
         UsageError: a selector names no module.
@@ -363,10 +362,10 @@ def values_by_rule(plan: QuantizationPlan, rules: Mapping[str, _T], modules: Gra
 
 
 def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
-    """Refuse a graph that is quantized already, unless only its weights are and the rest becomes float16.
+    """Refuse a quantized graph; float16 is allowed for the remaining nodes if only weights are quantized.
 
     Raises:
-        InputError: names a node that is.
+        InputError: names a quantized node.
     """
     # The rest of a graph with quantized weights may get it; scales in bfloat16 would be too coarse.
     is_half_requested = {precision.name for precision, _ in options.requested_modes()} == {FLOAT16}
@@ -388,72 +387,72 @@ def _reasons(planned: Sequence[PlannedNode]) -> str:
 
 
 class WeightKey(NamedTuple):
-    """A weight as products read it."""
+    """A weight and its orientation in products."""
 
     name: str
     is_transposed: bool
-    """Whether it has width × depth."""
+    """True if the shape is width × depth."""
 
 
 @dataclass(frozen=True)
 class EngineTask:
-    """Nodes of one graph that get one precision."""
+    """Nodes of one graph to quantize with one precision."""
 
     nodes: frozenset[str]
     """Names of nodes of the main graph."""
     precision: Precision
     options: QuantizeOptions
     placement: QdqPlacement = field(default_factory=QdqPlacement)
-    """Which values become numbers of few bits, where their ranges have to be known."""
+    """Values to quantize, if their ranges are required."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Name of a value → its smallest and largest value; those of the placement that have their own."""
+    """Name of a value → its smallest and largest value; placement values with fixed limits are not included."""
     provider: Placement = field(default_factory=lambda: placement_for(None))
-    """What the provider takes."""
+    """Operators and types of the provider."""
     block_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Name of a node → the block size of its weight, where a rule says it."""
+    """Name of a node → block size of its weight, if set by a rule."""
     algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
-    """Name of a node → the algorithm for its weight, where a rule says it."""
+    """Name of a node → algorithm of its weight, if set by a rule."""
     solved: Mapping[WeightKey, SolvedWeight] = field(default_factory=dict)
-    """Weights whose blocks were found with calibration data."""
+    """Weights with blocks solved on calibration data."""
     mode: Mode = ""
-    """How the nodes get the precision."""
+    """Quantization mode of the nodes."""
     others: frozenset[str] = frozenset()
-    """Names of the nodes without weights in the same modules, which may compute with few bits too."""
+    """Names of the nodes without weights in the same modules, which may be quantized too."""
 
     @property
     def is_per_channel(self) -> bool:
-        """Whether each output channel of a weight has a scale of its own."""
+        """True if each output channel of a weight has a separate scale."""
         return self.options.per_channel is not False
 
     def algorithm_of(self, node: ir.Node) -> Algorithm:
-        """Return what finds the blocks of the weight of a node."""
+        """Algorithm for the weight of a node."""
         return self.algorithms.get(node.name or "") or self.options.algorithm
 
 
 def float_name(dtype: str) -> str:
-    """Return the name of the precision of weights of a type, by ONNX's name of it."""
+    """Convert ONNX's name of a float type to the name of the precision."""
     return next((name for name, known in PRECISIONS.items() if dtype and known.float_type == dtype), FLOAT32)
 
 
 @dataclass(frozen=True)
 class ModulePrecision(Record):
-    """What was asked for and what came of it in one module, those below it not included."""
+    """Requested precision and result of one module, without its submodules."""
 
     tag: str
     requested: str
     """Name of the precision."""
     quantized: int
-    """Nodes with a weight that have the precision."""
+    """Number of nodes with a weight quantized to the precision."""
     left: Mapping[str, int]
-    """Why others keep theirs → how many."""
+    """Reason for staying unchanged → number of nodes."""
     kept: tuple[str, ...] = field(default=(FLOAT32,), metadata=entry(skip=True))
-    """Names of the precisions of the weights of those others, as they stand in the file."""
+    """Precisions of the weights of unchanged nodes, as stored in the file."""
     why: str = field(default="", metadata=entry(omit_empty=True))
-    """Why it has these bits, where they were chosen by measurements."""
+    """Reason for the precision, if selected by measurements."""
 
     @property
     @recorded(entry(before="quantized"))
     def actual(self) -> str:
-        """Return the precision its weights have now: one name, or several where some nodes were left."""
+        """Precision of the module's weights: one name, or several if some nodes are unchanged."""
         names = [self.requested] * bool(self.quantized) + list(self.kept) * bool(self.left)
         return ", ".join(dict.fromkeys(names)) or FLOAT32

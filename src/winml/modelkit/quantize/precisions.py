@@ -1,6 +1,6 @@
-"""Which precisions are there, which ways lead to each of them, and which operators does each way change?
+"""Registry of precisions and quantization modes.
 
-Data: :data:`PRECISIONS` and :data:`MODES` are what the options, the help and the planner read. Imports nothing heavy.
+Data only: options, help and planner read :data:`PRECISIONS` and :data:`MODES`. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,33 +13,32 @@ from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.registries import Names, Registry
 
 LEAST_CACHE_SQNR_DB = 20.0
-"""Chosen: that of every output where only the KV cache has 8 bits. Measured on small decoders: 33 dB and more."""
+"""Minimum SQNR of every output with only the KV cache in 8 bits, in dB. Chosen. Measured on small decoders: 33 dB and
+more."""
 Mode: TypeAlias = str
-"""Name of a way, a key of :data:`MODES`."""
+"""Name of a quantization mode, a key of :data:`MODES`."""
 CalibrationMethod = Literal["minmax", "entropy", "percentile", "mse"]
-"""How a range is computed from the values seen: all of them; the range of the smallest divergence (entropy) or squared
-error (mse) in 8 bits; or a share of the values."""
+"""Method of a range: all values; the range of the smallest divergence (entropy) or squared error (mse) in 8 bits; or a
+share of the values."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How many bits the numbers of a module take."""
+    """Number formats of a module's weights and activations."""
 
     name: str
     weight_bits: int
     modes: tuple[Mode, ...]
-    """Ways to reach it, the default first; none for float32, which means: leave it."""
+    """Quantization modes, the default first; empty for float32, which is unchanged."""
     words: str
     least_sqnr_db: float
-    """Signal-to-quantization-noise ratio in decibels, lower end of the interval over the samples, below which an output
-    counts as wrong. Chosen, from what real
-    weights reach: docs/reference/quantization.md."""
+    """Minimum SQNR of an output in dB, at the lower end of the interval over the samples. Chosen from results of real
+    weights: docs/reference/quantization.md."""
     activation_bits: int | None = None
-    """Bits of activations with ranges that are fixed beforehand; None where they stay as they are or are found while
-    running."""
+    """Bits of activations with calibrated ranges; ``None``: float, or ranges computed in each run."""
     signed_weights: bool = True
     ways: Mapping[Mode, ModeRules] = field(default_factory=dict, hash=False)
-    """Ways that come with it, where :data:`MODES` has none: those of plug-ins."""
+    """Rules of modes missing in :data:`MODES`: those of plug-ins."""
     float_type: str = ""
     """ONNX's name of the 16-bit type that its weights become, such as ``FLOAT16``; empty: they become integers."""
     searched_blocks: tuple[int | None, ...] = ()
@@ -54,53 +53,53 @@ class Precision:
 
     @property
     def range_bits(self) -> int:
-        """Bits of activations whose ranges are fixed beforehand."""
+        """Bits of activations with calibrated ranges."""
         return self.activation_bits or 8
 
 
 @dataclass(frozen=True)
 class ModeRules:
-    """One way to fewer bits."""
+    """Rules of one quantization mode."""
 
     words: str
     operators: frozenset[str]
-    """Operators it changes, where they have a weight."""
+    """Operators it changes, if they have a weight."""
     least_opset: int
-    """Oldest version of ONNX's operators that has those it makes."""
+    """Minimum opset of the operators it creates."""
     engine: str = ""
-    """``module:function`` that does it: takes the model, which stays as it is, and an ``EngineTask``; returns another.
-    Tags are carried afterwards. Imported when it runs."""
+    """``module:function`` of the engine: (model, ``EngineTask``) → new model; the model is not changed. Tags are
+    transferred afterwards. Imported when it runs."""
     needs_ranges: bool = False
-    """Whether the ranges of activations have to be known."""
+    """True if the ranges of activations are required."""
     options: frozenset[str] = frozenset()
-    """Fields of the options that it reads, of those that only some ways read."""
+    """Option fields it reads, among fields read by some modes only."""
     is_by_tensor: bool = False
-    """Whether it reads one weight at a time while the result is written, and knows no other values."""
+    """True if it reads one weight at a time while the result is written, and no other values."""
     changes_every_node: bool = False
-    """Whether it changes what computes with floats, whatever the operator, with a weight or without."""
+    """True if it changes all float nodes, regardless of operator and weight."""
     remedies: Mapping[str, str] = field(default_factory=dict)
-    """Field of the options to what it does for the answers, as a hint lists it."""
+    """Option field → its effect on the outputs, as listed in a hint."""
 
     def changes(self, operator: str) -> bool:
-        """Say whether it changes nodes of an operator, where they have a weight."""
+        """Return True if it changes nodes of an operator that have a weight."""
         return self.changes_every_node or operator in self.operators
 
     bits: tuple[tuple[int, int | None], ...] = ()
-    """Bits of weights and of activations that its engine writes; `None`: activations stay float, or get a range in each
-    run. Empty: any."""
+    """(bits of weights, bits of activations) written by its engine; `None`: activations stay float, or get a range in
+    each run. Empty: any."""
     float_types: frozenset[str] = frozenset({"FLOAT", "FLOAT16", "BFLOAT16"})
-    """ONNX's names of the types of weights it takes."""
+    """ONNX's names of the supported types of weights."""
     channel_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Operator to the numbers of dimensions its weight may have where each channel has a scale; absent: any."""
+    """Operator → supported numbers of dimensions of its weight with per-channel scales; absent: any."""
     fixed_attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Operator to the values its attributes need to have; absent: any."""
+    """Operator → required attribute values; absent: any."""
 
 
 CALIBRATION_OPTIONS = frozenset({"calibration_data", "split", "columns", "samples", "method", "calibration_cache"})
-"""Fields of the options that say where statistics of activations come from."""
+"""Option fields that determine activation statistics."""
 
 PRODUCT_AND_SUM: Mapping[str, float] = {"alpha": 1.0, "beta": 1.0, "transA": 0}
-"""Attributes of a Gemm that is a product with a weight and a sum with a bias, and their values."""
+"""Attribute values of a Gemm that is a plain product plus bias."""
 
 _ENGINES = "winml.modelkit.quantize.engines"
 _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
@@ -114,7 +113,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         remedies={"smooth_quant": "balance channels ({})"},
         float_types=frozenset({"FLOAT"}),  # DynamicQuantizeLinear takes no other
         bits=((8, 8), (8, None)),
-        channel_ranks={"MatMul": (2,)},  # MatMulInteger takes the zero points of columns, not of matrices
+        channel_ranks={"MatMul": (2,)},  # MatMulInteger takes zero points of columns, not of matrices
         fixed_attributes={"Gemm": PRODUCT_AND_SUM},
     ),
     "qdq": ModeRules(
@@ -124,7 +123,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
         engine=f"{_ENGINES}.qdq:quantize_statically",
         needs_ranges=True,
         bits=((8, 8), (8, 16), (16, 16)),
-        float_types=frozenset({"FLOAT"}),  # what its integers are turned back into
+        float_types=frozenset({"FLOAT"}),  # the type of the dequantized values
         options=frozenset({"per_channel", "symmetric", "smooth_quant", "cross_layer_equalization"})
         | frozenset({"budget", "max_size", "max_drop"})
         | CALIBRATION_OPTIONS,
@@ -153,7 +152,7 @@ _BUILT_IN_MODES: Mapping[Mode, ModeRules] = {
 }
 
 INTEGER_ACTIVATIONS: frozenset[Mode] = frozenset({"dynamic", "qdq"})
-"""Ways in which activations become integers."""
+"""Modes with integer activations."""
 
 INT8, INT4, W8A8, FLOAT16, BFLOAT16, FLOAT32 = "int8", "int4", "w8a8", "fp16", "bf16", "fp32"
 """Precisions that have a role of their own: :data:`INT8` is the default, :data:`INT4` that of a search for the bits of
@@ -197,11 +196,11 @@ _BUILT_IN = {
 
 
 _ways: dict[Mode, ModeRules] = {**_BUILT_IN_MODES}
-"""With those of plug-ins, once they are found."""
+"""Modes including those of plug-ins, once found."""
 
 
 def _unwritable_words(precision: Precision) -> str:
-    """Return why a mode that comes with winml cannot write a precision; empty if all of its modes can."""
+    """Reason why a built-in mode cannot write a precision; empty if all of its modes can."""
     has_ranges = any(mode in INTEGER_ACTIVATIONS for mode in precision.modes)
     for mode in precision.modes:
         rules = _BUILT_IN_MODES.get(mode)
@@ -211,7 +210,7 @@ def _unwritable_words(precision: Precision) -> str:
             return f"{mode} writes {' and '.join(name for name, known in _BUILT_IN.items() if known.float_type)} only"
         weights, activations = precision.weight_bits, precision.activation_bits
         if mode not in INTEGER_ACTIVATIONS and has_ranges:
-            activations = None  # of its other modes
+            activations = None  # they belong to its other modes
         pairs = ", ".join(f"{of} and {'float' if to is None else to}" for of, to in rules.bits)
         if (weights, activations) not in rules.bits:
             words = f"{weights} and {'float' if activations is None else activations}"
@@ -222,7 +221,7 @@ def _unwritable_words(precision: Precision) -> str:
 
 
 def problem_of(name: str, precision: Precision) -> str:
-    """Return why a precision of a plug-in cannot be used; empty where it can."""
+    """Reason why a precision of a plug-in is invalid; empty if valid."""
     if precision.name != name:
         return f"it calls itself {precision.name}"
     if taken := [mode for mode, rules in precision.ways.items() if _ways.get(mode, rules) != rules]:
@@ -235,23 +234,23 @@ def problem_of(name: str, precision: Precision) -> str:
 
 
 PRECISIONS: Registry[Precision] = Registry("precisions", "precision", _BUILT_IN, lambda: Precision, problem_of)
-"""By name, fewest surprises first."""
+"""By name, in the order of --help."""
 PrecisionName = Annotated[str, PRECISIONS]
 """Name of a precision, as a field of options."""
 
 for _precision in PRECISIONS.values():
     _ways.update(_precision.ways)
 MODES: Names[ModeRules] = Names("mode", _ways)
-"""Ways to fewer bits, in the order they work where one graph uses several; those of plug-ins come last."""
+"""Quantization modes, in the order of execution within one graph; plug-ins come last."""
 ModeName = Annotated[str, MODES]
-"""Name of a way, as a field of options."""
+"""Name of a mode, as a field of options."""
 
 
 def mode_for(precision: Precision, mode: Mode | None) -> Mode | None:
-    """Return the way to a precision: the one asked for, or its default. None for float32.
+    """Select the mode of a precision: the requested mode, or its default. ``None`` for float32.
 
     Raises:
-        UsageError: the precision cannot be reached that way.
+        UsageError: the precision does not support the mode.
     """
     if not precision.modes:
         return None

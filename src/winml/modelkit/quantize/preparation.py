@@ -1,7 +1,8 @@
-"""Brings a graph into the form that engines quantize, and refuses selectors without effect in it.
+"""Preparation of a graph for the engines, and refusal of selectors without effect.
 
-The form is at the opset that engines need, with batch normalizations in the weights and activations in separate nodes.
-It is the same whether a file is written or modules are measured. Quantizes nothing. Before / After, for fused layers::
+The prepared graph has the opset of the engines, batch normalizations folded into weights, and separate activation
+nodes. It is the same whether a file is written or modules are measured. Quantizes nothing. Before / After, for fused
+layers::
 
     x → FusedConv(activation=Relu) → y        x → Conv → Relu → y
     x → FusedGemm(activation=Relu) → y        x → Gemm → Relu → y
@@ -42,12 +43,12 @@ from winml.modelkit.transform.module_functions import graph_modules
 from winml.modelkit.words import count_noun
 
 _FOLDING = ("conv_batch_norm_fusion", "matmul_batch_norm_fusion")
-"""Capabilities of the optimizer that compute a batch normalization into the weights before it."""
+"""Optimizer capabilities that fold a batch normalization into the preceding weights."""
 
 
 @dataclass(frozen=True)
 class PreparedGraph:
-    """A model in the form that engines quantize."""
+    """A model prepared for the engines."""
 
     model: ir.Model
     modules: GraphModules
@@ -56,15 +57,15 @@ class PreparedGraph:
 
     @functools.cached_property
     def sessions(self) -> GraphSessions:
-        """Opens the graph, and variants of it."""
+        """Session factory for the graph and its variants."""
         return GraphSessions(self.model)
 
     def session(self, threads: int | None = None, name: str = "the float graph") -> Session:
-        """Return a session of the graph."""
+        """Open a session of the graph."""
         return self.sessions.open(self.model, threads=threads, name=name)
 
     def weights_of(self, nodes: Collection[str]) -> dict[str, ir.TensorProtocol]:
-        """Return the weights of nodes by name, each once."""
+        """Name → weight of the nodes."""
         values = {constant_weight(node) for node in self.model.graph if node.name in nodes}
         return {
             value.name or "": value.const_value
@@ -73,7 +74,7 @@ class PreparedGraph:
         }
 
     def parameters_of(self, nodes: Collection[str]) -> int:
-        """Return the number of values in the weights of nodes."""
+        """Number of values in the weights of nodes."""
         return sum(tensor.size for tensor in self.weights_of(nodes).values())
 
     def refuse_no_modules(self, source: str) -> None:
@@ -90,11 +91,11 @@ class PreparedGraph:
 
 
 def read_prepared(source: Path, options: QuantizeOptions) -> PreparedGraph:
-    """Read a file as :func:`~winml.modelkit.transform.graph_file.transform_file` does; its weights stay where they lie.
+    """Read a file as :func:`~winml.modelkit.transform.graph_file.transform_file` does; weights are mapped.
 
     Raises:
         InputError: the file is no valid ONNX model, or its data is missing.
-        NormalizeError, OptimizeError: the graph could not be normalized, or to the opset.
+        NormalizeError, OptimizeError: the graph or its opset could not be converted.
     """
     model, notes = read_plain(source)
     prepared = prepare(model, options, source.stem)
@@ -102,12 +103,12 @@ def read_prepared(source: Path, options: QuantizeOptions) -> PreparedGraph:
 
 
 def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGraph:
-    """Bring a model into the form that options need, and refuse selectors without effect in it.
+    """Prepare a model for the engines, and refuse selectors without effect.
 
     Args:
-        model: The model, in its plain form; used up.
+        model: The normalized model; consumed.
         options: Options of the quantization.
-        root: Name of the root if node names are all that states modules.
+        root: Name of the root if only node names state modules.
 
     Raises:
         OptimizeError: the opset could not be converted.
@@ -119,12 +120,12 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
     if model.opset_imports.get("", least) < least:
         notes.append(f"Opset {model.opset_imports['']} was raised to {least}, which the quantized operators require.")
         model, converted = convert_opset(model, least)
-        # Conversion makes constants and nodes without names.
+        # Conversion creates constants and nodes without names.
         notes += [*converted, *normalize(model).notes]
     notes += _separate_layers(model, frozenset().union(*(rules.operators for rules in modes)))
     if any(rules.needs_ranges for rules in modes):
         if any(node.op_type == "BatchNormalization" for node in model.graph):
-            # No integer kernel computes one.
+            # There is no integer kernel for it.
             folded = optimize(model, parse_options(OptimizeOptions, dict.fromkeys(_FOLDING, True), "folding"))
             if count := sum(folded.fired.values()):
                 normalizations = count_noun(count, "batch normalization", "were")
@@ -141,7 +142,7 @@ def prepare(model: ir.Model, options: QuantizeOptions, root: str) -> PreparedGra
 
 
 def _idle_notes(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> tuple[str, ...]:
-    """Refuse selectors without effect; in a part of several, return a note, since another part may have the nodes."""
+    """Refuse selectors without effect; in one of several parts, return a note, since other parts may have the nodes."""
     if not options.selectors or not (options.modes() or options.kv_cache):
         return ()
     try:
@@ -164,7 +165,7 @@ def _separate_layers(model: ir.Model, operators: frozenset[str]) -> list[str]:
 
 _DOMAIN = "com.microsoft"
 _ADDED = 3
-"""Specified: index of the input of FusedConv that is added before the activation."""
+"""Specified: index of the FusedConv input added before the activation."""
 _PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "Relu": (), "Sigmoid": (), "Tanh": (), "Softplus": (), "Softsign": (), "LeakyRelu": ("alpha",), "Elu": ("alpha",),
     "ThresholdedRelu": ("alpha",), "HardSigmoid": ("alpha", "beta"), "Selu": ("alpha", "gamma"), "Clip": ("min", "max"),
@@ -216,7 +217,7 @@ def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
 
 
 def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
-    """Return the parameters that a fused node states for its activation."""
+    """Parameters of the activation of a fused node."""
     names = _PARAMETERS[activation]
     if "activation_params" in fused.attributes:
         return dict(zip(names, fused.attributes["activation_params"].as_floats(), strict=False))

@@ -1,12 +1,12 @@
-"""Decides which values of a graph become numbers of few bits where it computes with QuantizeLinear, DequantizeLinear.
+"""Placement of QuantizeLinear and DequantizeLinear in a graph.
 
-Reads the structure only. A layer with a weight takes part because it was chosen; an operator without weights takes part
-where all that it reads is quantized already, so that a chain of integer kernels is not broken. Nodes that are not
-chosen read what they read before, unless it comes out of an integer kernel.
+Reads the structure only. A layer with a weight is quantized if selected. An operator without weights is quantized if
+all its inputs are quantized already, so that a chain of integer kernels is not interrupted. Inputs of other nodes do
+not change unless an integer kernel produces them.
 
-A provider that computes whole units of operators with integers takes a DequantizeLinear before each input of an
-operator and a QuantizeLinear behind each of its outputs. Where modules of two precisions meet, the reader converts: its
-pair stands behind that of the maker.
+A provider that computes whole units of operators with integers requires a DequantizeLinear before each input of an
+operator and a QuantizeLinear after each output. Between modules of two precisions the reader converts: its pair follows
+the pair of the producer.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from winml.modelkit.onnx.weights import constant_tensor, transposed_weight
 from winml.modelkit.quantize.placements import OperatorRule, Placement, Role
 
 _WITH_QUANTIZED_OUTPUT = frozenset({"Conv", "ConvTranspose"})
-"""Layers whose output is quantized as well. Specified: ONNX Runtime has integer kernels for a convolution only if its
-output is an integer, and for a MatMul or a Gemm either way. Measured: docs/reference/quantization.md."""
+"""Layers with a quantized output. Specified: ONNX Runtime's integer kernels of convolutions require an integer output;
+MatMul and Gemm support both. Measured: docs/reference/quantization.md."""
 
 _ONE_BY_ONE = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "MaxPool"})
-"""Operators that select or rearrange values; what comes out has the scale of what goes in."""
+"""Operators that select or rearrange values; the output has the scale of the input."""
 
 _JOINING = frozenset({"Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool"})
 """Operators that compute new values, for which ONNX Runtime has integer kernels."""
 
 ACTIVATIONS = frozenset({"Relu", "Clip"})
-"""Operators that a range can do the work of: where they are all that reads a layer, their output is quantized, and
-ONNX Runtime drops them."""
+"""Operators replaced by the clipping of a range: if they are the only reader of a layer, their output is quantized, and
+ONNX Runtime removes them."""
 
 COMPANIONS = _ONE_BY_ONE | _JOINING | ACTIVATIONS
 """Operators without a weight that may compute with integers."""
@@ -45,53 +45,53 @@ class QuantizedValue:
 
     name: str
     readers: frozenset[str] | None
-    """Names of the nodes that read it quantized; None: all that reads it, since an integer kernel makes it."""
+    """Names of the nodes that read it quantized; ``None``: all readers, since an integer kernel produces it."""
     same_as: str = ""
-    """Value whose scale it shares, or table its rows come from; empty: it has its own, from its own range."""
+    """Value whose scale it shares, or table of its rows; empty: a separate scale from its range."""
     limits: tuple[float, float] | None = None
-    """Its range, whatever the data; None: the data say it."""
+    """Fixed range; ``None``: measured."""
 
 
 @dataclass(frozen=True)
 class QuantizedConstant:
-    """A constant that an operator reads as integers."""
+    """A constant that an operator reads dequantized."""
 
     node: str
     """Name of the reader."""
     index: int
-    """Which of its inputs."""
+    """Input index."""
     role: Role
     axis: int | None = None
-    """Axis of the channels, each with a scale of its own; None: one scale."""
+    """Channel axis with one scale per channel; ``None``: one scale."""
 
 
 @dataclass(frozen=True)
 class QdqPlacement:
-    """The values that become numbers of few bits, in the order of the graph."""
+    """Values to quantize, in graph order."""
 
     values: tuple[QuantizedValue, ...] = ()
     companions: frozenset[str] = frozenset()
-    """Names of the nodes without weights that compute with few bits too."""
+    """Names of the quantized nodes without weights."""
     bias_additions: frozenset[str] = frozenset()
-    """Names of the additions behind a product whose constant may become an integer."""
+    """Names of the additions after a product whose constant may become an integer."""
     constants: tuple[QuantizedConstant, ...] = ()
-    """What operators of units read, in the order of the graph."""
+    """Constants of the operators of units, in graph order."""
     is_by_unit: bool = False
-    """Whether operators are quantized as whole units."""
+    """True if operators are quantized as whole units."""
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """Names of the values whose range has to be known."""
+        """Names of the values whose range is measured."""
         return tuple(value.name for value in self.values if not value.same_as and value.limits is None)
 
 
 def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: frozenset[str]) -> QdqPlacement:
-    """Return what becomes a number of few bits.
+    """Place the Q/DQ pairs of layers and their companions.
 
     Args:
-        graph: The main graph, its nodes sorted, each with a name of its own.
-        chosen: Names of the nodes with weights that are to be quantized.
-        allowed: Names of the nodes without weights that may take part.
+        graph: The main graph, sorted, with unique node names.
+        chosen: Names of the nodes with weights to quantize.
+        allowed: Names of the nodes without weights that may be quantized too.
     """
     return _Placing(chosen, allowed).place(graph)
 
@@ -99,7 +99,7 @@ def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: fro
 def _in_order(
     graph: ir.Graph, made: Mapping[ir.Value, QuantizedValue], read: Mapping[ir.Value, set[str]]
 ) -> tuple[QuantizedValue, ...]:
-    """Return the values that integer kernels make and those that nodes read quantized, in the order of a graph."""
+    """Values produced by integer kernels and values read quantized, in graph order."""
     order = dict.fromkeys([*graph.inputs, *(value for node in graph for value in node.outputs)])
     return tuple(
         made[value] if value in made else QuantizedValue(value.name or "", frozenset(read[value]))
@@ -109,7 +109,7 @@ def _in_order(
 
 
 def weight_operand(node: ir.Node) -> int | None:
-    """Return the index of the float32 weight among the inputs of a layer, maybe transposed; None where it has none."""
+    """Input index of the float32 weight of a layer, possibly transposed; ``None`` without a weight."""
     for index in _WEIGHT_OPERANDS.get(node.op_type, ()):
         value = node.inputs[index]
         if index == 1:
@@ -121,14 +121,14 @@ def weight_operand(node: ir.Node) -> int | None:
 
 
 _WEIGHT_OPERANDS = {"MatMul": (0, 1), "Gemm": (1,), "Conv": (1,), "ConvTranspose": (1,), "Gather": (0,)}
-"""Inputs that can be the weight of a layer, by operator."""
+"""Operator → input indices of a possible weight."""
 
 
 def bias_addition(product: ir.Node) -> tuple[ir.Node, int] | None:
-    """Return the Add of a constant to each column of a product, which alone reads it, and the constant's index.
+    """Find the Add of a constant bias that is the only reader of a product; return the node and the constant's index.
 
-    ONNX Runtime makes one Gemm of both where sizes are fixed, before it looks for integer kernels; that has one only if
-    the bias is an integer as well.
+    For static sizes, ONNX Runtime fuses both into one Gemm before it selects integer kernels; the Gemm has an integer
+    kernel only if the bias is an integer too.
     """
     weight = product.inputs[1] if product.op_type == "MatMul" and weight_operand(product) == 1 else None
     uses = list(product.outputs[0].uses())
@@ -148,7 +148,7 @@ class _Placing:
         self._chosen = chosen
         self._allowed = allowed
         self._made: dict[ir.Value, QuantizedValue] = {}
-        """Values that integer kernels make."""
+        """Values produced by integer kernels."""
         self._read: defaultdict[ir.Value, set[str]] = defaultdict(set)
         self._companions: set[str] = set()
         self._bias_additions: set[str] = set()
@@ -165,7 +165,7 @@ class _Placing:
     def _place_layer(self, node: ir.Node) -> None:
         weight = weight_operand(node)
         if weight is None or node.op_type == "Gather":
-            return  # a table of weights is read by integers, and no value of it is computed with
+            return  # lookups read integers from the table, and no operator computes with them
         data = node.inputs[1 - weight]
         if data is None or data.is_initializer():
             return
@@ -188,7 +188,7 @@ class _Placing:
         self._companions.add(node.name or "")
 
     def _make(self, node: ir.Node) -> None:
-        """Let a node make a quantized value: its own, or that of the activation that is all that reads it."""
+        """Mark the output of a node as quantized, or the output of the activation that is its only reader."""
         value = node.outputs[0]
         uses = list(value.uses())
         if len(uses) == 1 and not value.is_graph_output():
@@ -200,12 +200,12 @@ class _Placing:
 
 
 def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> QdqPlacement:
-    """Return what becomes an integer so that every named node that the provider takes is a unit.
+    """Place the Q/DQ pairs so that every named node supported by the provider is a unit.
 
     Args:
-        model: Its main graph is sorted, and each of its nodes has a name of its own.
-        names: Names of the nodes of the modules that get this precision.
-        placement: What the provider takes.
+        model: The model; its main graph is sorted and has unique node names.
+        names: Names of the nodes of the modules with this precision.
+        placement: Operators and types of the provider.
         bits: Bits of activations.
     """
     return _PlacingUnits(model, names, placement, bits).place()
@@ -219,16 +219,16 @@ class _PlacingUnits:
         self._placement = placement
         self._bits = bits
         self._made: dict[ir.Value, QuantizedValue] = {}
-        """Values that units make."""
+        """Values produced by units."""
         self._read: defaultdict[ir.Value, set[str]] = defaultdict(set)
-        """Values that units read → their names."""
+        """Value → names of the units that read it."""
         self._constants: list[QuantizedConstant] = []
         self._companions: set[str] = set()
         self._merged: set[ir.Value] = set()
-        """Values between a unit and the activation that is part of it."""
+        """Values between a unit and its fused activation."""
 
     def place(self) -> QdqPlacement:
-        # What depends on no input is computed once, when the file is loaded, and may reach to infinity on the way.
+        # Nodes that depend on no input are computed once at load time, and their values may be infinite.
         cutter = Cutter(self._model)
         for node in self._graph:
             rule = None if cutter.is_constant(node) else self._placement.rule(node)
@@ -238,7 +238,7 @@ class _PlacingUnits:
         return QdqPlacement(values, frozenset(self._companions), constants=tuple(self._constants), is_by_unit=True)
 
     def _is_unit(self, node: ir.Node, rule: OperatorRule) -> bool:
-        """Say whether a node computes floats of what it reads, and not of constants alone."""
+        """Return True if a node computes floats, and not from constants alone."""
         read = [value for index in rule.indices(node) if (value := node.inputs[index]) is not None]
         if not read or any(value.dtype != ir.DataType.FLOAT for value in read):
             return False
@@ -291,7 +291,7 @@ _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 def _is_residual(node: ir.Node) -> bool:
-    """Say whether an addition joins a branch that ends in a product, its bias included, with another value."""
+    """Return True if an addition joins a branch that ends in a product (with or without bias) with another value."""
     values = [value for value in node.inputs if value is not None]
     if any(constant_tensor(value) is not None for value in values) or _makes_scores(node):
         return False
@@ -309,6 +309,6 @@ def _is_residual(node: ir.Node) -> bool:
 
 
 def _makes_scores(node: ir.Node) -> bool:
-    """Say whether a node adds to the scores of an attention, such as its mask."""
+    """Return True if a node adds to attention scores, such as a mask."""
     readers = [reader for reader, _ in node.outputs[0].uses()]
     return any(reader.op_type == "Softmax" or (reader.op_type == "Add" and _makes_scores(reader)) for reader in readers)

@@ -412,7 +412,7 @@ def feeds_of(session: Session, start: Start, sample: int, feeds: Arrays) -> dict
 
 
 def _places(model: ir.Model) -> dict[int, tuple[str, ...]]:
-    """Return number of nodes before a place → names of the values that cross it, which are few."""
+    """Number of nodes before a position → names of the values that cross it, for positions with few crossing values."""
     nodes = list(model.graph)
     cutter = Cutter(model)
     crossing = cutter.crossing()
@@ -428,7 +428,7 @@ def _places(model: ir.Model) -> dict[int, tuple[str, ...]]:
 
 
 def _within_limit(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: int) -> dict[int, tuple[str, ...]]:
-    """Return as many of the places, in equal distances, as hold no more bytes than the limit."""
+    """Evenly spaced subset of the positions whose values fit the limit in bytes."""
     for every in (1, 2, 4, 8):
         chosen = dict(list(places.items())[every - 1 :: every])
         names = {name for crossing in chosen.values() for name in crossing}
@@ -438,7 +438,7 @@ def _within_limit(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: 
 
 
 def _unchanged_nodes(nodes: Sequence[ir.Node], form: ir.Model) -> int:
-    """Return how many nodes from the beginning a form has as they are, with the same weights."""
+    """Number of initial nodes that a variant shares with the float graph, weights included."""
     own = {node.name: node for node in form.graph}
     for count, node in enumerate(nodes):
         other = own.get(node.name)
@@ -459,7 +459,7 @@ def _is_same(node: ir.Node, other: ir.Node) -> bool:
 
 
 def _is_same_weight(left: ir.Value, right: ir.Value) -> bool:
-    """Say whether two values are the same stored tensor, or none."""
+    """Return True if two values are the same stored tensor, or both have no constant."""
     one, other = left.const_value, right.const_value
     if one is other or one is None or other is None:
         return one is other

@@ -1,4 +1,4 @@
-"""Record of a quantized file, and of the search for the bits of its modules."""
+"""Records of a quantized file, and of the search for the bits of its modules."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BudgetChoice(Record):
-    """The form that was chosen for one module."""
+    """Selected format of one module."""
 
     tag: str
     precision: str
     block_size: int | None = field(metadata=entry(omit_none=True))
-    """Values that share a scale; None where the weight stays floating-point."""
+    """Number of values that share a scale; ``None`` for floating-point weights."""
     parameters: int
     size_bytes: int
-    """Of its weights in this form, scales included."""
+    """Size of its weights in this format, scales included."""
     alone_db: dict[str, float | None]
-    """Name of each form that was measured → SQNR of the worst output with this module alone in it; null where it was
-    not run."""
+    """Format → SQNR of the worst output with this module alone quantized; null if not run."""
     algorithm: str = field(default="", metadata=entry(omit_empty=True))
-    """What found its blocks, where algorithms were compared."""
+    """Algorithm of its blocks, if algorithms were compared."""
     own_db: dict[str, float] = field(default_factory=dict, metadata=entry(omit_empty=True))
-    """Algorithm that was tried in this form → SQNR of the outputs of its own products."""
+    """Algorithm tried with this format → SQNR of the outputs of its products."""
 
     @property
     def form(self) -> str:
-        """The form, in a few words."""
+        """Short description of the format."""
         form = self.precision if self.block_size is None else f"{self.precision}/{self.block_size}"
         return f"{form} {self.algorithm}" if self.algorithm else form
 
     @property
     def why(self) -> str:
-        """What the form and those with fewer and more bits cost alone, in a few words."""
+        """Short description of the SQNR of this module alone in each format."""
         words = (f"{name} {db:.1f} dB" for name, db in self.alone_db.items() if db is not None)
         alone = f"alone: {', '.join(words)}"
         if not self.algorithm:
@@ -52,93 +51,93 @@ class BudgetChoice(Record):
 
 @dataclass(frozen=True)
 class BudgetTrial(Record):
-    """One form of the whole model."""
+    """Measurement of one variant of the whole model."""
 
     form: str
-    """``mixed``, or the one form of all modules."""
+    """``mixed``, or the common format of all modules."""
     mean_bits: float = field(metadata=entry(digits=3))
     size_bytes: int
-    """Of all weights of the model."""
+    """Size of all weights of the model."""
     sqnr_db: float | None
-    """Of the worst output, on the samples that forms are chosen by; null where it does not run."""
+    """SQNR of the worst output, on the samples of the search; null if it does not run."""
     is_chosen: bool = False
     perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
-    """On the samples that were held out, where it is a limit."""
+    """Perplexity on the held-out samples, if it is a limit."""
 
 
 @dataclass(frozen=True)
 class BudgetSearch(Record):
-    """The search for bits by module that keep a limit."""
+    """Search for the bits of each module within a limit."""
 
     limit: str
     """The limit, in words."""
     mean_bits: float = field(metadata=entry(digits=3))
-    """Of all parameters of the file, scales included, as ``winml inspect`` counts them."""
+    """Mean bits of all parameters of the file, scales included, as ``winml inspect`` counts them."""
     form: str
-    """``mixed``, or the one form of all modules where no mixture was better."""
+    """``mixed``, or the common format of all modules if no mixture was better."""
     modules: tuple[BudgetChoice, ...]
     frontier: tuple[BudgetTrial, ...]
-    """Forms of the whole that were measured, by size."""
+    """Measured variants of the whole model, by size."""
     measured: int
-    """Forms that were made, run and compared."""
+    """Number of variants created, run and compared."""
     samples: int
-    """Samples that forms were chosen by; the file is judged on others."""
+    """Number of samples of the search; the file is judged on other samples."""
     source: str
-    """Where these samples come from."""
+    """Origin of these samples."""
     float_perplexity: float | None = field(default=None, metadata=entry(digits=4, omit_none=True))
-    """Of the source, on the samples that were held out, where the perplexity is a limit."""
+    """Perplexity of the source on the held-out samples, if the perplexity is a limit."""
 
     resumed: int = 0
-    """Of the forms measured, those that an interrupted run had measured."""
+    """Number of measurements reused from an interrupted run."""
 
     @property
     def note(self) -> str:
-        """The limit and what was found within it, as a sentence."""
+        """Sentence with the limit and the selected variant."""
         return f"Limit {self.limit}: {self.form}, {self.mean_bits:.2f} bits per parameter."
 
     @property
     def perplexity(self) -> float | None:
-        """Of the form that was chosen; None where it is no limit."""
+        """Perplexity of the selected variant; ``None`` if it is not a limit."""
         return next((trial.perplexity for trial in self.frontier if trial.is_chosen), None)
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """Where the ranges of activations came from."""
+    """Origin of the activation ranges."""
 
     words: str
-    """For people."""
+    """Description."""
     record: Mapping[str, Any]
-    """As it stands in the file."""
+    """Record as written to the file."""
 
 
 @dataclass(frozen=True)
 class QuantizedFile(TransformedFile, schema_version=1):
-    """A file some of whose weights have fewer bits."""
+    """Record of a quantized file."""
 
     precision: str
-    """The one requested for the whole model."""
+    """Requested precision of the whole model."""
     modes: tuple[str, ...]
-    """The ways that were used, in order."""
+    """Modes in use, in order."""
     calibration: Calibrated | None = field(metadata=entry(attribute="record", omit_none=True))
-    """None where no mode needed ranges."""
+    """``None`` if no mode needed ranges."""
     modules: tuple[ModulePrecision, ...]
-    """Modules that have nodes with weights, in the order of the graph."""
+    """Modules with weights, in graph order."""
     budget: BudgetSearch | None = field(default=None, metadata=entry(omit_none=True))
-    """How bits were chosen for each module; None where the options say them."""
+    """Search for the bits of each module; ``None`` if the options state the bits."""
     kv_cache: str | None = field(default=None, metadata=entry(omit_none=True))
-    """Precision of the KV cache, where it was quantized."""
+    """Precision of the KV cache, if quantized."""
 
     @property
     @recorded(entry(before="calibration"))
     def quantized(self) -> int:
-        """Number of nodes with a weight that were quantized."""
+        """Number of quantized nodes with a weight."""
         return sum(module.quantized for module in self.modules)
 
     @property
     @recorded(entry(before="calibration"))
     def left(self) -> dict[str, int]:
-        """Why nodes with a weight keep theirs → how many, the most frequent first."""
+        """Reason → number of unquantized nodes with a weight, in descending order."""
         reasons: Counter[str] = Counter()
         for module in self.modules:
             reasons.update(module.left)

@@ -1,4 +1,4 @@
-"""The frozen options of measuring which modules pay for fewer bits: of the command and of Python alike.
+"""Options of a sensitivity measurement, shared by the command and Python.
 
 Imports nothing heavy.
 """
@@ -17,7 +17,7 @@ from winml.modelkit.quantize.declared_options import SensitivityFields
 from winml.modelkit.quantize.sensitivity_records import FidelityTarget, Metric
 
 _ITERATIONS = 30
-"""Chosen: one run in each of the 30 pairs of blocks that a comparison of latencies has."""
+"""Chosen: one run in each of the 30 block pairs of a latency comparison."""
 
 
 class SensitivityOptions(SensitivityFields, Options):  # type: ignore[misc]  # Options is frozen by its config
@@ -38,19 +38,19 @@ class SensitivityOptions(SensitivityFields, Options):  # type: ignore[misc]  # O
 
     @property
     def fidelity_target(self) -> FidelityTarget | None:
-        """The target, read.
+        """The parsed target.
 
         Raises:
-            UsageError: the metric is unknown, or the number none that it can have.
+            UsageError: the metric is unknown, or the number is out of range.
         """
         return parse_target(self.target) if self.target is not None else None
 
 
 def parse_target(text: str) -> FidelityTarget:
-    """Read ``METRIC=NUMBER``.
+    """Parse ``METRIC=NUMBER``.
 
     Raises:
-        UsageError: the metric is unknown, or the number none that it can have.
+        UsageError: the metric is unknown, or the number is out of range.
 
     >>> parse_target("sqnr_db=30").value
     30.0

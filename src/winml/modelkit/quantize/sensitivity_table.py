@@ -1,4 +1,4 @@
-"""Describes which modules lose precision when quantized: the ranking, the exclude list, and what it costs."""
+"""Document of a sensitivity measurement: ranking, exclude list and cost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from winml.modelkit.tags import address
 from winml.modelkit.words import size_words
 
 DISPLAYED_BARS = 10
-"""Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
+"""Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
 _DISPLAYED_RANKED = 20
-"""Rows of the ranking unless all are asked for. Chosen: the whole answer fits on a screen."""
+"""Default number of rows of the ranking. Chosen: the whole output fits on a screen."""
 _BEST_DB = 60.0
-"""Chosen: the lightest colour; above it, the noise is a millionth of the signal's power."""
+"""Chosen: the lightest colour; above it, the noise is a millionth of the signal power."""
 
 _NEARNESS = (
     doc.Column("SQNR dB", "decibels"),
@@ -29,7 +29,7 @@ _NEARNESS = (
 
 
 def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) -> doc.Document:
-    """Describe the ranking, most sensitive first, and the list of modules that stay in float."""
+    """Build the document of the ranking, in descending order of sensitivity, and of the exclude list."""
     modules = result.modules
     with_parameters = [module for module in modules if module.part == "module" and module.parameters]
     return doc.Document(
@@ -94,7 +94,7 @@ def _sensitivity_figures(result: sensitivity_records.QuantizationSensitivity) ->
 
 
 def _innermost(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> list[sensitivity_records.ModuleSensitivity]:
-    """Return the modules that hold no other measured one: those around them have the errors of several."""
+    """Modules that contain no other measured module: their parents have the errors of several modules."""
     tags = {module.tag for module in modules}
     around = {ancestor for tag in tags if (ancestor := address.nearest_ancestor(tag, tags))}
     return [module for module in modules if module.tag not in around or module.part != "module"]
@@ -177,7 +177,7 @@ def _exclude_list_blocks(listed: sensitivity_records.ExcludeList) -> Iterator[do
 
 
 def _form_words(form: sensitivity_records.MeasuredVariant) -> str:
-    """Return how near the answers of a form are, at the worst output."""
+    """Describe the similarity of a variant's worst output."""
     if form.worst is None or form.problem:
         return form.problem
     scores = "".join(f", {name} {value:.4f}" for name, value in form.scores.items())
@@ -185,7 +185,7 @@ def _form_words(form: sensitivity_records.MeasuredVariant) -> str:
 
 
 def _latency_words(timed: sensitivity_records.TimedVariant) -> str:
-    """Return the latency of a form beside that of the float graph."""
+    """Describe the latency of a variant and of the float graph."""
     ratio = timed.ratio
     ends = f" (95 % interval {ratio.low:.2f} to {ratio.high:.2f})" if ratio.low and ratio.high else ""
     disturbed = ", other load on the machine" if ratio.is_disturbed else ""
@@ -212,8 +212,8 @@ def _nearness_cells(form: sensitivity_records.MeasuredVariant | None) -> Iterato
 
 
 def _boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator[doc.Box]:
-    """Yield a box for each module that has parameters, dark where the damage is large."""
-    # The tree, not the ranking: a parent before its children, and the second layer before the tenth.
+    """Yield a box for each module with parameters, dark for a large error."""
+    # In tree order, not in ranking order: parents before children, and the second layer before the tenth.
     modules = sorted(modules, key=lambda module: address.sort_key(module.tag))
     tags = {module.tag for module in modules}
     parents = {module.tag: address.nearest_ancestor(module.tag, tags) for module in modules}
@@ -227,7 +227,7 @@ def _boxes(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> Iterator
             key=module.tag,
             parent=parents[module.tag],
             label=address.last_segment(module.tag),
-            # A weight that two modules share counts for both, and for their parent once.
+            # A weight shared by two modules counts for both, and once for their parent.
             size=max(own[module.tag], 0),
             shade=_BEST_DB if module.sqnr_db is None else module.sqnr_db,
             words=words,

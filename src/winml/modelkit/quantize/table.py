@@ -1,4 +1,4 @@
-"""What a quantization did, and which modules pay for fewer bits."""
+"""Documents of a quantization and of a search for bits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from winml.modelkit.transform.table import written_fields
 from winml.modelkit.words import size_words
 
 DISPLAYED_MODULES = 12
-"""Rows of the module table unless all are asked for, modules that keep bits first. Chosen: the summary fits on a
+"""Default number of rows of the module table, modules with unquantized nodes first. Chosen: the summary fits on a
 screen."""
 
 
 def quantization_document(result: QuantizedFile) -> doc.Document:
-    """Describe what was quantized."""
+    """Build the document of a quantization."""
     before, after = result.before, result.after
     quantized = f"{result.quantized} of {result.quantized + sum(result.left.values())}"
     ratio = before.size_bytes / max(after.size_bytes, 1)
@@ -43,7 +43,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
         *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
-    # Those that keep bits first: they are what the user did not get.
+    # Modules with unquantized nodes first: they differ from the request.
     modules = sorted(result.modules, key=lambda module: (not module.left, module.quantized > 0 and bool(module.left)))
     return doc.Document(
         [
@@ -71,7 +71,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
 
 
 def budget_document(result: QuantizedFile) -> doc.Document:
-    """Describe on a page which bits were chosen, and what other sizes give."""
+    """Build the report of a search: selected bits, and results of other sizes."""
     document = quantization_document(result)
     return replace(
         document,
@@ -199,7 +199,7 @@ def _budget_blocks(search: BudgetSearch) -> Iterator[doc.Block]:
 
 
 def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
-    """Yield a box for each module that could be quantized, and for those around them."""
+    """Yield a box for each searched module, and for its ancestors."""
     chosen = {module.tag: module for module in search.modules}
     tags = dict.fromkeys(tag for tag_below in chosen for tag in address.lineage(tag_below))
     for tag in sorted(tags, key=address.sort_key):
@@ -220,7 +220,7 @@ def _bit_boxes(search: BudgetSearch) -> Iterator[doc.Box]:
 
 
 def _mixture_words(result: QuantizedFile) -> str:
-    """Return how many nodes have which precision, where there are several."""
+    """Describe the number of nodes by precision, if there are several precisions."""
     counts: Counter[str] = Counter()
     for module in result.modules:
         counts += Counter({module.requested: module.quantized})

@@ -1,7 +1,7 @@
-"""Keeps what a quantization found on its samples, so that an interrupted one continues behind it.
+"""Storage of intermediate results, from which an interrupted quantization resumes.
 
-A hidden folder beside the output, removed when the work is done or refused; a killed command leaves it. What is in it
-says what it depends on, and is never used for anything else. Finds nothing itself.
+A hidden folder beside the output, removed when the work succeeds or is refused; a killed command leaves it. Its content
+is stored with the request it belongs to, and is not used for other requests.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from winml.modelkit.onnx.weights import read_once, to_weightless
 
 @contextlib.contextmanager
 def unfinished_folder(output: Path) -> Iterator[Path]:
-    """Yield the folder where the work on a file is kept, as an interrupted run left it.
+    """Yield the folder of intermediate results for a file, with the results of an interrupted run.
 
-    It is removed when the block ends, unless the process is stopped or the disk is full.
+    The folder is removed when the block ends, unless the process is stopped or the disk is full.
 
     Args:
-        output: The file that is to be written.
+        output: The output file.
 
     Raises:
         UsageError: another process works on this file.
-        WriteError: the folder cannot be made.
+        WriteError: the folder cannot be created.
     """
     folder = unfinished_work_path(output.absolute())
     there = next((parent for parent in folder.parents if parent.is_dir()), None)
@@ -62,19 +62,19 @@ def unfinished_folder(output: Path) -> Iterator[Path]:
             for parent in folder.parents:
                 if parent == there:
                     break
-                with contextlib.suppress(OSError):  # what was to be written is there
+                with contextlib.suppress(OSError):  # it contains the output
                     parent.rmdir()
 
 
 def digest_of(*parts: object) -> str:
-    """Return a digest of values that JSON holds."""
+    """Digest of JSON-serializable values."""
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def graph_digest(model: ir.Model) -> str:
-    """Return a digest of a graph: its nodes, and where its weights lie; a weight in memory counts by its values.
+    """Digest of a graph: its nodes, and the locations of its weights; weights in memory count by value.
 
-    What the model says of itself, such as when it was exported, is no part of it.
+    Metadata such as the export time is not included.
     """
     sent = to_weightless(model)
     digest = hashlib.blake2b(digest_size=16)
@@ -90,7 +90,7 @@ def graph_digest(model: ir.Model) -> str:
 
 
 def _place_of(tensor: ir.TensorProtocol) -> bytes | None:
-    """Return where the values of a tensor lie, and what tells whether the file is the same; None for one in memory."""
+    """Location of a tensor's values and state of the file; ``None`` for a tensor in memory."""
     if isinstance(tensor, StoredTensor):
         stored = tensor.stored
         place: tuple[object, ...] = (stored.offset, stored.dtype.name, stored.shape, tensor.permutation)
@@ -104,7 +104,7 @@ def _place_of(tensor: ir.TensorProtocol) -> bytes | None:
 
 
 def samples_digest(samples: Sequence[Mapping[str, Array]]) -> str:
-    """Return a digest of the arrays of samples."""
+    """Digest of the arrays of samples."""
     return digest_of([{name: _array_digest(array) for name, array in sorted(sample.items())} for sample in samples])
 
 
@@ -120,7 +120,7 @@ class StoredArrays:
     """Arrays in a folder, each with the digest of its values."""
 
     def __init__(self, folder: Path) -> None:
-        """Make the folder if it is missing."""
+        """Create the folder if it is missing."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.digests: dict[str, str] = {}
@@ -132,7 +132,7 @@ class StoredArrays:
         self.digests[name] = _array_digest(array)
 
     def read(self, name: str) -> Array:
-        """Return an array."""
+        """Read an array."""
         array: Array = np.load(self._path(name), allow_pickle=False)
         return array
 
@@ -142,7 +142,7 @@ class StoredArrays:
         self.digests.pop(name, None)
 
     def holds(self, digests: Mapping[str, str]) -> bool:
-        """Say whether arrays are there as they were written."""
+        """Return True if the arrays exist with these digests."""
         try:
             return all(_array_digest(self.read(name)) == digest for name, digest in digests.items())
         except (OSError, ValueError, EOFError):

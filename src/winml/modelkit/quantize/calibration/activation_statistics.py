@@ -1,7 +1,7 @@
-"""Measures activations over calibration samples: extremes, distributions and channel maxima, and stores them in a file.
+"""Measurement of activations over calibration samples: extremes, distributions and channel maxima.
 
-What is measured belongs to a value of the graph, not to a placement of QuantizeLinear: a second placement, method or
-precision of the same model and data reads the file and runs nothing. Which values are needed is decided elsewhere.
+Statistics belong to a value of the graph, not to a placement of QuantizeLinear: a second placement, method or precision
+of the same model and data reads the file and runs nothing. The selection of the values is not part of this module.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class MeasuredValue:
 
     name: str
     bits: int = 8
-    """Of the integers it becomes."""
+    """Bits of the quantized integers."""
     form: str = ""
-    """What was done to the graph that changes the numbers of this value; empty: nothing, so that its statistics serve
-    every other placement."""
+    """Graph change that affects this value; empty if unchanged, so that its statistics serve all other placements."""
 
 
 Ranges = Mapping[str, tuple[float, float]]
@@ -46,45 +45,45 @@ SampleReader = Callable[[Sequence[InputTensorSpec]], Iterable[Arrays]]
 """Yields one array per input of a graph for each sample."""
 
 GROUP_BYTES = 256_000_000
-"""Activations that are in memory at a time, for methods that look at them. Chosen: those of a layer of a large model
-fit; smaller groups only cost more runs."""
+"""Maximum bytes of activations in memory, for methods that read the values. Chosen: the activations of a layer of a
+large model fit; smaller groups only cost more runs."""
 BINS = 2048
 """Bins between the largest absolute value and its opposite. Chosen: ONNX Runtime's default for percentile."""
 ENTROPY_BINS = 1024
-"""Bins that the entropy method looks at. Chosen: the smallest range it can find is an eighth of the largest; its time
-grows with the square of the bins."""
+"""Bins of the entropy method. Chosen: the smallest range it can select is an eighth of the largest; its time grows with
+the square of the bins."""
 QUANTIZED_BINS = 128
-"""Specified: steps that the entropy method distinguishes, as in TensorRT and ONNX Runtime."""
+"""Specified: number of steps of the entropy method, as in TensorRT and ONNX Runtime."""
 PERCENTILE = 99.999
-"""Share of the values inside of the range, in percent. Specified: ONNX Runtime's default."""
+"""Share of the values inside the range, in percent. Specified: ONNX Runtime's default."""
 _SHRINKINGS = np.linspace(1.0, 0.2, 81)
 """Shares of the full range that the MSE method compares. Chosen: steps of 1 %; activations clipped to a fifth lose more
 than rounding gains at 8 bits."""
 
 _MARK = "/calibration/"
-"""Between the name of a value and that of what is computed of it."""
+"""Separator between the name of a value and the kind of reduction."""
 OBSERVED_NAME = "calibrated.onnx"
-"""Name of the graph that returns its values, in messages of ONNX Runtime."""
+"""Name of the observed graph in messages of ONNX Runtime."""
 _REDUCTIONS = {"min": "ReduceMin", "max": "ReduceMax", "sum": "ReduceSum"}
-"""The sum is there for NaN, which comparisons may pass over."""
+"""The sum detects NaN, which comparisons may ignore."""
 
 
 @dataclass(frozen=True)
 class ValueStatistics:
-    """The values of one activation over all samples."""
+    """Statistics of one activation over all samples."""
 
     minimum: float
     maximum: float
     counts: Array | None = None
-    """Histogram, int64 [:data:`BINS`], between the largest absolute value and its opposite; None: not counted."""
+    """Histogram, int64 [:data:`BINS`], between the largest absolute value and its opposite; ``None``: not measured."""
 
     @property
     def bound(self) -> float:
-        """The end of the histogram: zero is in its middle, as the methods want it."""
+        """Upper end of the histogram, which is symmetric about zero as the methods require."""
         return max(abs(self.minimum), abs(self.maximum)) or 1.0
 
     def as_record(self) -> dict[str, Any]:
-        """Return a JSON object; runs of empty bins are left out."""
+        """Return a JSON object; empty bins are omitted."""
         record: dict[str, Any] = {"min": self.minimum, "max": self.maximum}
         if self.counts is not None:
             filled = np.flatnonzero(self.counts)
@@ -93,7 +92,7 @@ class ValueStatistics:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> ValueStatistics:
-        """Return what :meth:`as_record` wrote; raises ValueError, TypeError or LookupError where it did not."""
+        """Parse a record of :meth:`as_record`; raises ValueError, TypeError or LookupError if it is invalid."""
         counts = None
         if (bins := record.get("bins")) is not None:
             if bins["of"] != BINS:
@@ -107,13 +106,13 @@ class ValueStatistics:
 
 
 def range_of(statistics: ValueStatistics, method: CalibrationMethod, bits: int) -> tuple[float, float]:
-    """Return the range that a method finds for integers of so many bits.
+    """Compute the range of a method for integers of so many bits.
 
-    Entropy and MSE weigh what is cut off against the step of the integers. At 16 bits the step is so small that nothing
-    is gained: the range is the full one.
+    Entropy and MSE weigh clipping against the step of the integers. At 16 bits the step is so small that clipping gains
+    nothing: the range is the full range.
 
     Raises:
-        ValueError: the method needs a histogram, and there is none.
+        ValueError: the method needs a histogram, which is missing.
     """
     full = (statistics.minimum, statistics.maximum)
     if method == "minmax" or (method in ("entropy", "mse") and bits > 8):
@@ -130,18 +129,18 @@ def range_of(statistics: ValueStatistics, method: CalibrationMethod, bits: int) 
     collector = HistogramCollector(method, False, len(counts), QUANTIZED_BINS, PERCENTILE, "same")
     edges = np.linspace(-bound, bound, len(counts) + 1, dtype=np.float32)
     collector.histogram_dict["value"] = (counts, edges, np.float32(full[0]), np.float32(full[1]), edges[-1])
-    # The collector prints what it does.
+    # The collector prints its progress.
     with contextlib.redirect_stdout(io.StringIO()):
         found = collector.compute_collection_result()["value"]
     return float(found[0]), float(found[1])
 
 
 def _least_squares_range(statistics: ValueStatistics, bits: int) -> tuple[float, float]:
-    """Return the range, both ends shrunk alike, with the smallest squared error: of clipping, and of rounding inside.
+    """Compute the range, both ends shrunk alike, with the smallest squared error of clipping and rounding.
 
     The rounding error of a step ``d`` is ``d ** 2 / 12`` (uniform within a step).
     """
-    assert statistics.counts is not None  # asked before
+    assert statistics.counts is not None  # checked by the caller
     bound = statistics.bound
     centers = (np.arange(BINS) + 0.5) * (2 * bound / BINS) - bound
     low, high = min(statistics.minimum, 0.0), max(statistics.maximum, 0.0)
@@ -159,17 +158,17 @@ def _least_squares_range(statistics: ValueStatistics, bits: int) -> tuple[float,
 def measure_statistics(
     model: ir.Model, names: Sequence[str], read_samples: SampleReader, *, with_histograms: bool
 ) -> dict[str, ValueStatistics]:
-    """Return the statistics of values over samples.
+    """Measure the statistics of values over samples.
 
     Args:
-        model: The model; it stays as it is.
+        model: The model; it is not changed.
         names: Values of the main graph, float32 tensors.
-        read_samples: Yields at least one sample for the inputs of the graph; they are held one at a time.
-        with_histograms: Count values as well, which runs every sample once more for each group of values.
+        read_samples: Yields at least one sample for the inputs of the graph; one sample is in memory at a time.
+        with_histograms: Also measure histograms, which runs every sample once more for each group of values.
 
     Raises:
         StageError: ONNX Runtime cannot load or run the graph.
-        QuantizeError: a value is NaN or infinite; names the module that makes it.
+        QuantizeError: a value is NaN or infinite; names the module that produces it.
     """
     observed = _Observer(model, names, with_sizes=with_histograms)
     extremes = _Extremes(names, with_sizes=with_histograms)
@@ -195,11 +194,11 @@ def measure_statistics(
 
 
 ROWS = 256
-"""Rows of an activation by which the error of a layer is estimated. Chosen: room for outliers and for others."""
+"""Number of activation rows for the estimated error of a layer. Chosen: room for outliers and other rows."""
 
 
 def _rows_of(array: Array, samples: int) -> Array:
-    """Return the rows of one of several samples."""
+    """Select rows of one sample: those with the largest values, and evenly ranked others."""
     half = -(-ROWS // (2 * samples))
     rows = array.reshape(-1, array.shape[-1])
     largest = np.argsort(-np.abs(rows).max(axis=1, initial=0))
@@ -209,22 +208,22 @@ def _rows_of(array: Array, samples: int) -> Array:
 
 @dataclass(frozen=True)
 class ChannelStatistics:
-    """What was measured of the channels of values, by name."""
+    """Channel statistics of values: value name → arrays."""
 
     maxima: Mapping[str, Array]
-    """The largest absolute value of each channel: one array [channels]."""
+    """Maximum absolute value per channel: one array [channels]."""
     rows: Mapping[str, Array]
-    """About :data:`ROWS` rows of values whose channels lie along the last axis: of each sample those with the largest
-    values, which decide the range, and as many others."""
+    """About :data:`ROWS` rows of values whose channel axis is the last: per sample the rows with the largest values,
+    which determine the range, and as many others."""
 
 
 def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: SampleReader) -> ChannelStatistics:
-    """Return the largest absolute value of each channel of values over samples, and some rows, in one walk.
+    """Measure the maximum absolute value of each channel over samples, and collect sample rows.
 
     Args:
-        model: The model; it stays as it is.
+        model: The model; it is not changed.
         axes: Name of a value of the main graph, float32 → axis of its channels, counted from the last: negative.
-        read_samples: As of :func:`measure_statistics`.
+        read_samples: As in :func:`measure_statistics`.
 
     Raises:
         StageError: ONNX Runtime cannot load or run the graph.
@@ -241,12 +240,12 @@ def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: Sam
 
 
 def measure_states(path: Path, names: Sequence[str], read_samples: SampleReader) -> dict[str, Array]:
-    """Return the largest absolute values of the states that a decoder answers to samples, by head and channel.
+    """Measure the maximum absolute values of a decoder's states over samples, by head and channel.
 
     Args:
         path: The file.
-        names: Outputs of it: rows × heads × tokens × channels.
-        read_samples: As of :func:`measure_statistics`.
+        names: Outputs: rows × heads × tokens × channels.
+        read_samples: As in :func:`measure_statistics`.
 
     Returns:
         Name → array [heads, channels].
@@ -267,7 +266,7 @@ def measure_states(path: Path, names: Sequence[str], read_samples: SampleReader)
 def _values_over_samples(
     model: ir.Model, names: Sequence[str], read_samples: SampleReader
 ) -> Iterator[tuple[str, Array, int]]:
-    """Yield name and array of each value in each sample, and how many samples there are; few values are in memory."""
+    """Yield (name, array, number of samples) for each value in each sample; few values are in memory at a time."""
     observed = _Observer(model, names, with_sizes=True)
     extremes = _Extremes(names, with_sizes=True)
     session = observed.reductions()
@@ -284,25 +283,25 @@ def _values_over_samples(
 
 
 class _Observer:
-    """Opens a graph so that it returns reductions of values, or the values themselves."""
+    """Opens a graph with reductions of values, or with the values, as outputs."""
 
     def __init__(self, model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> None:
-        """Refer to a model, which stays as it is.
+        """Store the reference to a model, which is not changed.
 
         Args:
             model: The model.
-            names: Values that are observed.
+            names: Values to observe.
             with_sizes: Return the sizes of values too.
         """
         self._model, self._names, self._with_sizes = model, names, with_sizes
         self._sessions = GraphSessions(model)
 
     def reductions(self) -> Session:
-        """Return a session whose outputs are the reductions; no activation outlives its readers in it."""
+        """Open a session whose outputs are the reductions; activations are freed after their last reader."""
         return self._open(_observed(self._model, self._names, with_sizes=self._with_sizes))
 
     def values(self, names: Sequence[str]) -> Session:
-        """Return a session whose outputs are the named values, which are all in memory when it ran."""
+        """Open a session whose outputs are the named values, all in memory after a run."""
         tapped = self._model.clone()
         values = _values_by_name(tapped.graph)
         tapped.graph.outputs[:] = [values[name] for name in names]
@@ -317,7 +316,7 @@ def _values_by_name(graph: ir.Graph) -> dict[str | None, ir.Value]:
 
 
 def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.Model:
-    """Return the model with reductions of values as its outputs, each right behind what makes the value."""
+    """Return a copy of the model whose outputs are reductions, each inserted after the producer of its value."""
     observed = model.clone()
     graph = observed.graph
     graph.outputs.clear()
@@ -343,17 +342,17 @@ def _output(name: str, kind: str) -> str:
 
 
 class _Extremes:
-    """Smallest and largest value of each, and how large it is."""
+    """Range and size of each value."""
 
     def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
         self.outputs = [_output(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
-        """What a run has to return."""
+        """Names of the required outputs of a run."""
         self.ranges: dict[str, tuple[float, float]] = dict.fromkeys(names, (math.inf, -math.inf))
         self.size_bytes = dict.fromkeys(names, 0)
-        """The largest that was seen."""
+        """Largest observed size in bytes."""
 
     def add(self, found: Arrays) -> list[str]:
-        """Take what a run returned; return the values that may not be finite."""
+        """Add the outputs of a run; return the values that may be non-finite."""
         suspect = []
         for name, (lowest, highest) in self.ranges.items():
             low, high, total = (float(found[_output(name, kind)]) for kind in _REDUCTIONS)
@@ -366,7 +365,7 @@ class _Extremes:
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield the values in groups of at most ``GROUP_BYTES``; a larger one is alone."""
+    """Yield the values in groups of at most ``GROUP_BYTES``; a larger value forms a group alone."""
     group: list[str] = []
     total = 0
     for name, size in sizes.items():
@@ -380,10 +379,10 @@ def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 
 def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspect: Sequence[str], number: int) -> None:
-    """Look at values whose reductions are not finite; the sum alone may have overflowed.
+    """Check values whose reductions are not finite; the sum alone may have overflowed.
 
     Raises:
-        QuantizeError: one is NaN or infinite; the first in the order of the graph.
+        QuantizeError: a value is NaN or infinite; names the first in graph order.
     """
     for name in suspect:
         values = session.run(sample, [name])[name]
@@ -398,10 +397,10 @@ def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspec
 
 
 def _refuse_missing_ranges(model: ir.Model, ranges: Ranges) -> None:
-    """Refuse values of which no sample had one.
+    """Refuse values that are empty in every sample.
 
     Raises:
-        QuantizeError: names the first in the order of the graph.
+        QuantizeError: names the first in graph order.
     """
     for name, (low, high) in ranges.items():
         if low > high:

@@ -1,6 +1,7 @@
-"""Which data for the ranges of activations does a path or a name mean, and can it be used?
+"""Classification of calibration data, and checks of its files.
 
-Looks at names only, and imports no model library: a request is refused, and a result found again, before any is loaded.
+Reads names only, and imports no model library: requests are refused, and earlier results found, before a model is
+loaded.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from winml.modelkit.samples.data_sources import find_source, refuse_missing_data
 from winml.modelkit.samples.text_files import TEXT_SUFFIXES
 
 CalibrationKind = Literal["arrays", "texts", "data set"]
-"""``.npz`` files; a file of texts, read without another package; or anything the datasets library reads."""
+"""``.npz`` files; a text file, read without another package; or data read by the datasets library."""
 
 FORMATS = (
     "Pass an .npz file or a folder of .npz files (numpy.savez, one array per graph input, one file per "
     "sample); text: .txt (one per line), .csv or .jsonl; a .json, .parquet or .arrow file; a folder of such "
     "files, of images, of audio files, or from save_to_disk; or the name of a dataset on the Hub."
 )
-"""What is read, for hints."""
+"""Supported formats, for hints."""
 
 
 def calibration_kind(data: str | Path) -> CalibrationKind:
-    """Return how data is read.
+    """Classify calibration data.
 
     Raises:
         UsageError: there is none, or it has a form that is not read.
@@ -44,15 +45,15 @@ def calibration_kind(data: str | Path) -> CalibrationKind:
 
 
 def npz_files(data: Path) -> list[Path]:
-    """Return the files of a folder that hold samples, in their order; of a file, itself."""
+    """Sample files of a folder, in order; for a file, itself."""
     return sorted(data.glob("*.npz")) if data.is_dir() else [data]
 
 
 def calibration_files(data: str | Path) -> dict[str, Path]:
-    """Return the files that data consists of: name in its folder → file; empty for a data set of the Hub.
+    """List the files of the data: name in its folder → file; ``{}`` for a dataset on the Hub.
 
     Raises:
-        UsageError: as for :func:`calibration_kind`.
+        UsageError: as in :func:`calibration_kind`.
     """
     path, kind = Path(data), calibration_kind(data)
     if kind == "data set":
@@ -63,10 +64,10 @@ def calibration_files(data: str | Path) -> dict[str, Path]:
 
 
 def refuse_missing_files(options: QuantizeOptions) -> None:
-    """Refuse data that is not there or has a form which is not read, and columns of what has none.
+    """Refuse missing or unsupported data, and --split or --columns without a dataset.
 
     Raises:
-        UsageError: names it, and the forms that are read.
+        UsageError: names the option and the supported formats.
     """
     data = options.calibration_data
     kind = None if data is None else calibration_kind(data)

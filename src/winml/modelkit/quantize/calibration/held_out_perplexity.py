@@ -1,7 +1,7 @@
-"""Measures the perplexity of a language model on calibration samples that no algorithm sees.
+"""Perplexity of a language model on held-out calibration samples.
 
-The samples are those that :class:`~winml.modelkit.quantize.calibration.calibration_data.Calibration` holds out, each
-read as one prompt. The number is that of ``winml eval``: the task and its metric are used as they are.
+The samples are held out by :class:`~winml.modelkit.quantize.calibration.calibration_data.Calibration`; each is one
+prompt. Task and metric are those of ``winml eval``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from winml.modelkit.quantize.sensitivity_records import MetricTarget
 
 
 def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Drop) -> tuple[VariantEvaluator, float]:
-    """Return what judges forms of a model by its perplexity, and the perplexity of the model.
+    """Create the evaluator of variants by perplexity; return it with the perplexity of the float model.
 
     Args:
         calibration: Holds samples out.
         session: The float graph.
-        max_drop: By how much the perplexity may be larger.
+        max_drop: Maximum increase of the perplexity.
 
     Raises:
         UsageError: the model has no perplexity, the data does not fit its inputs, or no sample is held out.
@@ -71,7 +71,7 @@ def _refuse_others(session: Session) -> None:
 
 
 def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
-    """Yield the scores and the tokens of each text that is held out, without its padding."""
+    """Yield the scores and the tokens of each held-out text, without padding."""
     for feeds in calibration.held_out_samples(graph_inputs(session)):
         scores = session.run(feeds, [SCORES])[SCORES]
         if scores.shape[:2] != feeds[TOKEN_IDS].shape:

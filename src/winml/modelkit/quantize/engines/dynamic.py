@@ -1,4 +1,4 @@
-"""Quantizes weights beforehand and activations while the graph runs.
+"""Engine for integer weights with activations quantized at run time.
 
 Before / After::
 
@@ -6,11 +6,11 @@ Before / After::
     x, weight, bias → Gemm → y         the same, → Add (bias) → y
     table, indices → Gather → rows     integers, indices → Gather → DequantizeLinear → rows
 
-Nodes, their names and the integers are those of ``onnxruntime.quantization.quantize_dynamic``. That function holds
-every weight, replaces a weight for all its readers, and takes a Gemm for no product; hence the nodes are placed here.
+Nodes, their names and the integers are those of ``onnxruntime.quantization.quantize_dynamic``. That function holds all
+weights in memory, replaces a weight for all readers, and does not support Gemm. The nodes are therefore inserted here.
 
 Must not fire for a Gemm with a factor other than 1 before product or addition, or a transposed activation.
-Tags: those of a Gemm go to its addition; the other new nodes get theirs afterwards.
+Tags: the tag of a Gemm goes to its addition; other new nodes are tagged afterwards.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from winml.modelkit.quantize.precisions import PRODUCT_AND_SUM
 from winml.modelkit.tags.tagging import node_graphs
 
 _PRODUCER = ("onnx.quantize", "0.1.0")
-"""Specified: what ``onnxruntime.quantization`` writes, by which tools know its form of a quantized graph."""
+"""Specified: producer written by ``onnxruntime.quantization``, by which tools recognize its quantized graphs."""
 _LOOKUP, _PRODUCT = "lookup", "product"
-"""Readers of a weight; each has scales along another axis."""
+"""Kinds of readers of a weight, with scales along different axes."""
 
 
 class _Integers(NamedTuple):
-    """A value in 8 bits."""
+    """An 8-bit value."""
 
     values: ir.Value
     scale: ir.Value
@@ -42,7 +42,7 @@ class _Integers(NamedTuple):
 
 
 def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
-    """Return the model with the named nodes in 8 bits; the given model is not changed."""
+    """Return a copy of the model with the selected nodes in 8 bits."""
     quantized = model.clone()
     weights.give_products_own_weights(quantized, task.nodes)
     _Rewriting(quantized.graph, task).run()
@@ -51,17 +51,17 @@ def quantize_dynamically(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 class _Rewriting:
-    """The named nodes of one graph, in place."""
+    """Quantization of the selected nodes of one graph, in place."""
 
     def __init__(self, graph: ir.Graph, task: EngineTask) -> None:
         self._graph, self._task = graph, task
         self._fresh = FreshNames.of_graph(graph)
         self._weights: dict[tuple[ir.Value, str, bool], _Integers] = {}
-        """Weight, kind of its readers and whether they read it transposed → its integers."""
+        """(weight, kind of readers, is_transposed) → its integers."""
         self._activations: dict[ir.Value, _Integers] = {}
-        """Activation, or rows of a table → its integers."""
+        """Activation or looked-up rows → integers."""
         self._rows: dict[ir.Value, ir.Value] = {}
-        """Rows of a table as integers → the same as floats, made where they are read."""
+        """Integer rows of a table → float rows, computed on demand."""
         self._shares_activations = False
 
     def run(self) -> None:
@@ -76,10 +76,10 @@ class _Rewriting:
             if output in self._rows:
                 self._graph.outputs[index] = self._dequantized(output, None)
         if self._shares_activations:
-            self._graph.sort()  # the earlier group may read the activation behind this one
+            self._graph.sort()  # the earlier group may read the activation after this one
 
     def _quantize_product(self, node: ir.Node) -> None:
-        """Replace a product by one of integers; a Gemm with a bias by a product and an addition."""
+        """Replace a product by an integer product; a Gemm with a bias by a product and an addition."""
         activation, weight, *bias = node.inputs
         assert activation is not None  # a product has two inputs
         assert weight is not None
@@ -105,9 +105,9 @@ class _Rewriting:
         weights.drop_unused_initializers(self._graph, [weight])
 
     def _quantize_lookup(self, node: ir.Node) -> None:
-        """Let a Gather read integers; its rows become floats where floats are read."""
+        """Replace the table of a Gather by integers; its rows are dequantized for float readers."""
         table, rows = node.inputs[0], node.outputs[0]
-        assert table is not None  # it is the weight
+        assert table is not None  # input 0 is the weight
         taken = self._quantized_weight(table, _LOOKUP)
         node.replace_input_with(0, taken.values)
         weights.drop_unused_initializers(self._graph, [table])
@@ -117,14 +117,14 @@ class _Rewriting:
         self._activations[rows] = _Integers(rows, taken.scale, taken.zero_point)
 
     def _read_floats(self, node: ir.Node) -> None:
-        """Let a node that stays, and the nodes of its subgraphs, read the rows of tables as floats."""
+        """Redirect an unquantized node, and the nodes of its subgraphs, to float rows."""
         for reader in (node, *(inner for graph in node_graphs(node) for inner in graph.all_nodes())):
             for index, value in enumerate(reader.inputs):
                 if value in self._rows:
                     reader.replace_input_with(index, self._dequantized(value, node))
 
     def _dequantized(self, rows: ir.Value, reader: ir.Node | None) -> ir.Value:
-        """Return rows as floats, made before their first reader; without one, at the end."""
+        """Dequantize rows before their first reader, or at the end of the graph without a reader."""
         floats = self._rows[rows]
         if floats.producer() is None:
             name = f"{floats.name}_DequantizeLinear"
@@ -136,7 +136,7 @@ class _Rewriting:
         return floats
 
     def _quantized_activation(self, node: ir.Node, value: ir.Value) -> _Integers:
-        """Return an activation in 8 bits, made before its first reader; that of an earlier group serves as well."""
+        """Quantize an activation before its first reader, or reuse the activation of an earlier group."""
         if value.is_initializer():
             return self._quantized_weight(value, _LOOKUP)
         known = (user for user, _ in value.uses() if user.op_type == "DynamicQuantizeLinear")
@@ -152,7 +152,7 @@ class _Rewriting:
         return self._activations[value]
 
     def _quantized_weight(self, value: ir.Value, kind: str, *, is_transposed: bool = False) -> _Integers:
-        """Return a weight in 8 bits: for products a scale for each channel, for lookups one."""
+        """Quantize a weight to 8 bits, with per-channel scales for products and one scale for lookups."""
         key = (value, kind, is_transposed)
         if key not in self._weights:
             tensor = value.const_value
@@ -173,13 +173,13 @@ class _Rewriting:
         return self._weights[key]
 
     def _has_other_readers(self, value: ir.Value) -> bool:
-        """Return True if nodes that stay read a weight, or other quantized nodes have integers of it."""
+        """Return True if unquantized nodes read a weight, or other quantized nodes share its integers."""
         is_known = any(known == value for known, _, _ in self._weights)
         stays = any(node.name not in self._task.nodes or node.graph is not self._graph for node, _ in value.uses())
         return is_known or stays or value.is_graph_output()
 
     def _integers_of(self, kind: str) -> IntegerRange:
-        """Return the integers that ONNX Runtime takes: tables become those of activations, which are unsigned."""
+        """Integer range required by ONNX Runtime: tables have the type of activations, which is unsigned."""
         is_signed = self._task.precision.signed_weights
         symmetric = is_signed if self._task.options.symmetric is None else self._task.options.symmetric
         if kind == _PRODUCT and is_signed:
@@ -192,7 +192,7 @@ class _Rewriting:
 
 
 def _reads_weight(node: ir.Node) -> bool:
-    """Return True for a lookup in an initializer, and for a product with one, with or without the sum of a Gemm."""
+    """Return True for a lookup in an initializer, or a product with an initializer, including a plain Gemm."""
     weight = node.inputs[0 if node.op_type == "Gather" else 1] if node.op_type in ("Gather", "MatMul", "Gemm") else None
     settings = {name: attribute.value for name, attribute in node.attributes.items()} if node.op_type == "Gemm" else {}
     is_plain = all(settings.get(name, value) == value for name, value in PRODUCT_AND_SUM.items())

@@ -1,4 +1,4 @@
-"""Computes nodes in float16, or keeps their weights in 16-bit floating point.
+"""Engine for nodes in float16, or with weights stored in 16-bit floating point.
 
 Works on the graph alone; each weight is converted when the result is written. Before / After, for a node in float16
 between nodes that stay float32::
@@ -12,8 +12,8 @@ and for bfloat16, for which ONNX Runtime's CPU provider has few kernels::
 
 The installed ONNX Runtime lists the types of each operator; without a kernel of the provider, it computes such an
 operator in float32. Positions stay float32 up to the sine or the index that is computed from them. Inputs and outputs
-of the graph stay as they are. ``onnxruntime.transformers.float16`` is not used: it needs the values
-of the weights, and if two nodes that stay float32 read one value, it writes two nodes with one output.
+of the graph are unchanged. ``onnxruntime.transformers.float16`` is not used: it needs the values of the weights, and if
+two nodes that stay float32 read one value, it writes two nodes with one output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
 
 
 class _HalfTensor(ir.LazyTensor):
-    """A float32 tensor as float16 or bfloat16; nothing is read until it is written.
+    """A float32 tensor as float16 or bfloat16, read lazily when written.
 
     A finite value beyond the range of float16 becomes the end of the range, and a value that would round to zero the
     smallest subnormal, so that masks stay finite and no divisor is zero. Infinity, which masks contain, stays; a weight
@@ -44,18 +44,18 @@ class _HalfTensor(ir.LazyTensor):
     """
 
     def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType, name: str, use: WeightUse) -> None:
-        """Refer to the tensor; ``use`` says of which weight, for messages."""
+        """Store the reference to the tensor; ``use`` names the weight in messages."""
         super().__init__(self._read, dtype, ir.Shape(tensor.shape.numpy(), frozen=True), name=name)
         self._tensor32 = tensor
         self._use = use
         self.clipped = 0
-        """How many values were beyond the range when the tensor was read last."""
+        """Number of values beyond the range in the last read."""
 
     def tofile(self, file: BinaryIO) -> None:
-        """Write the bytes of all values, one piece in memory at a time where they lie in a file.
+        """Write the bytes of all values; tensors stored in a file are read in pieces.
 
         Raises:
-            QuantizeError: there is NaN among them.
+            QuantizeError: a value is NaN.
         """
         self.clipped = 0
         for piece in self._pieces():
@@ -74,10 +74,10 @@ class _HalfTensor(ir.LazyTensor):
         return ir.Tensor(np.ascontiguousarray(values), dtype=self.dtype, name=self.name)
 
     def _narrowed(self, values: Array) -> Array:
-        if self._tensor32.size > 1:  # a single one may stand for what is missing
+        if self._tensor32.size > 1:  # a single NaN may stand for a missing value
             self._use.refuse_nan(values)
         if self.dtype == ir.DataType.BFLOAT16:
-            return values.astype(self.dtype.numpy())  # the range of float32
+            return values.astype(self.dtype.numpy())  # bfloat16 has the range of float32
         beyond = np.isfinite(values) & (np.abs(values) > _HALF_END)
         self.clipped += int(np.count_nonzero(beyond))
         with np.errstate(over="ignore"):
@@ -89,19 +89,19 @@ class _HalfTensor(ir.LazyTensor):
 
 
 def clipped_values(model: ir.Model) -> int:
-    """Return how many weights of a model that was written were beyond the range of float16."""
+    """Number of weight values of a written model beyond the range of float16."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     return sum(tensor.clipped for tensor in tensors if isinstance(tensor, _HalfTensor))
 
 
 _FLOAT, _HALF, _BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 _SMALL_BYTES = 4096
-"""Tensors below this size are stored twice where nodes of both kinds read them, and stay float32 beside bfloat16.
-Chosen: a Cast costs more than they do."""
+"""Smaller tensors are stored twice if nodes of both types read them, and stay float32 in a bfloat16 file. Chosen: a
+Cast costs more."""
 
 
 def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
-    """Return the model with the named nodes in 16-bit floating point; the given model is not changed."""
+    """Return a copy of the model with the selected nodes in 16-bit floating point."""
     converted = model.clone()
     if ir.DataType[task.precision.float_type] == _BRAIN:
         _keep_weights_in_brain_floats(converted.graph, task.nodes)
@@ -111,7 +111,7 @@ def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
 
 
 def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> None:
-    """Store the weights that only the named nodes read in bfloat16, with a Cast behind each, in place."""
+    """Store weights read only by selected nodes in bfloat16, each with a Cast, in place."""
     first, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
     for value in list(graph.initializers.values()):
         tensor, readers = value.const_value, [node for node, _ in value.uses()]
@@ -128,7 +128,7 @@ def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> Non
 
 
 class _Halving:
-    """One model whose nodes are to compute in float16, in place."""
+    """Conversion of the nodes of one model to float16, in place."""
 
     def __init__(self, model: ir.Model, names: frozenset[str]) -> None:
         self._graph = model.graph
@@ -137,7 +137,7 @@ class _Halving:
         self._fresh = FreshNames.of_graph(model.graph)
 
     def run(self) -> None:
-        """Convert weights, inputs and outputs of the nodes, with a Cast wherever float32 and float16 meet."""
+        """Convert weights, inputs and outputs of the nodes, with a Cast between float32 and float16."""
         values = {value: None for node in self._halves for value in node.inputs if value is not None}
         for node in self._halves:
             _set_attributes(node)
@@ -159,7 +159,7 @@ class _Halving:
         readers = [node for node, _ in value.uses()]
         inside = [node for node in readers if node in self._halves]
         if len(inside) < len(readers) and tensor.nbytes >= _SMALL_BYTES:
-            self._redirect(value, _HALF, inside)  # stored once, in the precision that others need
+            self._redirect(value, _HALF, inside)  # stored once, in the precision that the other readers need
             return
         use = WeightUse.of(value, inside[0])
         narrow = add_initializer(self._graph, _HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
@@ -168,7 +168,7 @@ class _Halving:
             self._graph.initializers.pop(value.name or "")
 
     def _convert_output(self, value: ir.Value) -> None:
-        """Give an output of a node in float16 its type, and everything else that reads it a Cast of it."""
+        """Set the type of a float16 output, and insert a Cast for its float32 readers."""
         value.type = ir.TensorType(_HALF)
         outside = [node for node, _ in value.uses() if node not in self._halves]
         maker = value.producer()
@@ -185,7 +185,7 @@ class _Halving:
                 self._graph.outputs[position] = cast.outputs[0]
 
     def _redirect(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
-        """Let nodes read a value in another type."""
+        """Insert a Cast between a value and some readers."""
         maker = value.producer()
         assert self._first is not None
         cast = cast_node(value, dtype, maker or readers[0], self._fresh)
@@ -208,7 +208,7 @@ def _has_fixed_type(value: ir.Value) -> bool:
 
 
 def _set_attributes(node: ir.Node) -> None:
-    """Let a node whose type an attribute says make float16."""
+    """Set the type attribute of a node to float16."""
     if node.op_type == "Cast":
         node.attributes["to"] = ir.AttrInt64("to", int(_HALF))
     elif node.op_type == "ConstantOfShape":
@@ -224,37 +224,37 @@ _WIDE_OPERATORS = frozenset({
     "Cos", "CumSum", "Exp", "Log", "Pow", "Range", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMean",
     "ReduceSum", "ReduceSumSquare", "Sin", "Sqrt",
 })  # fmt: skip
-"""Operators that stay float32. Chosen: the square of 256 is more than float16 holds, norms square activations, and
-angles and counts beyond 2048 are no whole numbers any more."""
+"""Operators that stay float32. Chosen: the square of 256 exceeds float16, norms square activations, and angles and
+counts beyond 2048 are not exact."""
 _CARRYING = frozenset({"Add", "Sub", "Mul", "Div"})
-"""Operators that stay float32 between those, such as the sum with epsilon before a square root, and behind the
+"""Operators that stay float32 between wide operators, such as the sum with epsilon before a square root, and after the
 conversion of positions, whose differences float16 would lose."""
 _EXACT_OPERATORS = frozenset({"Cos", "Sin"})
-"""Operators that stay float32 with what computes their operand. Measured: of positions up to 2047 in float16, the
-cosine of rotary embeddings is wrong by up to 0.32."""
+"""Operators that stay float32 together with the nodes that compute their operand. Measured: with positions up to 2047
+in float16, the cosine of rotary embeddings is wrong by up to 0.32."""
 _MOVING = frozenset({
     "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
     "Transpose", "Unsqueeze",
 })  # fmt: skip
 _POSITIONAL = _CARRYING | _MOVING | {"Abs", "Einsum", "Floor", "MatMul", "Max", "Min", "Mod", "Neg", "Where"}
-"""Operators that compute positions and angles, and stay float32 where that is what they do."""
+"""Operators that compute positions and angles; they stay float32 in this role."""
 _LARGEST_POSITIONAL_BYTES = 1 << 16
 """Chosen: an operator with a larger constant is a layer. Frequencies of a head take a few hundred bytes."""
 _TYPED_BY_ATTRIBUTE = frozenset({
     "Bernoulli", "Constant", "EyeLike", "If", "Loop", "Multinomial", "RandomNormal", "RandomNormalLike",
     "RandomUniform", "RandomUniformLike", "Scan", "SequenceEmpty",
 })  # fmt: skip
-"""Operators whose types an attribute says, or a graph inside. They stay float32."""
+"""Operators whose types are set by an attribute, or that contain a graph. They stay float32."""
 _CASTS = ("Cast", "CastLike")
-"""Operators that stay float32 unless that is what they make: one that makes indices is to read exact numbers."""
+"""Operators that stay float32 unless they produce float32: a conversion to indices needs exact values."""
 _INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 _HALF_NAME = "tensor(float16)"
 
 
 def _half_precision_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
-    """Return the nodes of the main graph, among the named ones, that can compute in float16 and do so safely.
+    """Select the nodes of the main graph, among the named nodes, that support float16 and compute safely in it.
 
-    Values without a type get the one that follows from the operators, in place: onnx knows no operators of others.
+    Missing value types are inferred from the operators, in place: onnx does not know the operators of other domains.
     """
     _complete_types(model)
     halves: set[ir.Node] = set()
@@ -272,7 +272,7 @@ def _half_precision_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[i
 
 
 def _crashes_in_half(node: ir.Node) -> bool:
-    """Return True for a Transpose that moves the first axis back, before a MatMul.
+    """Return True for a Transpose before a MatMul that moves the first axis back.
 
     Measured: in float16, ONNX Runtime 1.31 fuses the two into a FusedMatMul with ``transBatchA`` and crashes.
     """
@@ -284,7 +284,7 @@ def _crashes_in_half(node: ir.Node) -> bool:
 
 
 def _positional_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """Return the nodes that compute what a sine, a cosine or a conversion to integers reads, these not included."""
+    """Nodes that compute inputs of sines, cosines and conversions to integers, excluding these operators."""
     waiting = [
         node.inputs[0] for node in graph.all_nodes() if node.op_type in _EXACT_OPERATORS or _makes_integers(node)
     ]
@@ -301,13 +301,13 @@ def _positional_nodes(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _makes_integers(node: ir.Node) -> bool:
-    """Say whether a node converts floats to integers, as where an index is computed."""
+    """Return True if a node converts floats to integers, such as an index."""
     read, created = node.inputs[0] if node.inputs else None, node.outputs[0].dtype if node.outputs else None
     return node.op_type == "Cast" and read is not None and read.dtype == ir.DataType.FLOAT and created in _INTEGERS
 
 
 def _is_layer(node: ir.Node) -> bool:
-    """Say whether a node has a weight, rather than some frequencies."""
+    """Return True if a node has a weight larger than a set of frequencies."""
     tensors = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
     return any(tensor is not None and tensor.nbytes > _LARGEST_POSITIONAL_BYTES for tensor in tensors)
 
@@ -329,15 +329,15 @@ def _complete_types(model: ir.Model) -> None:
 
 
 def _counts(node: ir.Node) -> bool:
-    """Say whether a node converts integers that may be too many for float16, such as positions, to floats."""
+    """Return True if a node converts integers, such as positions, to floats; float16 may not hold them."""
     return node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _INTEGERS
 
 
 def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:
-    """Say whether what a node computes from comes from wide nodes only, and float16 can hold what it computes with.
+    """Return True if all inputs of a node come from wide nodes, and float16 holds its constants.
 
-    The lowest number of float32, which masks are made of, becomes that of float16 in a node that computes in it, and
-    minus infinity behind one that does not.
+    The lowest float32, used in masks, becomes the lowest float16 in a float16 node, but minus infinity after a float32
+    node.
     """
     constants = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
     if any(tensor is None or _is_beyond_half(tensor) for tensor in constants):
@@ -347,14 +347,14 @@ def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:
 
 
 def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
-    """Say whether a tensor has values that float16 does not hold, or too many to look at."""
+    """Return True if a tensor has values beyond float16, or is too large to check."""
     if tensor.nbytes > _LARGEST_POSITIONAL_BYTES:
         return True
     return bool((np.abs(tensor.numpy().astype(np.float32)) > _HALF_END).any())
 
 
 def _has_half_form(node: ir.Node, opsets: Mapping[str, int]) -> bool:
-    """Say whether every float32 value that a node reads or makes may be float16."""
+    """Return True if all float32 inputs and outputs of a node may be float16."""
     if node.op_type in _TYPED_BY_ATTRIBUTE or (node.op_type in _CASTS and node.outputs[0].dtype != ir.DataType.FLOAT):
         return False
     schema = _schema_of(node, opsets)
@@ -366,7 +366,7 @@ def _has_half_form(node: ir.Node, opsets: Mapping[str, int]) -> bool:
 
 
 def _formal_types(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value]]:
-    """Yield the values of a node with the type its operator's description gives them."""
+    """Yield (type parameter of the schema, value) for the inputs and outputs of a node."""
     for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
         for position, value in enumerate(values):
             if value is not None and formals:
@@ -381,7 +381,7 @@ def _schema_of(node: ir.Node, opsets: Mapping[str, int]) -> Any:
 
 @functools.cache
 def _schemas() -> Mapping[tuple[str, str], Mapping[int, Any]]:
-    """Return the descriptions of operators: by domain and name, those since each version."""
+    """(domain, operator) → since_version → schema."""
     from onnxruntime.capi import onnxruntime_pybind11_state
 
     schemas: dict[tuple[str, str], dict[int, Any]] = {}

@@ -1,7 +1,7 @@
-"""Quantizes weights to 8-bit integers as ONNX Runtime's quantizer does, all channels at once.
+"""Quantization of weights to integers like ONNX Runtime's quantizer, for all channels at once.
 
-Scale and zero point are computed when they are asked for, the integers when they are written: one weight is in memory
-at a time. Numbers are those of ``onnxruntime.quantization``, bit for bit.
+Scale and zero point are computed on request, the integers when written: one weight is in memory at a time. Results are
+bit-identical to ``onnxruntime.quantization``.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ PIECE_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True)
 class IntegerRange:
-    """The integers a weight may become."""
+    """Integer type and range of a quantized weight."""
 
     dtype: ir.DataType
     minimum: int
     maximum: int
     is_symmetric: bool
-    """Whether the range of the weight is widened to be the same on both sides of zero."""
+    """True if the range of the weight is widened to be symmetric about zero."""
 
 
 @dataclass(frozen=True)
 class WeightScales:
-    """How a weight becomes integers: ``integer = round(weight / scale) + zero point``."""
+    """Scales and zero points of a weight: ``integer = round(weight / scale) + zero point``."""
 
     scales: Array
-    """Of the weight's dtype: one, or one for each channel."""
+    """In the weight's dtype: scalar, or one per channel."""
     zero_points: Array
-    """Of the integers' dtype, in the shape of ``scales``."""
+    """In the integers' dtype, with the shape of ``scales``."""
     axis: int | None
-    """Axis of the channels, not negative; None: one scale for the weight."""
+    """Channel axis, not negative; ``None``: one scale for the weight."""
     integers: IntegerRange
 
 
 def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: IntegerRange) -> WeightScales:
-    """Return scales and zero points by the smallest and the largest value.
+    """Compute scales and zero points from the smallest and the largest value.
 
     Args:
         weight: Floating-point values, of any shape.
-        axis: Axis of the channels, counted from either end; None: one scale for the weight.
-        integers: What the values become.
+        axis: Channel axis, counted from either end; ``None``: one scale for the weight.
+        integers: Integer type and range.
 
     Raises:
         ValueError: a value is NaN or infinite, or the weight has no such axis.
@@ -71,7 +71,7 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
     if integers.is_symmetric:
         high = np.maximum(-low, high)
         low = -high
-    # In float64, as ONNX Runtime computes it: a finite range may not fit the dtype.
+    # In float64, like ONNX Runtime: the width of a finite range may not fit the dtype.
     exact = (high.astype(np.float64) - low.astype(np.float64)) / (integers.maximum - integers.minimum)
     is_zero = exact < np.finfo(values.dtype).tiny
     safe = np.where(is_zero, 1.0, exact)
@@ -86,13 +86,13 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
 
 
 def quantized_tensor(weight: ir.TensorProtocol, scales: WeightScales, name: str) -> ir.LazyTensor:
-    """Return the integers of a weight as a tensor that is computed each time it is read."""
+    """Return the integers of a weight as a lazy tensor, computed at each read."""
     dtype, shape = scales.integers.dtype, weight.shape.numpy()
     return computed_tensor(lambda: _integers_of(read_once(weight), scales), dtype, shape, name)
 
 
 def _integers_of(values: Array, scales: WeightScales) -> Array:
-    """Return the integers, in pieces of whole rows, so that copies in float stay small."""
+    """Quantize values in pieces of whole rows, so that float copies stay small."""
     rows = values.reshape(-1, 1) if values.ndim < 2 else values
     shape = [-1 if other == scales.axis else 1 for other in range(rows.ndim)]
     scale, zero_point = scales.scales.reshape(shape), scales.zero_points.reshape(shape).astype(np.float32)
@@ -111,21 +111,21 @@ def _integers_of(values: Array, scales: WeightScales) -> Array:
 
 @dataclass(frozen=True)
 class WeightUse:
-    """A weight and one node that reads it, for messages about values that are read while the result is written."""
+    """A weight and one node that reads it, for messages about values read while the result is written."""
 
     weight: str
     node: str
     tag: str
-    """The node's; empty where it has none."""
+    """Tag of the node; empty without a tag."""
 
     @classmethod
     def of(cls, weight: ir.Value, node: ir.Node) -> WeightUse:
-        """Return the use of a weight by a node."""
+        """Create the use of a weight by a node."""
         tag = read_tag(node)
         return cls(weight.name or "", node.name or "", tag.tag if tag is not None else "")
 
     def refuse_nan(self, values: Array) -> None:
-        """Refuse values with NaN among them.
+        """Refuse values that contain NaN.
 
         Raises:
             QuantizeError: names weight, node and module.
@@ -134,7 +134,7 @@ class WeightUse:
             raise self._error("has values that are NaN")
 
     def refuse_non_finite(self, values: Array) -> None:
-        """Refuse values with NaN or infinity among them.
+        """Refuse values that contain NaN or infinity.
 
         Raises:
             QuantizeError: names weight, node and module.
@@ -150,11 +150,11 @@ class WeightUse:
 
 
 def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:
-    """Say whether a scale is NaN or infinite, as that of a weight is that has such values; reads no weight.
+    """Return True if a new scale is NaN or infinite, which implies such weight values; reads no weight.
 
     Args:
         model: The graph before.
-        quantized: The graph after; scales that are computed when the file is written are not looked at.
+        quantized: The graph after; lazy scales, computed when the file is written, are not checked.
     """
     known = model.graph.initializers
     for name, value in quantized.graph.initializers.items():
@@ -167,7 +167,7 @@ def has_non_finite_scales(model: ir.Model, quantized: ir.Model) -> bool:
 
 
 def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -> None:
-    """Refuse a weight with NaN or infinite values; reads one after the other, so for the case that something is wrong.
+    """Refuse a weight with NaN or infinite values. Reads all weights, so only for errors.
 
     Raises:
         QuantizeError: names weight, node and module.
@@ -190,7 +190,7 @@ def refuse_non_finite_weights(model: ir.Model, planned: Sequence[PlannedNode]) -
 
 
 def shared_weight_notes(model: ir.Model, reached: Collection[str], quantized: ir.Model) -> tuple[str, ...]:
-    """Return a sentence for each weight that the file now holds twice: quantized for some nodes, as it was for others.
+    """Note each weight that the file stores both quantized and unquantized.
 
     Args:
         model: The graph before.
