@@ -1,4 +1,4 @@
-"""Draws an answer: boxes and masks on the image, depth as an image. Pillow only."""
+"""Drawing of predictions: boxes and masks on the image, depth as an image. Uses Pillow only."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from winml.modelkit.arrays import Array
 
 Box = tuple[float, float, float, float]
 _GOLDEN = 0.618034
-"""Chosen: steps of the golden ratio around the circle of hues keep neighbouring numbers apart."""
+"""Chosen: golden-ratio steps around the hue circle give neighbouring numbers distinct colors."""
 _OPACITY = 0.5
 _LINE_SHARE = 0.004
-"""Of the larger side of an image: width of a line. Chosen: seen in a photo and not hiding a small object."""
+"""Line width relative to the larger side of an image. Chosen: visible in a photo without hiding small objects."""
 
 
 def with_boxes(image: Any, boxes: Sequence[tuple[str, Box]]) -> Any:
     """Return a copy of an image with boxes drawn on it.
 
     Args:
-        image: Of Pillow.
-        boxes: Words for each box, all but the last of which decide its color, and its left, top, right and bottom.
+        image: A Pillow image.
+        boxes: Label and (left, top, right, bottom) of each box; all words of the label except the last determine the
+            color.
     """
     from PIL import ImageDraw
 
@@ -45,9 +46,9 @@ def with_segments(image: Any, numbers: Array, count: int) -> Any:
     """Return a copy of an image with colored segments.
 
     Args:
-        image: Of Pillow.
-        numbers: Of the segment of each pixel; 0: none.
-        count: How many segments there are.
+        image: A Pillow image.
+        numbers: Segment number of each pixel; 0: no segment.
+        count: Number of segments.
     """
     from PIL import Image
 
@@ -58,10 +59,10 @@ def with_segments(image: Any, numbers: Array, count: int) -> Any:
 
 
 def depth_image(depth: Array, size: tuple[int, int]) -> Any:
-    """Return depth as an image in shades of gray: the least is black, the most white.
+    """Convert depth to a grayscale image: the smallest depth is black, the largest white.
 
     Args:
-        depth: Of each pixel.
+        depth: Depth of each pixel.
         size: Width and height of the image.
     """
     from PIL import Image
@@ -77,7 +78,7 @@ def _color(place: int) -> tuple[int, int, int]:
 
 
 def save_image(image: Any, path: Path, suffix: str) -> None:
-    """Write an image in the format of a suffix, whatever the file is called."""
+    """Write an image in the format of a suffix, independent of the file name."""
     import PIL.Image
 
     image.save(path, format=PIL.Image.registered_extensions()[suffix])

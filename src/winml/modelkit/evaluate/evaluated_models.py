@@ -1,7 +1,7 @@
-"""Opens the evaluated model and its baseline: decides the task, and the folder of the config and the processors.
+"""Opening of the evaluated model and its baseline: task, and folder of config and processors.
 
-Both models are fed the arrays that the tokenizer of the evaluated model makes, and both outputs are read with its
-labels. A baseline with other labels or another vocabulary is refused.
+Both models receive the arrays created by the tokenizer of the evaluated model, and the outputs of both are decoded with
+its labels. A baseline with other labels or another vocabulary is refused.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def _other_baseline_hint() -> str:
 
 
 _DISPLAYED = 6
-"""Labels of one side in a message. Chosen: enough to see which they are."""
+"""Maximum number of labels per model in a message. Chosen: enough to identify them."""
 
 
 def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -> None:
-    """Refuse a baseline whose config gives the classes other names or numbers.
+    """Refuse a baseline whose config has other class names or indices.
 
     Args:
         task: Canonical name.
-        config: That of the judged model; None where it has none.
-        folder: Where the config of the baseline lies.
-        displayed: The baseline, for people.
+        config: Config of the evaluated model; ``None`` without a config.
+        folder: Folder of the baseline's config.
+        displayed: Name of the baseline in messages.
 
     Raises:
         UsageError: shows the labels of both.
@@ -71,16 +71,16 @@ def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -
 
 
 def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, displayed: str) -> None:
-    """Refuse a baseline whose tokenizer gives texts other numbers.
+    """Refuse a baseline whose tokenizer has other token ids.
 
     Args:
-        names: Of the inputs of the judged model.
+        names: Input names of the evaluated model.
         model: Folder of its tokenizer.
-        baseline: Folder of the baseline's.
-        displayed: The baseline, for people.
+        baseline: Folder of the baseline's tokenizer.
+        displayed: Name of the baseline in messages.
 
     Raises:
-        UsageError: says how many tokens are other ones.
+        UsageError: states the number of differing tokens.
         InputError: a tokenizer is damaged.
     """
     if "tokenizer" not in kinds_for(names):
@@ -117,42 +117,42 @@ class Subject:
     model: Path | ModelRequest
     """An ONNX file, or a checkpoint that PyTorch runs."""
     run: RunOptions
-    """Where an ONNX file runs; its ``shown`` is the model as the user wrote it."""
+    """Provider and sessions of an ONNX file; its ``shown`` is the model as written by the user."""
     baseline: Path | ModelRequest | None = None
-    """What it is compared with; None: the checkpoint that an ONNX file was exported from, where that is known."""
+    """Baseline; ``None``: the checkpoint that an ONNX file was exported from, if known."""
     has_baseline: bool | None = None
-    """False: none at all. True: there must be one. None: where it is known."""
+    """False: no baseline. True: a baseline is required. ``None``: a baseline if known."""
 
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """The model that is judged, ready to be run."""
+    """The evaluated model, ready to run."""
 
     side: Side
     task: str
     task_rule: str
-    """What decided the task, in words."""
+    """Origin of the task, in words."""
     folder: Path
-    """Where its config and processors lie."""
+    """Folder of its config and processors."""
     config: Any
-    """Its transformers config; None where there is none."""
+    """Transformers config; ``None`` without a config."""
     source: ModelRequest | None = None
-    """The checkpoint an ONNX file says it was exported from, where it is on this disk."""
+    """Checkpoint that an ONNX file was exported from, if on this disk."""
     notes: tuple[str, ...] = ()
 
 
 def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> EvaluatedModel:
-    """Open the model that is judged.
+    """Open the evaluated model.
 
     Args:
         subject: The models.
-        task: What the user says it is for.
-        stack: Closes it.
+        task: Task stated by the user.
+        stack: Closes the model.
 
     Raises:
-        UsageError: nobody says what it is for, or the execution provider is not there.
+        UsageError: the task is unknown, or the execution provider is missing.
         InputError: a file is damaged.
-        StageError: it cannot be loaded.
+        StageError: the model cannot be loaded.
     """
     if isinstance(subject.model, Path):
         return _onnx_model(subject.model, subject.run, task)
@@ -160,10 +160,10 @@ def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> Evalua
 
 
 def task_name(name: str) -> str:
-    """Return the name of a task as tables spell it; what can be judged may have a name that transformers does not know.
+    """Canonical name of a task; evaluation tasks may have names unknown to transformers.
 
     Raises:
-        TaskError: there is no such task.
+        TaskError: the task does not exist.
     """
     return name if name in TASK_DEFINITIONS else canonical_task(name)
 
@@ -200,7 +200,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
     from winml.modelkit.models.model import load_model
 
     requested = task or request.task
-    # What transformers has no name for is loaded for the task that its config says.
+    # Tasks unknown to transformers are loaded for the task of their config.
     added = requested if requested in TASK_DEFINITIONS and requested not in TASKS else None
     loaded = load_model(_without_cache(request, None if added else requested))
     info = loaded.info
@@ -215,7 +215,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
 
 
 def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
-    """Return what is loaded in PyTorch: each text is read at once, with nothing before it."""
+    """Request without KV cache for PyTorch, since each text is processed at once."""
     return replace(request, task=task and canonical_word(task).removesuffix(WITH_PAST), cache=False)
 
 
@@ -227,12 +227,12 @@ def _notes(loaded: LoadedModel) -> tuple[str, ...]:
 
 
 def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -> tuple[Side | None, tuple[str, ...]]:
-    """Open what the model is compared with; returns also what is to be said of it.
+    """Open the baseline; also returns notes.
 
     Raises:
-        UsageError: the checkpoint of the model is asked for, and not known.
+        UsageError: the checkpoint of the model is requested, but unknown.
         InputError: a file is damaged.
-        StageError: it cannot be loaded.
+        StageError: the baseline cannot be loaded.
     """
     is_torch = not isinstance(subject.model, Path)
     if subject.has_baseline and subject.baseline is None and is_torch:
@@ -265,12 +265,12 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
     except RemoteCodeError as error:
         if subject.has_baseline or subject.baseline is not None:
             raise
-        # Nobody asked for this baseline, and a file never makes us run the code of a checkpoint.
+        # The baseline was not requested explicitly, and a file must never cause checkpoint code to run.
         return None, (f"There is no baseline: {error.message}.",)
 
 
 def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
-    """Refuse a baseline of other labels or another vocabulary, as far as its folder tells."""
+    """Refuse a baseline with other labels or another vocabulary, as far as its folder states."""
     if folder.absolute() != model.folder.absolute():
         _refuse_other_labels(model.task, model.config, folder, displayed)
         _refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, displayed)

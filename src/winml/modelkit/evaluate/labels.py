@@ -1,8 +1,7 @@
-"""Which class of the model does a label of a data set mean?
+"""Matching of dataset labels and model classes.
 
-Labels are matched by name. Numbers are the numbers of classes. Where the names of the model say nothing
-(``LABEL_0``, ``LABEL_1``, or digits), the order of the other side decides, or texts of digits are numbers; both are
-told.
+Labels are matched by name; numbers are class indices. If the model has no meaningful names (``LABEL_0``, ``LABEL_1``,
+or digits), the order of the dataset's labels is used, or digits are class indices; both cases are noted.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.words import first_words
 
 _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
-"""Specified: how transformers calls a class whose name nobody wrote down."""
+"""Specified: default class name of transformers."""
 _DISPLAYED = 12
-"""Labels in a message. Chosen: two lines."""
+"""Maximum number of labels in a message. Chosen: two lines."""
 _LONGEST_VALUE = 60
-"""Characters of a value in a message. Chosen: half a line."""
+"""Maximum characters of a value in a message. Chosen: half a line."""
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """Labels of a data set → numbers of classes."""
+    """Label of a dataset → class index."""
 
     classes: Mapping[Any, int]
     model: tuple[str, ...]
-    """Names of the model's classes, by number."""
+    """Names of the model's classes, by index."""
     column: str
     notes: tuple[str, ...] = ()
 
     def number(self, label: object) -> int:
-        """Return the class a label means.
+        """Return the class index of a label.
 
         Raises:
             UsageError: the model has no such class.
@@ -47,7 +46,7 @@ class LabelMap:
         return found
 
     def name(self, label: object) -> str:
-        """Return the name the model has for the class a label means.
+        """Return the model's class name of a label.
 
         Raises:
             UsageError: the model has no such class.
@@ -56,13 +55,13 @@ class LabelMap:
 
 
 def model_labels(config: object) -> tuple[str, ...]:
-    """Return the names of a model's classes, by number, of its transformers config; empty where there is none."""
+    """Names of a model's classes by index, from its transformers config; ``()`` without a config."""
     names = getattr(config, "id2label", None) or {}
     return tuple(str(names[key]) for key in sorted(names, key=int))
 
 
 def label_names(feature: object) -> tuple[str, ...] | None:
-    """Return the names of the labels of a column, or of the labels in its lists; None where its type knows none."""
+    """Names of the labels of a column, or of the labels in its lists; ``None`` if its type has no names."""
     while feature is not None and not hasattr(feature, "names"):
         feature = getattr(feature, "feature", None)
     return tuple(map(str, feature.names)) if feature is not None and feature.names else None
@@ -72,18 +71,18 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
     """Match the labels of a column with the classes of a model.
 
     Args:
-        model: Names of the model's classes, by number.
-        names: Names of the labels, by number, where the type of the column knows them.
+        model: Names of the model's classes, by index.
+        names: Names of the labels by index, if the type of the column has names.
         values: Every label that occurs.
         column: Name of the column, for messages.
 
     Raises:
-        UsageError: they are not the same labels, shows both; or a label is missing, a list, or no whole number.
+        UsageError: the labels differ (shows both), or a label is missing, a list, or not an integer.
     """
     found = LabelMap({}, tuple(model), column)
     occurring = list(dict.fromkeys(_refuse_no_label(value, column) for value in values))
     if names is not None:
-        # Names that no sample has do not count.
+        # Only names of occurring labels count.
         spoken = {value: names[int(value)] for value in occurring if _is_number(value) and 0 <= value < len(names)}
     else:
         spoken = {value: value for value in occurring if isinstance(value, str)}
@@ -102,7 +101,7 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
 def _matched(
     model: Sequence[str], names: Sequence[str] | None, spoken: Mapping[Any, str], column: str
 ) -> tuple[dict[Any, int] | None, tuple[str, ...]]:
-    """Return the classes of labels that have names, None where a name is not the model's, and what is to be told."""
+    """Match named labels: label → class index, or ``None`` if a name is unknown to the model; and notes."""
     classes = _by_name(model, spoken)
     if classes is not None:
         moved = any(_is_number(label) and label != number for label, number in classes.items())
@@ -125,10 +124,10 @@ def _is_number(value: object) -> bool:
 
 
 def _refuse_no_label(value: object, column: str) -> Any:
-    """Return a label as it is.
+    """Return a valid label unchanged.
 
     Raises:
-        UsageError: it is missing, a list, or no whole number.
+        UsageError: the label is missing, a list, or not an integer.
     """
     if isinstance(value, str) or (isinstance(value, Real) and float(value).is_integer()):
         return value
@@ -146,7 +145,7 @@ def _refuse_no_label(value: object, column: str) -> Any:
 
 
 def _by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, int] | None:
-    """Return the classes of labels that all have a name that the model has; None where one has not."""
+    """Match labels by name: label → class index; ``None`` if a name is unknown to the model."""
     for spelled in (str, _plain):
         numbers = {spelled(name): number for number, name in enumerate(model)}
         found = {label: numbers[spelled(name)] for label, name in spoken.items() if spelled(name) in numbers}

@@ -1,10 +1,10 @@
-"""The metrics, and how far the value of one is moved by the choice of samples.
+"""Metrics, and their confidence intervals over the samples.
 
-The value comes from a library, named at each metric; those of images stand in ``tasks/images.py``. The interval comes
-from resampling the samples with replacement (bootstrap). For that a metric keeps one row of numbers for each sample,
-from which its value on thousands of resamples is computed at once; a test compares the value on all samples with the
-library's. The draws are ours, and not those of ``scipy.stats.bootstrap``, whose interval a test compares: all metrics
-of a model and its baseline share them, and a resample that does not define a metric is left out, where scipy's interval
+Values come from libraries, named at each metric; image metrics are in ``tasks/images.py``. The interval comes from
+resampling the samples with replacement (bootstrap). A metric therefore keeps one row of numbers per sample, from which
+its value on thousands of resamples is computed at once; a test compares the value on all samples with the library's.
+The resamples are computed here instead of by ``scipy.stats.bootstrap``, whose interval a test compares: all metrics of
+a model and its baseline share the resamples, and a resample without a defined value is ignored, while scipy's interval
 would be NaN.
 """
 
@@ -22,25 +22,25 @@ from numpy.typing import ArrayLike
 from winml.modelkit.arrays import Array
 
 RowSums = Array
-"""Sums of the rows of the samples: ``[resamples, numbers of a row]``."""
+"""Sums of the rows of the samples: ``[resamples, values per row]``."""
 
 RESAMPLES = 1000
-"""Chosen: the ends of a 95 % interval then move by less than a tenth of its width from seed to seed."""
+"""Chosen: the ends of a 95 % interval then vary by less than a tenth of its width between seeds."""
 CONFIDENCE = 0.95
 _CHUNK = 2_000_000
-"""Numbers of resampled samples in memory at a time. Chosen: 16 MB."""
+"""Maximum number of resampled values in memory at a time. Chosen: 16 MB."""
 
 
 @dataclass(frozen=True)
 class Resamples:
-    """Some draws with replacement of as many samples as there are."""
+    """Resamples with replacement, each with as many samples as the dataset."""
 
     indices: Array
     """``[resamples, samples]``."""
 
     @functools.cached_property
     def counts(self) -> Array:
-        """How often each sample was drawn: ``[resamples, samples]``, float64."""
+        """Number of occurrences of each sample: ``[resamples, samples]``, float64."""
         rows, samples = self.indices.shape
         places = self.indices + np.arange(rows)[:, None] * samples
         return np.bincount(places.ravel(), minlength=rows * samples).reshape(rows, samples).astype(np.float64)
@@ -51,53 +51,54 @@ class Measured(Protocol):
 
     @property
     def value(self) -> float:
-        """On all samples, by the library; NaN where the samples do not define it."""
+        """Value on all samples, computed by the library; NaN if undefined."""
 
     def resampled(self, resamples: Resamples) -> Array:
-        """Return the value on each resample, or on the first of them where it takes long; NaN: not defined."""
+        """Compute the value on each resample, or on the first resamples if slow; NaN if undefined."""
 
 
 @dataclass(frozen=True)
 class SampleRows:
-    """A metric that is a function of sums over samples."""
+    """A metric computed from sums over samples."""
 
     value: float
     rows: Any
-    """``[samples, numbers]``: an array, or a sparse one."""
+    """``[samples, values per row]``: a dense or sparse array."""
     finish: Callable[[RowSums], Array]
-    """Makes the value of each resample from its sums."""
+    """Computes the value of each resample from its sums."""
 
     def resampled(self, resamples: Resamples) -> Array:
-        """Return the value on each resample."""
+        """Compute the value on each resample."""
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             return self.finish((self.rows.T @ resamples.counts.T).T)
 
 
 def ratio_of_sums(value: float, rows: ArrayLike) -> SampleRows:
-    """Return a metric that is the sum of the first numbers of the rows divided by the sum of the second."""
+    """Create a metric that divides the sum of the first column by the sum of the second column."""
     return SampleRows(float(value), np.asarray(rows, np.float64), lambda sums: sums[:, 0] / sums[:, 1])
 
 
 def share(numerator: Array, denominator: Array) -> Array:
-    """Return the quotient of two arrays, 0 where it is not defined."""
+    """Divide two arrays; 0 where the denominator is not positive."""
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A way to say in one number how good predictions are."""
+    """A metric of predictions against references."""
 
     name: str
-    """As options and records spell it; with its unit, where it has one."""
+    """Name in options and records, including the unit if any."""
     measure: Callable[[Sequence[Any], Sequence[Any]], Measured]
-    """Takes the predictions and the references of all samples."""
+    """(predictions, references) of all samples → measured value."""
     library: str = ""
-    """Package that its value comes from, by the name it is imported with; of the extra ``eval``."""
+    """Import name of the library of its value; part of the extra ``eval``."""
     is_higher_better: bool = True
     prepare: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None
-    """Work that several metrics share, done once: ``measure`` takes its result in place of the predictions."""
+    """Computation shared by several metrics and run once: ``measure`` receives its result instead of the
+    predictions."""
     resamples: int = RESAMPLES
-    """Of how many resamples the value is computed."""
+    """Number of resamples."""
 
     def measured(
         self, predictions: Sequence[object], references: Sequence[Any], prepared: dict[object, Any] | None = None
@@ -105,9 +106,9 @@ class Metric:
         """Measure the predictions of all samples.
 
         Args:
-            predictions: What is kept of each sample.
-            references: What is right for each.
-            prepared: Keeps what metrics share, for one model on these samples.
+            predictions: Prediction of each sample.
+            references: Reference of each sample.
+            prepared: Cache of shared computations, for one model on these samples.
         """
         if self.prepare is None:
             return self.measure(predictions, references)
@@ -118,25 +119,25 @@ class Metric:
 
 
 Interval = tuple[float, float]
-"""Low and high end: where a value lies in 95 of 100 draws of the samples."""
+"""Low and high end of the 95 % confidence interval."""
 
 
 def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int, seed: int) -> list[list[Interval]]:
-    """Return how far chance moves metrics of a model, those of a baseline, and their differences.
+    """Compute confidence intervals of a model's metrics, a baseline's metrics, and their differences.
 
-    All are computed on the same resamples, so that the interval of a difference leaves out what moves both.
+    All use the same resamples, so that the interval of a difference excludes common variation.
 
     Args:
-        measured: Each metric, of the model and of the baseline where there is one.
-        samples: How many samples both were measured on.
+        measured: Per metric: the value of the model and, with a baseline, of the baseline.
+        samples: Number of samples.
         seed: Seed of the resamples.
 
     Returns:
-        For each metric the interval of the model and, where there is a baseline, that of the baseline and of the
-        difference, model minus baseline. Empty for a metric that too few resamples define.
+        Per metric: the interval of the model and, with a baseline, of the baseline and of the difference, model minus
+        baseline. Empty for a metric defined on too few resamples.
     """
     if samples < 2:
-        return [[] for _ in measured]  # one sample says nothing of how far chance moves a value
+        return [[] for _ in measured]  # one sample gives no interval
     values: list[list[Array]] = [[] for _ in measured]
     for resamples in _draws(samples, seed):
         for retained, (model, baseline) in zip(values, measured, strict=True):
@@ -179,7 +180,7 @@ def _accuracy(predictions: Sequence[int], references: Sequence[int]) -> SampleRo
 def _of_class_counts(
     value: Callable[[Sequence[int], Sequence[int]], float], finish: Callable[[Array, Array, Array], Array]
 ) -> Callable[[Sequence[int], Sequence[int]], SampleRows]:
-    """Return a metric of how often each class is predicted rightly, predicted, and referred to."""
+    """Create a metric of three counts per class: correct, predicted and referenced."""
 
     def measure(predictions: Sequence[int], references: Sequence[int]) -> SampleRows:
         from scipy.sparse import csr_array
@@ -197,7 +198,7 @@ def _of_class_counts(
 
 
 def _macro(numerator: Array, denominator: Array, occurring: Array) -> Array:
-    """Return the mean over the classes that occur, 0 for one whose share is not defined: as scikit-learn."""
+    """Mean over the occurring classes, 0 for an undefined class value, like scikit-learn."""
     mean: Array = (share(numerator, denominator) * occurring).sum(axis=1) / occurring.sum(axis=1)
     return mean
 
@@ -221,7 +222,7 @@ def _matthews(right: Array, predicted: Array, referred: Array) -> Array:
     samples = referred.sum(axis=1)
     covariance = right.sum(axis=1) * samples - (predicted * referred).sum(axis=1)
     spread = (samples**2 - (predicted**2).sum(axis=1)) * (samples**2 - (referred**2).sum(axis=1))
-    # A model, or a resample, of one class only has no correlation; scikit-learn says 0.
+    # A model or resample with one class only has no correlation; scikit-learn returns 0.
     return share(covariance, np.sqrt(spread))
 
 
@@ -236,12 +237,12 @@ CLASS_METRICS = (
     Metric("recall", _of_class_counts(_library("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0)), "sklearn"),
     Metric("matthews", _of_class_counts(_matthews_value, _matthews), "sklearn"),
 )
-"""Macro averages, where there is one for each class."""
+"""Macro averages, for metrics per class."""
 
 
 @dataclass(frozen=True)
 class _Correlation:
-    """The correlation of two scores of each sample."""
+    """Correlation of two scores of each sample."""
 
     value: float
     predictions: Array
@@ -249,7 +250,7 @@ class _Correlation:
     is_of_ranks: bool
 
     def resampled(self, resamples: Resamples) -> Array:
-        """Return the correlation on each resample."""
+        """Compute the correlation on each resample."""
         from scipy.stats import rankdata
 
         drawn = [side[resamples.indices] for side in (self.predictions, self.references)]
@@ -266,7 +267,7 @@ def _correlation(name: str) -> Callable[[Sequence[float], Sequence[float]], _Cor
         import scipy.stats
 
         left, right = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
-        # Of a side without any spread scipy warns, and says NaN.
+        # scipy warns and returns NaN for constant scores.
         is_defined = len(left) > 1 and np.ptp(left) > 0 and np.ptp(right) > 0
         value = float(getattr(scipy.stats, name)(left, right).statistic) if is_defined else float("nan")
         return _Correlation(value, left, right, is_of_ranks=name == "spearmanr")
@@ -300,7 +301,7 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
 
         rows = []
         for predicted, outputs in zip(predictions, references, strict=True):
-            # A question without an answer is answered rightly by none.
+            # A question without an answer has the reference "".
             texts = list(outputs) or [""]
             target: dict[str, Any] = {"answers": {"text": texts, "answer_start": [0] * len(texts)}, "id": "0"}
             rows.append((float(squad([{"prediction_text": predicted, "id": "0"}], [target])[name]) / 100, 1.0))
@@ -310,11 +311,11 @@ def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], Samp
 
 
 def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[object]) -> SampleRows:
-    """Measure the exponential of the mean negative log-likelihood of a token; each sample brings its sum and count."""
+    """Exponential of the mean negative log-likelihood of a token; each sample contributes its sum and count."""
     rows = np.asarray(predictions, np.float64)
     total, tokens = rows.sum(axis=0)
     mean = total / tokens if tokens else math.nan
-    # Larger than a float can say: nothing of the text was expected.
+    # Beyond the range of a float: the text is very unlikely.
     value = math.exp(mean) if mean < math.log(np.finfo(np.float64).max) else math.inf
     return SampleRows(value, rows, lambda sums: np.exp(sums[:, 0] / sums[:, 1]))
 
@@ -334,11 +335,11 @@ _PREFIXES = _FIRST | _LAST | {"I"}
 
 
 def spans_of(tags: Tags) -> set[tuple[int, int, str]]:
-    """Return the spans of a sequence of tags: first position, position after the last, class.
+    """Parse the spans of a sequence of tags: (first position, position after the last, class).
 
-    Tags are ``B-class`` at the first position of a span and ``I-class`` behind it, ``O`` outside of all; an ``I-`` that
-    continues nothing begins a span. The last position may be ``E-`` or ``L-``, and a span of one ``S-`` or ``U-``
-    (IOBES, BILOU). Tags without a prefix make a span of each run of equal ones.
+    Tags are ``B-class`` at the first position of a span, ``I-class`` at its other positions, and ``O`` outside; an
+    ``I-`` without a preceding span begins a span. The last position may be ``E-`` or ``L-``, and a span of one ``S-``
+    or ``U-`` (IOBES, BILOU). Without prefixes, each run of equal tags is a span.
 
     >>> sorted(spans_of(["B-PER", "I-PER", "O", "B-LOC", "B-LOC"]))
     [(0, 2, 'PER'), (3, 4, 'LOC'), (4, 5, 'LOC')]
@@ -374,7 +375,7 @@ def _of_spans(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence
             every = predicted | referred
             predicted_flags += [span in predicted for span in every]
             referred_flags += [span in referred for span in every]
-        # Where nobody sees a span there is nothing to be right about.
+        # Without any span the metric is undefined.
         value = (
             getattr(sklearn.metrics, name)(referred_flags, predicted_flags, zero_division=0)
             if any(map(any, rows))

@@ -1,4 +1,4 @@
-"""The frozen options of an evaluation: of the command, of the build config and of Python alike.
+"""Options of an evaluation, shared by the command, the build config and Python.
 
 Imports nothing heavy.
 """
@@ -17,7 +17,7 @@ from winml.modelkit.options import Drop, Options, drop_words, read_drop
 PYTORCH = "pytorch"
 NO_BASELINE = "none"
 AGREEMENT = "agreement"
-"""Share of the samples on which model and baseline answer alike; limits may name it as they name a metric."""
+"""Share of the samples with equal predictions of model and baseline; usable in limits like a metric."""
 Text = Annotated[str, pydantic.Field(min_length=1)]
 MetricLimits = dict[Text, Annotated[float, pydantic.Field(allow_inf_nan=False)]]
 
@@ -52,15 +52,15 @@ class EvaluationOptions(Options):
 
     @property
     def limited(self) -> tuple[str, ...]:
-        """Metrics that a limit names."""
+        """Metrics with a limit."""
         return tuple(dict.fromkeys((*self.min, *self.max, *self.max_drop)))
 
 
 def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
-    """Read ``METRIC=VALUE``, given any number of times.
+    """Parse repeated ``METRIC=VALUE`` options.
 
     Raises:
-        UsageError: a text is none, or a metric has two values.
+        UsageError: a text is malformed, or a metric has two values.
 
     >>> parse_limits(["accuracy=0.9"], "min")
     {'accuracy': 0.9}
@@ -81,10 +81,10 @@ def parse_limits(texts: Iterable[str], option: str) -> dict[str, float]:
 
 
 def parse_drops(texts: Iterable[str]) -> dict[str, Drop]:
-    """Read ``--max-drop METRIC=NUMBER`` or ``METRIC=PERCENT%``, given any number of times.
+    """Parse repeated ``--max-drop METRIC=NUMBER`` or ``METRIC=PERCENT%`` options.
 
     Raises:
-        UsageError: a text is none, or a metric has two values.
+        UsageError: a text is malformed, or a metric has two values.
     """
     drops: dict[str, Drop] = {}
     for name, drop in map(read_drop, texts):

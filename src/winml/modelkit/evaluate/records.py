@@ -1,4 +1,4 @@
-"""How well a model does its task, compared with a baseline: the record of ``winml eval``."""
+"""Record of ``winml eval``: metrics of a model, its baseline and limits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ SCHEMA_VERSION = 1
 """Version of the JSON format, specified in docs/reference/formats.md."""
 
 SLACK = 1e-9
-"""By how much a value may miss its limit. Chosen: above rounding of a difference of two shares (1e-16), far below what
-one sample of a million changes."""
+"""Tolerance of limits. Chosen: above rounding of a difference of two shares (1e-16), far below the effect of one sample
+in a million."""
 
 _LEAST_TIMED = 20
-"""Samples that have to be timed for a time of one. Chosen: of fewer, a short load on the machine decides the median."""
+"""Minimum number of timed samples. Chosen: with fewer, a short load on the machine determines the median."""
 
 LimitKind = Literal["min", "max", "max_drop"]
 
@@ -33,32 +33,32 @@ class MetricResult(Record, digits=6):
 
     name: str
     value: float
-    """NaN where the samples do not define it."""
+    """NaN if undefined on the samples."""
     is_higher_better: bool
     interval: Interval | None = field(default=None, metadata=entry(before="is_higher_better"))
-    """None where too few resamples define it."""
+    """``None`` if defined on too few resamples."""
     baseline: float | None = field(default=None, metadata=entry(skip=True))
     baseline_interval: Interval | None = field(default=None, metadata=entry(skip=True))
     difference_interval: Interval | None = field(default=None, metadata=entry(skip=True))
-    """Of model minus baseline, on the same resamples."""
+    """Interval of model minus baseline, on the same resamples."""
     resamples: int = field(default=RESAMPLES, metadata=entry(before="is_higher_better"))
-    """On how many resamples the intervals are computed."""
+    """Number of resamples of the intervals."""
 
     @property
     def drop(self) -> float | None:
-        """By how much the model is worse than the baseline; negative where it is better, None without a baseline."""
+        """Drop of the model relative to the baseline; negative if better, ``None`` without a baseline."""
         if self.baseline is None:
             return None
         return self.baseline - self.value if self.is_higher_better else self.value - self.baseline
 
     @recorded(entry("baseline", omit_none=True))
     def baseline_entry(self) -> dict[str, object] | None:
-        """Return the value of the baseline with its interval."""
+        """Value of the baseline with its interval."""
         return None if self.baseline is None else {"value": self.baseline, "interval": self.baseline_interval}
 
     @recorded(entry("difference", omit_none=True))
     def difference_entry(self) -> dict[str, object] | None:
-        """Return model minus baseline with its interval."""
+        """Model minus baseline with its interval."""
         if self.baseline is None:
             return None
         return {"value": self.value - self.baseline, "interval": self.difference_interval}
@@ -66,18 +66,18 @@ class MetricResult(Record, digits=6):
 
 @dataclass(frozen=True)
 class Limit(Record):
-    """What a metric has to reach, and whether it does."""
+    """Limit of a metric and its measured value."""
 
     kind: LimitKind
     metric: str
     limit: float
     value: float = field(metadata=entry(digits=6))
-    """The metric, or its drop; NaN where it is not defined, which meets no limit."""
+    """The metric or its drop; NaN if undefined, which meets no limit."""
 
     @property
     @recorded()
     def is_met(self) -> bool:
-        """Whether it is reached; a value exactly at the limit does."""
+        """True if the limit is met; a value equal to the limit meets it."""
         if self.kind == "min":
             return self.value >= self.limit - SLACK
         return self.value <= self.limit + SLACK
@@ -85,73 +85,73 @@ class Limit(Record):
 
 @dataclass(frozen=True)
 class EvaluatedSide(Record):
-    """One model that was run."""
+    """Results of one model."""
 
     name: str
     """As passed by the user."""
     kind: Literal["onnx", "pytorch"]
     latency_ms: Summary = field(metadata=entry("latency_per_sample_ms"))
-    """Of one sample: its share of each run it was in, those of the first run left out where there are more."""
+    """Latency of one sample: its share of each of its runs, excluding samples of the first run if there are others."""
     provider: str | None = field(default=None, metadata=entry("execution_provider", before="latency_per_sample_ms"))
     """Execution provider of an ONNX file."""
     is_disturbed: bool = False
-    """Whether other load slowed half of its runs, so that its times are not those of the model alone."""
+    """True if other load slowed half of its runs, so that the times are unreliable."""
     timed_samples: int = 0
-    """Samples that were timed after the first run, which sets things up."""
+    """Number of samples timed after the first run, which includes set-up."""
 
 
 @dataclass(frozen=True)
 class EvaluatedData(Record):
-    """The samples both sides were run on."""
+    """Samples that both models were run on."""
 
     name: str
-    """File name, or name at the Hub."""
+    """File name, or name on the Hub."""
     split: str
     columns: Mapping[str, str]
     """Role → column."""
     samples: int
-    """Samples that were run."""
+    """Number of samples run."""
     available: int = field(metadata=entry(skip=True))
-    """Samples that were asked for, those that do not open included."""
+    """Number of requested samples, including unreadable ones."""
     unreadable: tuple[tuple[str, str], ...] = field(default=(), metadata=entry(skip=True))
-    """Name and reason of each picture or recording that does not open."""
+    """(name, reason) of each unreadable image or audio file."""
 
     @property
     def words(self) -> str:
-        """How many samples, for people."""
+        """Number of samples, in words."""
         return count_noun(self.samples, "sample")
 
     @property
     @recorded(entry("unreadable"))
     def unreadable_files(self) -> list[dict[str, str]]:
-        """The same by name and reason."""
+        """Unreadable files as objects with name and reason."""
         return [{"name": name, "reason": reason} for name, reason in self.unreadable]
 
 
 @dataclass(frozen=True)
 class Evaluation(Record, schema_version=SCHEMA_VERSION):
-    """Everything there is to tell about how well a model does its task."""
+    """Result of an evaluation."""
 
     tool_version: str
     onnxruntime_version: str
     task: str
     task_rule: str
-    """What decided the task, in words."""
+    """Origin of the task, in words."""
     data: EvaluatedData = field(metadata=entry("dataset"))
     batch_size: int
     seed: int
     model: EvaluatedSide
     metrics: tuple[MetricResult, ...]
-    """The task's first metric first."""
+    """Metrics, the task's first metric first."""
     baseline: EvaluatedSide | None = field(default=None, metadata=entry(before="metrics"))
     agreement: float | None = field(default=None, metadata=entry(skip=True))
-    """Share of the samples on which both answer alike, 0 to 1; None without a baseline."""
+    """Mean agreement of the predictions, 0 to 1; ``None`` without a baseline."""
     agreement_words: str = field(default="", metadata=entry(skip=True))
-    """What alike means for the task."""
+    """Meaning of agreement for the task."""
     quality: dict[str, Any] | None = field(default=None, metadata=entry(skip=True))
-    """The quality record of the outputs beside those of the baseline, on the same samples; None without a baseline."""
+    """Quality record of the outputs relative to the baseline, on the same samples; ``None`` without a baseline."""
     differing: tuple[int, ...] = field(default=(), metadata=entry(skip=True))
-    """Samples on which they do not, by their number from 0 among those that were run."""
+    """Indices of the samples without full agreement, from 0, among the samples run."""
     limits: tuple[Limit, ...] = ()
     steps: tuple[StepTiming, ...] = ()
     notes: tuple[str, ...] = field(default=())
@@ -164,12 +164,12 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
 
     @property
     def sides(self) -> tuple[EvaluatedSide, ...]:
-        """The model, and the baseline where there is one."""
+        """The model, and the baseline if any."""
         return (self.model,) if self.baseline is None else (self.model, self.baseline)
 
     @property
     def is_timed(self) -> bool:
-        """Whether enough samples were timed on each side for a time of one."""
+        """True if enough samples were timed on each side."""
         return all(side.timed_samples >= _LEAST_TIMED for side in self.sides)
 
     @property
@@ -178,7 +178,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         return self.is_timed and not any(side.is_disturbed for side in self.sides)
 
     def time_notes(self) -> Iterator[str]:
-        """Yield why there is no time of a sample, or on which side other load slowed the runs."""
+        """Yield notes on missing times, or on sides slowed by other load."""
         if not self.is_timed:
             yield (
                 f"Not timed: fewer than {_LEAST_TIMED} samples were run after the first run. "
@@ -196,7 +196,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         """Return a metric by name.
 
         Raises:
-            UsageError: it was not measured.
+            UsageError: the metric was not measured.
         """
         found = {item.name: item for item in self.metrics}
         if name not in found:
@@ -205,13 +205,13 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
 
     @recorded(entry("intervals", before="metrics"))
     def intervals_entry(self) -> dict[str, object]:
-        """Return how the intervals of the metrics were computed."""
+        """Confidence and number of resamples of the intervals."""
         resamples = max((metric.resamples for metric in self.metrics), default=RESAMPLES)
         return {"confidence": CONFIDENCE, "resamples": resamples}
 
     @recorded(entry("agreement", before="limits", digits=6))
     def agreement_entry(self) -> dict[str, object] | None:
-        """Return on how many samples both answer alike, and on which they do not."""
+        """Agreement of the predictions, and the samples that differ."""
         if self.agreement is None:
             return None
         return {
@@ -223,7 +223,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
 
 
 def evaluation_words(result: Evaluation) -> str:
-    """Return the first metric, and the limits that are not met, in one line."""
+    """Describe the first metric and the missed limits in one line."""
     first = result.metrics[0]
     beside = "" if first.baseline is None else f" (baseline {number_words(first.baseline)})"
     missed = [
@@ -237,7 +237,7 @@ def evaluation_words(result: Evaluation) -> str:
 
 
 def number_words(value: float) -> str:
-    """Return a metric as people read it.
+    """Format a metric.
 
     >>> number_words(0.5), number_words(math.inf), number_words(math.nan)
     ('0.5000', 'infinite', 'not defined')

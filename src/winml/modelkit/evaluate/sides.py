@@ -1,7 +1,7 @@
-"""The models that are run side by side: an ONNX file in ONNX Runtime, a checkpoint in PyTorch.
+"""Models run side by side: an ONNX file in ONNX Runtime, a checkpoint in PyTorch.
 
-Each takes the arrays of a batch by name and returns arrays by name. Which samples are in them, and what the answers
-mean, is not known here. Inputs of a batch are kept for the next model that takes the same.
+A side maps the named arrays of a batch to named output arrays, independent of samples and tasks. Batches are cached for
+the next model with the same inputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Side:
     name: str
     inputs: tuple[InputTensorSpec, ...]
     call: Callable[[Arrays], Arrays]
-    """Runs the model on one array per input, each of the type that the input has."""
+    """Runs the model on one array per input, each with the type of the input."""
     provider: str | None = None
     """Execution provider of an ONNX file."""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -45,17 +45,17 @@ class Side:
         """Run the model once.
 
         Args:
-            feeds: One array per input, and perhaps further ones.
+            feeds: Input name → array; additional arrays are ignored.
 
         Raises:
-            StageError: it refuses the values, or fails.
+            StageError: the model refuses the values, or fails.
         """
         dtypes = ((item.name, numpy_dtype(item.dtype)) for item in self.inputs)
         return self.call({name: feeds[name].astype(dtype, copy=False) for name, dtype in dtypes})
 
 
 def onnx_side(session: Session, name: str, provider: str) -> Side:
-    """Return the side of an ONNX graph in an open session."""
+    """Create the side of an ONNX graph in an open session."""
     return Side("onnx", name, graph_inputs(session), session.run, provider, session.metadata)
 
 
@@ -63,7 +63,7 @@ def open_onnx_side(path: Path, options: RunOptions) -> Side:
     """Open an ONNX file.
 
     Raises:
-        UsageError: the execution provider is not there, or needs fixed sizes.
+        UsageError: the execution provider is missing, or requires static sizes.
         StageError: ONNX Runtime cannot load the file.
     """
     provider = options.choose_provider()
@@ -78,13 +78,13 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[InputTensorSpec] | N
     """Prepare a loaded PyTorch model, for the time of the block.
 
     Args:
-        loaded: What :func:`~winml.modelkit.models.model.load_model` returned.
-        inputs: What the other side is fed, of which a cache is left out; None: the model's own inputs, with all sizes
-            open.
-        shown: The model, for people.
+        loaded: Result of :func:`~winml.modelkit.models.model.load_model`.
+        inputs: Inputs of the other side, whose KV cache is ignored; ``None``: the model's inputs, with all sizes
+            dynamic.
+        shown: Name of the model in messages.
 
     Raises:
-        UsageError: it takes an input that the other side does not.
+        UsageError: the model requires an input that the other side lacks.
     """
     from winml.modelkit.compare.verification.reference_run import prepared_part, run_on_arrays
 
@@ -93,7 +93,7 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[InputTensorSpec] | N
     if inputs is None:
         used = own
     else:
-        # A graph may do without an input that the model takes; then the model does without it, too.
+        # A graph may omit an input of the model; then the model runs without it, too.
         used = {item.name: own.get(item.name, item) for item in inputs if item.cache is None}
     hint = (
         f"The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with {opt.baseline} none."
@@ -105,10 +105,10 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[InputTensorSpec] | N
 def joined_inputs(sides: Sequence[Side]) -> tuple[InputTensorSpec, ...]:
     """Return inputs whose arrays all sides take: a size that one of them fixes is fixed.
 
-    Numbers of 16 bits are left to each side to round, so that the other is not fed what this one rounded.
+    16-bit floats are passed as float32, so that each side rounds separately.
 
     Raises:
-        UsageError: two fix a size differently.
+        UsageError: static sizes of two sides differ.
     """
     joined: dict[str, InputTensorSpec] = {}
     for side in sides:
@@ -133,31 +133,31 @@ def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> 
 
 
 RETAINED_BYTES = 512_000_000
-"""Arrays and pictures that are kept. Chosen: small beside the forms that are judged on them."""
+"""Maximum bytes of cached arrays and images. Chosen: small relative to the variants judged on them."""
 
 
 class CachedBatches(Preprocessor):
-    """A preprocessor for one list of samples: the second run over them takes what the first one made."""
+    """A preprocessor for one list of samples, whose batches are reused in later runs."""
 
     _kept: list[Batch] | None = None
 
     @classmethod
     def keeping(cls, preprocessor: Preprocessor) -> CachedBatches:
-        """Return one that makes what another makes.
+        """Create a caching copy of a preprocessor.
 
         Args:
-            preprocessor: It stays as it is.
+            preprocessor: It is not changed.
         """
         created = cls.__new__(cls)
         vars(created).update(vars(preprocessor))
         return created
 
     def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
-        """Yield what each run takes; see :meth:`Preprocessor.batches`. Samples and batch size are those of each time.
+        """Yield the batches of a run; see :meth:`Preprocessor.batches`. All runs must pass equal arguments.
 
         Raises:
-            UsageError: another batch size than the graph takes, a role is missing, or the arrays are not what the
-                graph takes.
+            UsageError: the graph requires a different batch size, a role is missing, or the arrays do not fit the
+                graph.
             InputError: a processor fails on a sample.
         """
         if self._kept is not None:
@@ -177,7 +177,7 @@ class CachedBatches(Preprocessor):
 
 
 def _in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
-    """Yield batches, each when its samples were read: who gives them waits for that."""
+    """Yield cached batches in step with the samples, which the caller records as they are read."""
     taken = -1
     for batch in retained:
         while taken < batch.rows[-1].number:
@@ -187,6 +187,6 @@ def _in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[B
 
 
 def _held_bytes(batch: Batch) -> int:
-    """Return what a batch takes: its arrays, and its pictures with four bytes a pixel."""
+    """Bytes of a batch: its arrays, and its images with four bytes a pixel."""
     sizes = (row.image_size for row in batch.rows if row.image_size is not None)
     return sum(array.nbytes for array in batch.feeds.values()) + sum(4 * height * width for height, width in sizes)

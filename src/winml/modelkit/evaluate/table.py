@@ -1,4 +1,4 @@
-"""Describes how well a model does its task, compared with a baseline and limits."""
+"""Document of an evaluation: metrics, baseline and limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml.modelkit.words import percent_words, time_words
 
 
 def evaluation_document(result: Evaluation) -> doc.Document:
-    """Describe what was run, each metric with its interval, and whether limits are met."""
+    """Build the document: models, metrics with intervals, and limits."""
     return doc.Document(
         [doc.Fields(list(_side_fields(result))), _metric_chart(result), _metric_table(result)],
         doc.Fields(list(_summary_fields(result))),
@@ -45,7 +45,7 @@ def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
 
 
 def _metric_chart(result: Evaluation) -> doc.Dots:
-    """Return each metric with its interval: beside a baseline that of the difference, so that metrics share a scale."""
+    """Chart of each metric with its interval, or of its difference to the baseline, so that metrics share a scale."""
     missed = {limit.metric for limit in result.limits if not limit.is_met}
     compares = result.baseline is not None
     dots = []
@@ -112,7 +112,7 @@ def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
         yield "agreement", f"{percent_words(result.agreement)} ({result.agreement_words}{differing})"
     metrics = {metric.name: metric for metric in result.metrics}
     for limit in result.limits:
-        # The agreement, which a limit may name, has no interval.
+        # The agreement, a possible metric of a limit, has no interval.
         metric = metrics.get(limit.metric)
         yield "limit", f"{_limit_words(limit)}{_resolution_words(limit, metric) if metric is not None else ''}"
     yield from doc.note_fields(result.notes)
@@ -129,7 +129,7 @@ def _limit_words(limit: Limit) -> str:
 
 
 def _resolution_words(limit: Limit, metric: MetricResult) -> str:
-    """Return the interval of a metric or its drop if the limit lies inside it; empty if the samples resolve it."""
+    """Interval of a metric or its drop if the limit lies inside; empty if the samples resolve the limit."""
     ends = metric.interval
     if limit.kind == "max_drop":
         difference = metric.difference_interval
@@ -142,7 +142,7 @@ def _resolution_words(limit: Limit, metric: MetricResult) -> str:
 
 
 def _drop_words(drop: float) -> str:
-    """Return by how much a model is worse.
+    """Describe the drop of a metric.
 
     >>> _drop_words(0.5), _drop_words(-0.5), _drop_words(0.0), _drop_words(math.nan)
     ('0.5000 worse', '0.5000 better', 'equal', 'not defined')

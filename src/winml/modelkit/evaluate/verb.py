@@ -1,4 +1,4 @@
-"""What does ``winml eval`` do with a request? Evaluates a model on a data set, beside its baseline."""
+"""Plan and run of ``winml eval``: evaluation of a model and its baseline on a dataset."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
-    """What is requested of ``winml eval``."""
+    """Request of ``winml eval``."""
 
     model: FoundModel
     task: str | None = None
     load: dict[str, object] = field(default_factory=dict)
-    """How a checkpoint is loaded: options of loading by name."""
+    """Option name → value for loading a checkpoint."""
 
     dataset: str | None = declare(None, DATASET, metavar="PATH|NAME", is_required=True, is_common=True)
     """Dataset: a file, a folder, or NAME[:CONFIG] on the Hub."""
@@ -59,10 +59,10 @@ class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
 
 
 def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
-    """Return what would be evaluated on what. Nothing is written, and no model is loaded.
+    """Plan an evaluation. Nothing is written, and no model is loaded.
 
     Raises:
-        UsageError: a name means nothing, options do not go together, or a limit is none of the task.
+        UsageError: a name is unknown, options contradict each other, or a limit does not belong to the task.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     from winml.modelkit.builds.evaluated_models import named_baseline, refuse_named_adapters, refuse_unfit_limits
@@ -106,7 +106,7 @@ def run_evaluation(
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Recover what killed commands left, and evaluate.
+    """Recover files of killed commands, then evaluate.
 
     Raises:
         WinMLError: as :func:`winml.modelkit.evaluate.evaluation.evaluate` raises.

@@ -1,4 +1,4 @@
-"""Measures boxes around objects: mean average precision by pycocotools, as COCO defines it."""
+"""Metrics of bounding boxes: mean average precision by pycocotools, as defined by COCO."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.evaluate.metrics import RESAMPLES, Metric, Resamples
 
 _MOST_DETECTIONS = 100
-"""Specified by COCO: detections of an image that count, the surest ones."""
+"""Specified by COCO: maximum number of detections per image, in descending order of score."""
 _RECALLS = np.linspace(0, 1, 101)
-"""Specified by COCO: where the precision is read."""
+"""Specified by COCO: recalls at which the precision is sampled."""
 _RESAMPLED = 200
-"""Resamples of which the precision is computed; each takes as long as a thousand of other metrics. Chosen."""
+"""Number of resamples of the precision; each takes as long as a thousand of other metrics. Chosen."""
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """The objects of one image."""
+    """Objects of one image."""
 
     corners: Array
     """``[objects, 4]``: left, top, right, bottom, in pixels."""
     classes: Array
     """``[objects]``."""
     scores: Array | None = None
-    """``[objects]``, of predictions."""
+    """``[objects]``, for predictions."""
 
 
 @dataclass(frozen=True)
 class _ClassMatches:
-    """The detections of one class, the surest first."""
+    """Detections of one class, in descending order of score."""
 
     owners: Array
-    """``[detections]``: number of the sample."""
+    """``[detections]``: index of the sample."""
     is_right: Array
     """``[thresholds, detections]``."""
     is_counted: Array
-    """``[thresholds, detections]``; what has no area is not."""
+    """``[thresholds, detections]``: False for boxes without area."""
     objects: Array
-    """``[samples]``: objects of the class."""
+    """``[samples]``: number of objects of the class."""
 
 
 @dataclass(frozen=True)
 class _MeanPrecision:
-    """The mean average precision over classes, and over the thresholds of overlap it is of."""
+    """Mean average precision over classes and overlap thresholds."""
 
     value: float
     classes: Sequence[_ClassMatches]
 
     def resampled(self, resamples: Resamples) -> Array:
-        """Return the mean average precision on some of the resamples."""
+        """Compute the mean average precision on some of the resamples."""
         retained = math.ceil(len(resamples.indices) * _RESAMPLED / RESAMPLES)
         return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
 
@@ -67,7 +67,7 @@ class _MeanPrecision:
 
 
 def _average_precision(matches: _ClassMatches, counts: Array) -> float:
-    """Return the average precision where each sample counts some number of times; NaN without an object."""
+    """Average precision with a count per sample; NaN without objects."""
     objects = (matches.objects * counts).sum()
     if not objects:
         return float("nan")
@@ -84,9 +84,9 @@ def _average_precision(matches: _ClassMatches, counts: Array) -> float:
 
 
 def _evaluated(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any:
-    """Return pycocotools' evaluation of all images, None where there is no object at all.
+    """Evaluate all images with pycocotools; ``None`` without any object.
 
-    It prints what it does, which is not shown.
+    The printed progress is discarded.
     """
     if not any(len(boxes.classes) for boxes in references):
         return None
@@ -155,4 +155,4 @@ BOX_METRICS = (
     Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
     Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
 )
-"""Over overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""
+"""Overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""

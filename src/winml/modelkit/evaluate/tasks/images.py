@@ -1,6 +1,6 @@
-"""What is where in an image: the class of each pixel, and boxes around objects. The tasks and their metrics.
+"""Image tasks: semantic segmentation and object detection, with their metrics.
 
-Outputs become maps and boxes by the image processor of the checkpoint, as in the pipelines.
+The image processor of the checkpoint converts outputs to maps and boxes, as in the pipelines.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from winml.modelkit.evaluate.tasks.task import Evaluator, EvaluatorContext, Outp
 from winml.modelkit.samples.preprocessing import Batch
 
 _SURE = 0.5
-"""Score from which on a box is part of the answer. Specified: the default of the pipeline."""
+"""Minimum score of a predicted box. Specified: the default of the pipeline."""
 _SAME_BOX = 0.9
-"""Overlap from which on two boxes are the same. Chosen: COCO's largest threshold but one."""
+"""Minimum overlap of equal boxes. Chosen: COCO's largest threshold but one."""
 
 
 def _record(outputs: Outputs) -> Any:
-    """Return outputs as the record that processors of transformers read."""
+    """Wrap outputs in the record that transformers processors read."""
     import torch
     from transformers.utils.generic import ModelOutput
 
@@ -35,7 +35,7 @@ def _record(outputs: Outputs) -> Any:
 
 
 def _sizes(batch: Batch) -> list[tuple[int, int]]:
-    """Return height and width of the images of a batch, as they are in the data set."""
+    """(height, width) of the images of a batch, as in the dataset."""
     return [row.image_size for row in batch.rows if row.image_size is not None]
 
 
@@ -52,11 +52,11 @@ def _post_processor(context: EvaluatorContext, method: str) -> Any:
 
 @dataclass(frozen=True)
 class _PixelEvaluator(Evaluator):
-    """A prediction is a map of classes of the size of the image."""
+    """Evaluator of class maps with the size of the image."""
 
     to_maps: Any
     is_reduced: bool
-    """Whether class 0 of the data set means nothing, and the others are the model's, counted from 1."""
+    """True if class 0 of the dataset is ignored, and the other classes are the model's, counted from 1."""
     notes: tuple[str, ...] = ()
 
     def reference(self, sample: Sample) -> Array:
@@ -80,7 +80,7 @@ class _PixelEvaluator(Evaluator):
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
         maps = self.to_maps(_record(outputs), target_sizes=_sizes(batch))
-        # Half of what torch's numbers take: a group holds the maps of many pictures.
+        # Half the size of torch's integers: a group holds the maps of many images.
         return [item.numpy().astype(np.int32) for item in maps]
 
     def agreement(self, ours: Array, theirs: Array) -> float:
@@ -103,7 +103,7 @@ def _pixel_evaluator(context: EvaluatorContext) -> _PixelEvaluator:
 
 @dataclass(frozen=True)
 class _BoxEvaluator(Evaluator):
-    """A prediction is all boxes with their scores; those of 0.5 and more are the answer of the pipeline."""
+    """Evaluator of scored boxes; the pipeline returns boxes with a score of 0.5 and more."""
 
     to_boxes: Any
     labels: LabelMap
@@ -139,13 +139,13 @@ class _BoxEvaluator(Evaluator):
 
 
 def _sure(boxes: Boxes) -> Boxes:
-    assert boxes.scores is not None  # those of predictions have them
+    assert boxes.scores is not None  # predictions have scores
     retained = boxes.scores > _SURE
     return Boxes(boxes.corners[retained], boxes.classes[retained], boxes.scores[retained])
 
 
 def _overlap(left: Array, right: Array) -> float:
-    """Return intersection over union of two boxes."""
+    """Compute the intersection over union of two boxes."""
     sides = np.minimum(left[2:], right[2:]) - np.maximum(left[:2], right[:2])
     shared = float(np.prod(np.maximum(sides, 0)))
     union = float(np.prod(left[2:] - left[:2]) + np.prod(right[2:] - right[:2])) - shared
@@ -156,7 +156,7 @@ _CLASS_KEYS = ("category", "label", "labels", "category_id", "class")
 
 
 def _columns_of(objects: Any) -> Mapping[str, Any]:
-    """Return a list of records as a record of lists, as which it is mostly stored."""
+    """Convert a list of records to a record of lists, the usual storage format."""
     if isinstance(objects, Mapping):
         return objects
     keys = objects[0] if objects else ()
@@ -175,7 +175,7 @@ def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:
             hint=f"Store the class of an object under one of the keys {', '.join(_CLASS_KEYS)}.",
         )
     feature = context.data_set.features[column]
-    keys = getattr(feature, "feature", feature)  # of a list of records, or of a record of lists
+    keys = getattr(feature, "feature", feature)  # a list of records, or a record of lists
     names = label_names(keys[key] if isinstance(keys, Mapping) else None)
     values = (label for row in rows for label in row[key])
     labels = match_labels(model_labels(context.config), names, values, f"{column}.{key}")

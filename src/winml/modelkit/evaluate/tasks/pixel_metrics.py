@@ -1,6 +1,6 @@
-"""Measures one class per pixel: mean intersection over union, by scikit-learn's Jaccard score, and accuracy.
+"""Metrics of class maps: mean intersection over union (scikit-learn's Jaccard score), and pixel accuracy.
 
-A sample is its pairs of reference and prediction, counted, so that no image has to be kept.
+A sample is stored as counts of (reference, prediction) pairs, so that no image is kept.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Pairs = Array
 """``[pairs, 3]``: class of reference, predicted class, pixels."""
 
 IGNORED = 255
-"""Specified: the class of pixels that data sets of segmentation leave out (ADE20K and Pascal VOC, reduced labels)."""
+"""Specified: class of ignored pixels in segmentation datasets (ADE20K and Pascal VOC, reduced labels)."""
 
 _MOST_PAIRS = 1_000_000
-"""Pairs of classes that are counted in a table; of more, those that occur are sorted. Chosen: 8 MB."""
+"""Maximum number of class pairs counted in a table; more pairs are sorted. Chosen: 8 MB."""
 
 
 def count_pairs(predicted: Array, referred: Array) -> Pairs:
-    """Return how often each pair of classes occurs in two maps of one size; pixels left out are not counted."""
+    """Count the pairs of classes in two maps of one size, excluding ignored pixels."""
     counted = referred != IGNORED
     right, stated = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
     if not len(right):
@@ -58,7 +58,7 @@ def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> Sa
 
 
 def _mean_of_occurring(sums: Array) -> Array:
-    """Return the mean over the classes that occur on either side."""
+    """Mean over the classes that occur in either map."""
     intersections, unions = np.split(sums, 2, axis=1)
     mean: Array = share(intersections, unions).sum(axis=1) / (unions > 0).sum(axis=1)
     return mean

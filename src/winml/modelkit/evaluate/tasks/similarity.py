@@ -1,4 +1,4 @@
-"""The similarity of two texts: the cosine of their embeddings, compared with a reference score (STS)."""
+"""Text similarity: the cosine of two embeddings, compared with a reference score (STS)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.samples.preprocessing import Batch
 
 ALIKE = 0.01
-"""Largest difference of two cosines that counts as agreement. Chosen: far below the steps of human scores (0.05 of the
-range in STS-B), far above rounding of float16 (1e-3)."""
+"""Maximum difference of two cosines in agreement. Chosen: far below the steps of human scores (0.05 of the range in
+STS-B), far above rounding of float16 (1e-3)."""
 _MODULES, _CONFIG = "modules.json", "config.json"
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -30,23 +30,23 @@ _MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Specified by sentence-transformers: what a pooling may be; embeddings of several are joined in this order."""
+"""Specified by sentence-transformers: pooling modes; embeddings of several modes are concatenated in this order."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How the states of the tokens become one embedding."""
+    """Pooling of token states into one embedding."""
 
     modes: tuple[str, ...]
     problem: str = ""
-    """What of it this package does not do; counts where the graph does not give embeddings itself."""
+    """Unsupported part of the pooling; relevant if the graph does not return embeddings."""
     notes: tuple[str, ...] = ()
 
     def refuse_unknown(self) -> None:
-        """Refuse a pooling that is not known here.
+        """Refuse an unsupported pooling.
 
         Raises:
-            UsageError: names what sentence-transformers does.
+            UsageError: names the unsupported part.
         """
         if self.problem:
             raise UsageError(
@@ -55,19 +55,19 @@ class Pooling:
             )
 
     def embedding(self, states: Array, mask: Array) -> Array:
-        """Return the embedding of ``[tokens, size]`` states, of which the mask says ``[tokens]`` which are text."""
+        """Compute the embedding of ``[tokens, size]`` states; the mask ``[tokens]`` is True for text tokens."""
         weights = np.flatnonzero(mask) + 1.0
         return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.modes])
 
 
 def cosine(left: Array, right: Array) -> float:
-    """Return the cosine of two embeddings."""
+    """Compute the cosine of two embeddings."""
     return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
 
 
 @dataclass(frozen=True)
 class _SimilarityEvaluator(task.Evaluator):
-    """A prediction is the cosine of the embeddings of both texts."""
+    """Evaluator of the cosine of two text embeddings."""
 
     pooling: Pooling
     tokenizer: Any
@@ -93,7 +93,7 @@ class _SimilarityEvaluator(task.Evaluator):
         """Return the embedding of each text: float64[size].
 
         Raises:
-            UsageError: sentence-transformers makes it in a way that is not known here.
+            UsageError: the pooling of sentence-transformers is not supported.
         """
         if "sentence_embedding" in outputs:
             return list(outputs["sentence_embedding"].astype(np.float64))
@@ -111,7 +111,7 @@ class _SimilarityEvaluator(task.Evaluator):
 
 
 def _pooled(states: Array, places: Array, mode: str) -> Array:
-    """Return one embedding of the states of a text, whose tokens stand at some places, counted from 1."""
+    """Pool the token states of a text into one embedding; ``places`` are the token positions, counted from 1."""
     if mode in {"cls", "lasttoken"}:
         state: Array = states[0 if mode == "cls" else -1]
         return state
@@ -124,7 +124,7 @@ def _pooled(states: Array, places: Array, mode: str) -> Array:
 
 
 def read_pooling(folder: Path) -> Pooling:
-    """Return the pooling that sentence-transformers wrote beside the model in a folder, else the mean, with a note."""
+    """Read the pooling that sentence-transformers wrote beside the model; without a file, mean pooling and a note."""
     modules = _read(folder, _MODULES)
     entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
@@ -137,13 +137,13 @@ def read_pooling(folder: Path) -> Pooling:
 
 
 def _other_modules(kinds: Sequence[str]) -> str:
-    """Return what modules beside the encoder and its pooling change; the length of an embedding changes no cosine."""
+    """Describe modules other than encoder and pooling that change the embedding; its length does not affect cosines."""
     others = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
     return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
 
 
 def _modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
-    """Return the poolings that a file says, and what is not known of them."""
+    """Return the pooling modes of a file, and a description of unknown modes."""
     by_name = stated.get("pooling_mode")
     names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
     chosen = [str(name) for name in names]
@@ -156,7 +156,7 @@ def _modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
 
 
 def _read(folder: Path, name: str) -> Any:
-    """Return what a file below a folder says; None where there is none, or it is damaged."""
+    """Read a JSON file below a folder; ``None`` if missing or damaged."""
     try:
         return read_json_file(file_below(folder, name))
     except (OSError, ValueError):

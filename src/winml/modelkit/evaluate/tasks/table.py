@@ -1,4 +1,4 @@
-"""Which tasks can be evaluated? Task → definition; the classification tasks and speech recognition stand here."""
+"""Registry of the tasks that can be evaluated; defines classification and speech recognition."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from winml.modelkit.samples.processors import tokenizer_call
 
 @dataclass(frozen=True)
 class _ClassEvaluator(Evaluator):
-    """A prediction is the number of the class of the largest score."""
+    """Evaluator of the class with the largest score."""
 
     labels: LabelMap
     notes: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ _CLASSIFICATION_TASKS = (
         optional_roles=("text_pair",),
     ),
     TaskDefinition("image-classification", ("image", "label"), CLASS_METRICS, _class_evaluator, _AGREEMENT),
-    # As the pipeline: recordings of other lengths would be filled up to one.
+    # Like the pipeline: shorter recordings in a batch would be padded.
     TaskDefinition(
         "audio-classification", ("audio", "label"), CLASS_METRICS, _class_evaluator, _AGREEMENT, batch_size=1
     ),
@@ -83,7 +83,7 @@ _CLASSIFICATION_TASKS = (
 
 @dataclass(frozen=True)
 class _SpeechEvaluator(Evaluator):
-    """A prediction is the text of the likeliest token of each frame."""
+    """Evaluator of the text decoded from the likeliest token of each frame."""
 
     tokenizer: Any
     notes: tuple[str, ...] = ("Texts are compared exactly: differences in case and punctuation count as errors.",)
@@ -93,7 +93,7 @@ class _SpeechEvaluator(Evaluator):
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[str]:  # noqa: ARG002  # scores say it all
         tokens = np.argmax(named_output(outputs, "logits"), axis=-1)
-        # Frames are decoded in Python, where numpy numbers are slow.
+        # Frames are decoded in Python, where numpy integers are slow.
         with tokenizer_call(self.tokenizer):
             return [self.tokenizer.decode(row, skip_special_tokens=False) for row in tokens.tolist()]
 
@@ -104,7 +104,7 @@ SPEECH_RECOGNITION = TaskDefinition(
     (WORD_ERROR_RATE, CHARACTER_ERROR_RATE),
     lambda context: _SpeechEvaluator(context.processor("tokenizer")),
     "equal texts",
-    # As the pipeline: what fills a shorter recording up would be decoded as well.
+    # Like the pipeline: the padding of a shorter recording would be decoded too.
     batch_size=1,
 )
 
@@ -126,7 +126,7 @@ _BUILT_IN = {
 
 
 def _problem_of(name: str, task: TaskDefinition) -> str:
-    """Return why a task of a plug-in cannot be judged; empty where it can."""
+    """Reason why a task of a plug-in is invalid; empty if valid."""
     if task.name != name:
         return f"it calls itself {task.name}"
     unknown = [role for role in (*task.roles, *task.optional_roles) if role not in ROLES]
@@ -134,14 +134,14 @@ def _problem_of(name: str, task: TaskDefinition) -> str:
 
 
 TASK_DEFINITIONS: Registry[TaskDefinition] = Registry("tasks", "task", _BUILT_IN, lambda: TaskDefinition, _problem_of)
-"""Every task that can be judged, by its name in transformers; plug-ins may add names of their own."""
+"""Name in transformers → definition of the task; plug-ins may add other names."""
 
 
 def task_definition(name: str) -> TaskDefinition:
     """Return the definition of a task.
 
     Raises:
-        TaskError: it cannot be judged; lists those that can.
+        TaskError: the task is not supported; lists the supported tasks.
     """
     if name in TASK_DEFINITIONS:
         return TASK_DEFINITIONS[name]
@@ -156,19 +156,19 @@ def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "
     """Return metrics of a task by name, in the order of the task; all of them where none is named.
 
     Raises:
-        UsageError: one is not of the task; lists those that are.
+        UsageError: a metric does not belong to the task; lists its metrics.
     """
     _refuse_unknown_names(names, task.metric_names, option, f"not a metric of {task.name}", "Its metrics")
     return tuple(metric for metric in task.metrics if not names or metric.name in names)
 
 
 def refuse_unknown_metrics(names: Iterable[str], option: str, *further: str) -> None:
-    """Refuse metrics that no task has, where the task is not known yet.
+    """Refuse metrics that no task has, while the task is unknown.
 
     Args:
         names: Names of metrics.
         option: The option that states them.
-        further: Names that the option takes besides metrics.
+        further: Additional valid names of the option.
 
     Raises:
         UsageError: lists the metrics of all tasks.

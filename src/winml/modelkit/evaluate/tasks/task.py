@@ -1,6 +1,6 @@
-"""What a task is: what it reads of a sample, how outputs become predictions, and what is measured of them.
+"""Definition of a task: roles of a sample, predictions from outputs, and metrics.
 
-A prediction is what the pipeline of transformers answers for the same sample; tests compare the two.
+A prediction equals the result of the transformers pipeline for the same sample; tests compare both.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Sample = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EvaluatorContext:
-    """What a task knows of the model and of the data before the first run."""
+    """Model and data of a task before the first run."""
 
     preprocessor: Preprocessor
     config: Any
-    """The config of the model, as transformers reads it; None where there is none."""
+    """Transformers config of the model; ``None`` without a config."""
     folder: Path
-    """Where config and processors lie."""
+    """Folder of config and processors."""
     data_set: DataSet
     columns: Mapping[str, str]
     """Role → column."""
 
     def processor(self, kind: ProcessorKind) -> Any:
-        """Return a processor of the checkpoint, also one that makes no input of the graph.
+        """Return a processor of the checkpoint, even if it creates no input of the graph.
 
         Raises:
-            UsageError: there is none, or a package is missing.
+            UsageError: the processor or a package is missing.
             InputError: its files are damaged.
         """
         known = self.preprocessor.processors.get(kind)
@@ -55,43 +55,43 @@ class EvaluatorContext:
 
 
 class Evaluator(ABC):
-    """Makes predictions of outputs, and says which reference values they are compared with."""
+    """Converts outputs to predictions, and provides the reference values."""
 
     fed_per_sample = 1
-    """What the model is fed for one sample: one text, or two of a pair that are fed by themselves."""
+    """Number of model inputs per sample: one text, or two texts of a pair processed separately."""
     notes: tuple[str, ...] = ()
-    """What was decided because nobody said, one sentence each."""
+    """Notes on defaults, one sentence each."""
 
     def fed(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield what the model is fed."""
+        """Yield the samples fed to the model."""
         yield from samples
 
     @abstractmethod
     def reference(self, sample: Sample) -> Any:
-        """Return what is right for a sample.
+        """Return the reference value of a sample.
 
         Raises:
-            UsageError: it is a label that the model does not have.
+            UsageError: the label is unknown to the model.
         """
 
     @abstractmethod
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Any]:
-        """Return what the model says of each row of a batch.
+        """Convert the outputs of a batch to a prediction per row.
 
         Raises:
-            InputError: an output that the task needs is not there.
+            InputError: an output required by the task is missing.
         """
 
     def prediction(self, outputs: Sequence[Any], sample: Sample) -> Any:  # noqa: ARG002  # some need it
-        """Return what the answers for one sample amount to: one for each row that was fed for it."""
+        """Combine the predictions of all rows of one sample."""
         return outputs[0]
 
     def agreement(self, ours: Any, theirs: Any) -> float:
-        """Return how far two predictions for one sample agree, 0 to 1."""
+        """Agreement of two predictions for one sample, 0 to 1."""
         return float(ours == theirs)
 
     def for_metrics(self, prediction: Any, reference: Any) -> Any:  # noqa: ARG002  # some need it
-        """Return what metrics need of a prediction, which is all that is kept of it."""
+        """Part of a prediction that metrics need; the rest is not stored."""
         return prediction
 
 
@@ -101,15 +101,15 @@ class TaskDefinition:
 
     name: str
     roles: tuple[str, ...]
-    """What it reads of a sample."""
+    """Roles that it reads from a sample."""
     metrics: tuple[Metric, ...]
-    """The most usual one first."""
+    """Metrics, the most common first."""
     evaluator: Callable[[EvaluatorContext], Evaluator]
     agreement_words: str
-    """When two predictions agree."""
+    """Definition of agreement, in words."""
     optional_roles: tuple[str, ...] = ()
     batch_size: int = 8
-    """Samples in one run where nothing else is asked for, and the graph leaves it open."""
+    """Default number of samples in one run, if dynamic in the graph."""
 
     @property
     def metric_names(self) -> tuple[str, ...]:
@@ -118,10 +118,10 @@ class TaskDefinition:
 
 
 def named_output(outputs: Outputs, *names: str) -> Array:
-    """Return the first output of these names.
+    """Return the first output with one of these names.
 
     Raises:
-        InputError: there is none.
+        InputError: no output has such a name.
     """
     for name in names:
         if name in outputs:
@@ -133,14 +133,14 @@ def named_output(outputs: Outputs, *names: str) -> Array:
 
 
 def refuse_slow_tokenizer(context: EvaluatorContext, needed: str) -> None:
-    """Refuse a tokenizer that does not say where in the text its tokens stand.
+    """Refuse a tokenizer without token offsets.
 
     Args:
-        context: Of the model.
-        needed: What its answers are of, for the message.
+        context: Context of the model.
+        needed: Subject of the offsets, for the message.
 
     Raises:
-        UsageError: it is none of the tokenizers library.
+        UsageError: the tokenizer is not from the tokenizers library.
     """
     tokenizer = context.processor("tokenizer")
     if not getattr(tokenizer, "is_fast", False):
@@ -152,9 +152,9 @@ def refuse_slow_tokenizer(context: EvaluatorContext, needed: str) -> None:
 
 
 def token_masks(batch: Batch, tokenizer: Any) -> Array:
-    """Return which tokens of each row are no padding: bool[rows, length], without rows that fill the batch up."""
+    """Mask of the non-padding tokens of each row: bool[rows, length], without rows that pad the batch."""
     mask = batch.feeds.get("attention_mask")
     if mask is None:
-        # A model without a mask reads the padding, too, but it is no part of the text.
+        # A model without a mask processes the padding too, but it is not part of the text.
         mask = batch.feeds["input_ids"] != (-1 if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
     return batch.trimmed(np.asarray(mask > 0))

@@ -1,4 +1,4 @@
-"""Tasks of texts: perplexity, masked words, answers in a text, tags of words, and similarity."""
+"""Text tasks: perplexity, masked words, question answering, and tags of words."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from winml.modelkit.samples.processors import tokenizer_call
 
 @dataclass(frozen=True)
 class PredictedText:
-    """One text."""
+    """Prediction of the tokens of one text."""
 
     surprise: float
-    """Sum over its tokens of the negative logarithm of what the model gave them."""
+    """Sum of the negative log-likelihoods of its tokens."""
     best: tuple[int, ...]
-    """The likeliest token at each place that is foreseen."""
+    """Likeliest token at each predicted position."""
 
 
 @dataclass(frozen=True)
 class _PerplexityEvaluator(task.Evaluator):
-    """A prediction is how well each token of a text was foreseen; its tokens are what is right."""
+    """Evaluator of next-token prediction: the tokens of a text are the reference."""
 
     tokenizer: Any
 
@@ -53,7 +53,7 @@ class _PerplexityEvaluator(task.Evaluator):
 
 
 def predicted_text(scores: Array, tokens: Array) -> PredictedText:
-    """Return how well each token of a text was foreseen.
+    """Compute the negative log-likelihood of a text.
 
     Args:
         scores: Logits: ``[tokens, vocabulary]``.
@@ -74,29 +74,29 @@ TEXT_GENERATION = task.TaskDefinition(
     (metrics.PERPLEXITY,),
     lambda context: _PerplexityEvaluator(context.processor("tokenizer")),
     "equal likeliest next tokens, token by token",
-    # Scores of a whole vocabulary for each of 512 tokens take 0.1 GB a text.
+    # Scores of a full vocabulary for each of 512 tokens take 0.1 GB a text.
     batch_size=1,
 )
 
 
 _FIRST = 5
-"""Tokens of a prediction. Specified: as many as the pipeline answers."""
+"""Tokens of a prediction. Specified: the number returned by the pipeline."""
 
 
 @dataclass(frozen=True)
 class _MaskedWordEvaluator(task.Evaluator):
-    """A prediction is the likeliest tokens at the one mask of a text, the best first."""
+    """Evaluator of the likeliest tokens at the single mask of a text, the best first."""
 
     tokenizer: Any
 
     def reference(self, sample: task.Sample) -> int:
-        """Return the token of the hidden word.
+        """Return the token of the masked word.
 
         Raises:
-            UsageError: it is several tokens.
+            UsageError: the word has several tokens.
         """
         word = str(sample["label"])
-        # Vocabularies of byte pairs know a word after a space by another token than one without.
+        # Byte-pair vocabularies have different tokens for a word with and without a preceding space.
         before, _, _ = str(sample["text"]).partition(self.tokenizer.mask_token)
         spellings = (f" {word}", word) if before[-1:].isspace() else (word, f" {word}")
         for spelled in spellings:
@@ -154,16 +154,16 @@ FILL_MASK = task.TaskDefinition(
 
 
 _LONGEST_ANSWER = 15
-"""Tokens of an answer. Specified: the default of the pipeline of transformers 4, and of its SQuAD scripts nearly
+"""Maximum tokens of an answer. Specified: the default of the pipeline of transformers 4; its SQuAD scripts use nearly
 twice as many."""
 
 
 @dataclass(frozen=True)
 class _AnswerEvaluator(task.Evaluator):
-    """A prediction is the text of the answer, empty where the model says that the text holds none."""
+    """Evaluator of extracted answers; a prediction is empty if the model predicts no answer."""
 
     may_be_empty: bool
-    """Whether the data set has questions without an answer."""
+    """True if the dataset has questions without an answer."""
 
     def reference(self, sample: task.Sample) -> list[str]:
         return _answer_texts(sample["answers"])
@@ -173,7 +173,7 @@ class _AnswerEvaluator(task.Evaluator):
         return [_best_answer(row, start, end) for row, start, end in zip(batch.rows, starts, ends, strict=True)]
 
     def prediction(self, outputs: Sequence[_Answer], sample: task.Sample) -> str:
-        """Return the text of the best span of all windows; no window may be surer that there is none."""
+        """Text of the best span over all windows; empty if a window scores "no answer" higher."""
         best = max(outputs, key=lambda output: output.score)
         if not best.characters or (self.may_be_empty and min(output.empty_score for output in outputs) > best.score):
             return ""
@@ -182,13 +182,13 @@ class _AnswerEvaluator(task.Evaluator):
 
 @dataclass(frozen=True)
 class _Answer:
-    """What one window over a context says."""
+    """Best answer within one window of a context."""
 
     score: float
     characters: tuple[int, int] | None
-    """First character of the span, and the one after its last; None where the window holds no context."""
+    """First character of the span and the character after its last; ``None`` for a window without context."""
     empty_score: float
-    """How sure it is that there is no answer: the first token stands for that."""
+    """Score of "no answer", which is the score of the first token."""
 
 
 def _best_answer(row: Row, start: Array, end: Array) -> _Answer:
@@ -202,12 +202,12 @@ def _best_answer(row: Row, start: Array, end: Array) -> _Answer:
 
 
 def best_span(start: Array, end: Array, is_context: Array) -> tuple[float, int, int]:
-    """Return the score of the best span in the context, its first token and its last.
+    """Find the best span in the context: score, first token and last token.
 
     Args:
-        start: Scores of tokens as the first of the span: float64[tokens].
-        end: Scores as the last.
-        is_context: Which tokens may be in it.
+        start: Scores of tokens as span start: float64[tokens].
+        end: Scores of tokens as span end.
+        is_context: Mask of the tokens allowed in the span.
     """
     start, end = np.where(is_context, start, -np.inf), np.where(is_context, end, -np.inf)
     scores = start[:, None] + end[None, :]
@@ -219,7 +219,7 @@ def best_span(start: Array, end: Array, is_context: Array) -> tuple[float, int, 
 
 
 def _answer_texts(cell: Any) -> list[str]:
-    """Return the accepted answers: of SQuAD's record of lists, of a list of texts, or of one text."""
+    """Accepted answers of a cell: SQuAD's record of lists, a list of texts, or one text."""
     texts = cell["text"] if isinstance(cell, Mapping) else cell
     return [texts] if isinstance(texts, str) else [str(text) for text in texts or ()]
 
@@ -239,23 +239,23 @@ QUESTION_ANSWERING = task.TaskDefinition(
 
 
 _LEFT_OUT = -100
-"""Specified: the tag of a word that is not judged, as torch's losses leave it out."""
+"""Specified: tag of an ignored word, as in torch's losses."""
 _OUTSIDE = "O"
 
 
 @dataclass(frozen=True)
 class _TagEvaluator(task.Evaluator):
-    """A prediction is the tag of each word: that of its first token. Words beyond the longest row have none."""
+    """Evaluator of word tags: the prediction of a word is that of its first token. Truncated words are outside."""
 
     labels: LabelMap
     notes: tuple[str, ...] = ()
 
     def reference(self, sample: task.Sample) -> list[str | None]:
-        """Return the tag of each word, None where it is not judged.
+        """Return the tag of each word; ``None`` for ignored words.
 
         Raises:
             UsageError: the model has no such tag.
-            InputError: there are more words than tags, or fewer.
+            InputError: the numbers of words and tags differ.
         """
         words, tags = len(sample["tokens"]), len(sample["tags"])
         if words != tags:
@@ -275,7 +275,7 @@ class _TagEvaluator(task.Evaluator):
         return tags
 
     def for_metrics(self, prediction: list[str], reference: list[str | None]) -> list[str]:
-        """Return the tags of the words that are judged."""
+        """Tags of the words that are not ignored."""
         return [tag for tag, right in zip(prediction, reference, strict=True) if right is not None]
 
 

@@ -30,7 +30,7 @@ def calibration_kind(data: str | Path) -> CalibrationKind:
     """Classify calibration data.
 
     Raises:
-        UsageError: there is none, or it has a form that is not read.
+        UsageError: the data is missing or has an unsupported format.
     """
     path = Path(data)
     if path.is_file() and path.suffix in (".npz", *TEXT_SUFFIXES):
