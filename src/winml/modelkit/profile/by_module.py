@@ -1,8 +1,8 @@
-"""Charges kernel times to modules (``winml perf --by-module``), or times each module alone (``--module``).
+"""Kernel times by module (``winml perf --by-module``), and times of single modules (``--module``).
 
-ONNX Runtime rewrites a graph before it runs it, so its profile names nodes no file has. The graph as executed is
-written by the same session, and ``hierarchy`` brings the tags over. A decoder with a cache is profiled twice: a prompt,
-and a step after it. Works on ONNX files alone; measures nothing else.
+ONNX Runtime rewrites a graph before running it, so its profile contains node names that are not in the file. The same
+session writes the executed graph, and tags are transferred to it. A decoder with a KV cache is profiled twice: with a
+prompt, and with a following step. Works on ONNX files only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, time_words
 
 _LABEL = "#"
-"""Marks the position of a node where a module path stands otherwise, which never begins with it."""
+"""Prefix of node positions used in place of module paths, which never begin with it."""
 
 
 def _charge_fused_kernels(
@@ -68,22 +68,21 @@ def _charge_fused_kernels(
     modules: Mapping[str, str],
     sizes: Mapping[str, Sequence[int]],
 ) -> dict[str, frozenset[str]]:
-    """Give each node that stands for several modules the tag of the one that does the work, in place.
+    """Assign each fused node to the module that does most of the work, in place.
 
-    ONNX Runtime fuses across modules: a convolution takes in the batch norm and the activation behind it. The tag of
-    such a node is that of the module around all of them; here it becomes the tag of the convolution. No file contains
-    these tags.
+    ONNX Runtime fuses across modules: a convolution absorbs the following batch norm and activation. The tag of the
+    fused node is their common ancestor; here it becomes the tag of the convolution. No file contains these tags.
 
     Args:
         measured_file: The file that was run.
-        original: The same, every node with the tag of its module.
+        original: The same graph, with a module tag on every node.
         executed_file: The graph as ONNX Runtime executed it.
-        executed: The same, with carried tags; changed in place.
+        executed: The same graph, with transferred tags; changed in place.
         modules: Module path → tag.
-        sizes: Shape of each input as it was measured.
+        sizes: Input name → measured shape.
 
     Returns:
-        Node name → tags of the other modules it stands for.
+        Node name → tags of the other modules fused into it.
     """
     original_nodes = list(all_nodes(original))
     if not any(MODULES_KEY in node.metadata_props for node in (*original_nodes, *all_nodes(executed))):
@@ -106,7 +105,7 @@ def _charge_fused_kernels(
 
 
 def _listed_modules(node: ir.Node) -> list[str]:
-    """Return the paths of the modules a node stands for, where they are several; none where the list is damaged."""
+    """Paths of the modules of a fused node; ``[]`` for one module or damaged metadata."""
     try:
         return listed_modules(node)
     except ValueError:
@@ -114,7 +113,7 @@ def _listed_modules(node: ir.Node) -> list[str]:
 
 
 def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -> ShapeTable:
-    """Return the shapes of values, with the measured sizes where a dimension is open."""
+    """Value name → shape, with measured sizes of dynamic dimensions."""
     shapes, _ = read_shapes(file, read_contents(file).nodes)
     measured: dict[str, int] = {}
     for name, actual in sizes.items():
@@ -126,7 +125,7 @@ def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) 
 
 
 def _node_works(nodes: Iterable[ir.Node], modules: Mapping[str, str], shapes: ShapeTable) -> list[NodeWork | None]:
-    """Return what each node of the original computes; None for a node of no module."""
+    """Work of each node of the original graph; ``None`` for a node without a module."""
     works: list[NodeWork | None] = []
     for node in nodes:
         tag = read_tag(node)
@@ -140,7 +139,7 @@ def _node_works(nodes: Iterable[ir.Node], modules: Mapping[str, str], shapes: Sh
 
 
 def _count_elements(node: ir.Node, shapes: ShapeTable) -> int | None:
-    """Return how many values a node makes; None where that is unknown."""
+    """Number of output elements of a node; ``None`` if unknown."""
     total = 0
     for value in node.outputs:
         sizes = shapes.get(value.name or "", (None,)) if value.name else ()
@@ -151,9 +150,9 @@ def _count_elements(node: ir.Node, shapes: ShapeTable) -> int | None:
 
 
 def _weight_owner(node: ir.Node, modules: Mapping[str, str]) -> str | None:
-    """Return the module whose weight a node of several modules reads first, by its name; None for other nodes.
+    """Module of the first weight of a fused node, found by name; ``None`` for other nodes.
 
-    Tools put words before the name of a weight they change: ``ConvBnFusion_W_conv1.weight``.
+    Tools prepend words to the name of a changed weight: ``ConvBnFusion_W_conv1.weight``.
     """
     listed = sorted((path for path in _listed_modules(node) if path and path in modules), key=len, reverse=True)
     weights = [value.name or "" for value in node.inputs if value is not None and value.is_initializer()]
@@ -165,9 +164,9 @@ def _weight_owner(node: ir.Node, modules: Mapping[str, str]) -> str | None:
 def _source_positions(
     original_nodes: Iterable[ir.Node], measured_file: onnx.ModelProto, executed_file: onnx.ModelProto
 ) -> dict[str, tuple[int, ...]]:
-    """Return for each executed node, by name, the positions of the original nodes it stands for.
+    """Name of an executed node → positions of its original nodes.
 
-    Carrying finds the modules a node stands for. Here every node of a copy of the original is a module of its own.
+    The transfer of tags finds the modules of a node. Here every node of a copy of the original is a separate module.
     """
     labelled, executed = ir.serde.deserialize_model(measured_file), ir.serde.deserialize_model(executed_file)
     for position, (node, original_node) in enumerate(zip(all_nodes(labelled), original_nodes, strict=True)):
@@ -195,18 +194,18 @@ def profile_model(
     *,
     progress: Progress | None = None,
 ) -> ProfiledModules | ProfiledDecoder:
-    """Measure a model by module; of a decoder with a cache a prompt and a step, each in a session of its own.
+    """Measure a model by module; a decoder with a KV cache with a prompt and a step, in separate sessions.
 
     Args:
         path: The ONNX file.
-        options: How it is run. Of a decoder, what they say of the sizes of tokens or cache is the length of the prompt;
-            both sizes, or values from a file, are one run as for any model.
-        latency: How often, each.
-        progress: Called between runs with the number of counted ones and the share that is done.
+        options: Run options. For a decoder, the size of tokens or cache is the length of the prompt; both sizes, or
+            values from a file, are run once as for other models.
+        latency: Number of runs of each.
+        progress: Called between runs with the number and the share of finished runs.
 
     Raises:
-        UsageError: as :func:`profile_modules`, or the prompt is longer than the model has positions.
-        StageError: as :func:`profile_modules`.
+        UsageError: as in :func:`profile_modules`, or the prompt exceeds the positions of the model.
+        StageError: as in :func:`profile_modules`.
     """
     tokens = None if options.input_data is not None else decoder_tokens(inputs_of_file(path), options.sizes)
     if tokens is None:
@@ -226,16 +225,16 @@ def profile_modules(
     *,
     progress: Progress | None = None,
 ) -> ProfiledModules:
-    """Measure a model, then again with ONNX Runtime's profiling on, and charge every kernel to its module.
+    """Measure a model, then profile it with ONNX Runtime, and assign every kernel to its module.
 
     Args:
         path: The ONNX file.
-        options: How it is run.
-        latency: How often.
-        progress: Called between runs with the number of counted ones and the share that is done.
+        options: Run options.
+        latency: Number of runs.
+        progress: Called between runs with the number and the share of finished runs.
 
     Raises:
-        UsageError: the options do not fit the model, or nothing in the file says which module a node belongs to.
+        UsageError: the options do not fit the model, or the file has no module information.
         StageError: ONNX Runtime cannot load or run the file, or its provider records no kernel.
     """
     before = read_structure(path)
@@ -245,7 +244,7 @@ def profile_modules(
     provider = options.choose_provider()
     if provider.provider.compiles:
         return _profile_on_device(path, options, latency, before, tree, provider, progress)
-    # ONNX Runtime gives the nodes of functions names of its own.
+    # ONNX Runtime renames the nodes of functions.
     with temporary_folder() as folder, flat_file(path) as flat:
         executed_path = folder / "executed.onnx"
         files = {"profile_prefix": folder / "profile", "optimized_path": executed_path}
@@ -276,13 +275,13 @@ def _profile_on_device(
     provider: ChosenProvider,
     progress: Progress | None,
 ) -> ProfiledModules:
-    """Measure a model with the provider's own profiling on, and charge what each node took to its module.
+    """Measure a model with the profiling of its provider, and assign node times to modules.
 
-    The provider compiles the graph when it is opened, so that ONNX Runtime runs one kernel.
+    The provider compiles the graph when the session is created, so that ONNX Runtime runs one kernel.
 
     Raises:
-        UsageError: the provider records no time by node.
-        StageError: it does not load or run the file, or its profile names no node.
+        UsageError: the provider records no node times.
+        StageError: the provider cannot load or run the file, or its profile names no node.
     """
     name = provider.provider.name
     if not provider.provider.node_profile:
@@ -301,7 +300,7 @@ def _profile_on_device(
             memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
             kernels = read_profile(prepared.opened.session.end_profile(), counted_runs=len(measured.samples_ms))
         result = perf_result(prepared, latency, measured, memory)
-        del prepared  # the provider writes its profile at the latest when the session is closed
+        del prepared  # the provider writes its profile when the session is closed, if not before
         profile = read_device_profile(written, counted_runs=len(measured.samples_ms), provider=name)
     original = graph_of(structure, path)
     _write_tree_tags(original, tree)
@@ -321,9 +320,9 @@ def _profile_on_device(
 
 
 def _with_graph_names(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, Counter[Way]]:
-    """Call each kernel after the node of the graph that it stands for, where its name says that, and count the ways.
+    """Rename kernels to graph nodes by name prefix, and count the matches by node name and output name.
 
-    A provider extends names of nodes and of values by what it adds to them: ``…/MatMul_output_0_convert``.
+    A provider appends to names of nodes and values: ``…/MatMul_output_0_convert``.
     """
     makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
     nodes = {**makers, **{node.name: node for node in all_nodes(model) if node.name}}
@@ -344,7 +343,7 @@ def _with_graph_names(profile: RunProfile, model: ir.Model) -> tuple[RunProfile,
 
 
 def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenProvider) -> Iterator[str]:
-    """Say in which unit the device counts, and what ran outside of the parts that it compiled."""
+    """Note the unit of the device, and nodes run outside the compiled parts."""
     name, place = provider.provider.name, provider.device_words
     yield f"latency and module times were measured with the profiling of {name} on, which adds time to every run"
     if profile.profile.unit == "cycles":
@@ -359,7 +358,7 @@ def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenP
 
 
 def _write_tree_tags(model: ir.Model, tree: OnnxTree) -> None:
-    """Give each node without a tag that of its module, in place."""
+    """Tag each untagged node with its module, in place."""
     paths = {module.tag: module.path for module in tree.modules}
     for node, tag in zip(all_nodes(model), tree.tags, strict=True):
         if tag and read_tag(node) is None:
@@ -373,10 +372,10 @@ def _profiled_run(
     files: Mapping[str, Path],
     progress: Progress | None,
 ) -> tuple[PerfResult, LatencyResult, Path]:
-    """Run the model as any other is run, then with profiling on.
+    """Run the model without profiling, then with profiling.
 
     Returns:
-        What was measured without profiling, the latency with it, and the profile. Both sessions are closed.
+        Measurement without profiling, latency with profiling, and path of the profile. Both sessions are closed.
     """
     provider = options.choose_provider()
     with opened_model.prepared_model(path, options, provider) as prepared:
@@ -412,7 +411,7 @@ def _charge_to_modules(
     tree: OnnxTree,
     measured: RunProfile,
 ) -> ProfiledModules:
-    """Charge the kernels of the executed graph to the modules of the measured one; ``structures`` are the two."""
+    """Assign the kernels of the executed graph to modules; ``structures`` are the measured and the executed graph."""
     before, executed_proto = structures
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
     _write_tree_tags(original, tree)
@@ -453,9 +452,7 @@ def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
 
 
 def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
-    """Return the tag of every node by its name, which is all a profile says; equal names share what they have in
-    common.
-    """
+    """Name of a node → tag, since profiles contain names only; nodes of equal name get their common ancestor."""
     guessed = set(carried.last_resort)
     tags_of_name: dict[str, list[str]] = defaultdict(list)
     for node in all_nodes(executed):
@@ -467,10 +464,10 @@ def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
 
 
 def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) -> dict[str, float]:
-    """Return the time per run of the nodes of the original's main graph, as the profile has them.
+    """Name of a node in the original main graph → time per run.
 
-    A kernel that is no node of it counts for the node that made the same value, else for the one its name begins with,
-    else for the first of its module.
+    A kernel that is not such a node counts for the node with the same output, else for the node whose name is its
+    prefix, else for the first node of its module.
     """
     names = {node.name for node in original.graph if node.name}
     makers = {value.name: node.name for node in original.graph for value in node.outputs if value.name and node.name}
@@ -491,7 +488,7 @@ def _node_times(original: ir.Model, executed: ir.Model, profile: ModuleProfile) 
 
 
 def _leading_parts(name: str) -> list[str]:
-    """Return what a name begins with, the longest first: fused nodes are called ``<source>/MatMulAddFusion``."""
+    """Prefixes of a name, the longest first: fused nodes are called ``<source>/MatMulAddFusion``."""
     parts = name.split(address.SEPARATOR)
     return [address.SEPARATOR.join(parts[:length]) for length in range(len(parts) - 1, 1, -1)]
 
@@ -508,19 +505,19 @@ def measure_modules(
     on_step: Callable[[StepEvent], None] | None = None,
     progress: Progress | None = None,
 ) -> ModulePerfResult:
-    """Measure every module a selector names, each alone.
+    """Measure every selected module alone.
 
     Args:
         path: The ONNX file.
-        selector: Which modules.
-        options: How it is run, and what the whole of it is fed.
-        latency: How often each module is run.
+        selector: Selector of modules.
+        options: Run options, and inputs of the whole model.
+        latency: Number of runs of each module.
         on_step: Called when a step starts and when it ends.
-        progress: Called between runs with the number of counted ones and the share of the work that is done.
+        progress: Called between runs with the number of finished runs and the share of finished work.
 
     Raises:
-        UsageError: the selector names nothing, the execution provider is not there, or values do not fit.
-        InputError: the file is damaged or bears no tags.
+        UsageError: the selector names no module, the execution provider is missing, or values do not fit.
+        InputError: the file is damaged or has no tags.
         StageError: ONNX Runtime cannot run the whole model.
     """
     provider = options.choose_provider()
@@ -560,7 +557,7 @@ def measure_modules(
 
 
 def _share_of(progress: Progress | None, number: int, count: int, runs_before: int) -> Progress | None:
-    """Return what reports one module's progress as part of the whole."""
+    """Map one module's progress to progress of the whole."""
     if progress is None:
         return None
     return lambda runs, share: progress(runs_before + runs, (number + share) / count)
@@ -568,7 +565,7 @@ def _share_of(progress: Progress | None, number: int, count: int, runs_before: i
 
 @dataclass(frozen=True)
 class _CutMeasurement:
-    """How every cut module is measured."""
+    """Measurement of cut modules."""
 
     cuts: extraction.ModuleCuts
     recording: extraction.Recording
@@ -577,7 +574,7 @@ class _CutMeasurement:
     latency: LatencyOptions
 
     def measure(self, item: extraction.CutCall, progress: Progress | None) -> MeasuredModule:
-        """Measure one module; one that does not run alone, or answers otherwise there, has a reason in place of times.
+        """Measure one module; a module that does not run alone or returns other outputs has an error instead of times.
 
         Raises:
             WriteError: the cut model cannot be written.

@@ -1,7 +1,7 @@
-"""Renders a profile as a Chrome trace, in which each kernel lies inside the frames of its modules.
+"""Rendering of a profile as a Chrome trace, in which each kernel lies inside the frames of its modules.
 
-Format: the Trace Event Format of Chromium, complete events (``ph`` X) that nest by time. Perfetto,
-``chrome://tracing`` and speedscope read it.
+Format: the Trace Event Format of Chromium, complete events (``ph`` X) nested by time, readable by Perfetto,
+``chrome://tracing`` and speedscope.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Event = dict[str, object]
 
 
 def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
-    """Return the trace of a profiled model as JSON text; prompt and step of a decoder are two processes in it."""
+    """Render the trace of a profiled model as JSON text; prompt and step of a decoder are two processes."""
     if isinstance(profiled, ProfiledModules):
         record = chrome_trace_record(profiled.profile)
     else:
@@ -37,9 +37,9 @@ def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
 
 
 def chrome_trace_record(profile: ModuleProfile) -> dict[str, Any]:
-    """Return the trace: every kernel of every run, in microseconds, inside the frames of its modules.
+    """Build the trace: every kernel of every run, in microseconds, inside the frames of its modules.
 
-    A module has one frame for each uninterrupted sequence of kernels of its own and of its children.
+    A module has one frame for each uninterrupted sequence of its kernels and those of its children.
     """
     return {
         "traceEvents": [
@@ -57,7 +57,7 @@ def _kernel_event(kernel: KernelTime, profile: ModuleProfile) -> Event:
 
 
 def _module_frames(profile: ModuleProfile) -> Iterator[Event]:
-    """Yield the module frames. A frame ends with its last kernel before a kernel outside of the module."""
+    """Yield the module frames. A frame ends with its last kernel before a kernel outside the module."""
     open_frames: list[tuple[str, float]] = []
     run, end_us = -1, 0.0
     for kernel in profile.profile.kernels:

@@ -1,8 +1,7 @@
-"""Measures how long one run takes: calls a function many times and keeps every sample.
+"""Measurement of the latency of a run, which is a function without arguments; every sample is kept.
 
-Knows no model and no session: a run is a function without arguments. The first call is reported separately, because it
-includes the initialization that later calls reuse. Warm-up calls are not counted. Python's garbage collector is off
-during the measurement.
+Independent of models and sessions. The first call is reported separately, because it includes initialization that later
+calls reuse. Warm-up calls are not counted. Python's garbage collector is off during the measurement.
 """
 
 from __future__ import annotations
@@ -18,37 +17,37 @@ from winml.modelkit.profile.statistics import Ratio, Summary, compare_pairs, per
 
 Run = Callable[[], object]
 Progress = Callable[[int, float], None]
-"""Called between timed runs with the number of counted runs and the share of the work that is done, 0 to 1."""
+"""Called between timed runs with the number of counted runs and the share of finished work, 0 to 1."""
 
 _NS_PER_MS = 1e6
 
 PAIRS = 30
-"""Pairs of blocks in a comparison. Chosen: the interval then reaches from the tenth to the twenty-first of the sorted
-ratios, and a block is still long compared with the change from one model to the other."""
+"""Pairs of blocks in a comparison. Chosen: the interval then spans the tenth to the twenty-first of the sorted ratios,
+and a block is still long compared with the switch between the models."""
 
 SETTLE_S = 0.05
-"""Pause before each block of a comparison. Measured: threads of ONNX Runtime spin for up to 40 ms after a run, and
-would take the processor from the other model."""
+"""Pause before each block of a comparison. Measured: ONNX Runtime's threads spin for up to 40 ms after a run, and would
+slow down the other model."""
 
 _PROGRESS_NS = 100_000_000
-"""Time between two reports of progress. Chosen: ten a second."""
+"""Minimum time between two progress reports. Chosen: ten a second."""
 
 
 @dataclass(frozen=True)
 class LatencyOptions:
-    """How many runs are measured, or for how long."""
+    """Number or duration of the measured runs."""
 
     iterations: int = 100
-    """Counted runs; ignored where ``duration_s`` is given."""
+    """Counted runs; ignored if ``duration_s`` is set."""
     warmup: int = 10
-    """Uncounted runs after the very first and before the counted ones."""
+    """Uncounted runs between the first run and the counted runs."""
     duration_s: float | None = None
-    """Seconds to measure for, instead of a number of runs."""
+    """Duration of the measurement in seconds, instead of a number of runs."""
 
 
 @dataclass(frozen=True)
 class LatencyResult:
-    """The times of one run function."""
+    """Times of one run function."""
 
     samples_ms: tuple[float, ...]
     """Every counted run, in order."""
@@ -63,14 +62,14 @@ class LatencyResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The times of a model and its baseline, measured in alternation."""
+    """Times of a model and its baseline, measured in alternation."""
 
     model: LatencyResult
     baseline: LatencyResult
     ratio: Ratio
-    """The model's time over the baseline's."""
+    """Ratio of the model's time to the baseline's."""
     block: int
-    """Runs of each in a row."""
+    """Number of consecutive runs of each."""
 
 
 def measure_latency(run: Run, options: LatencyOptions, progress: Progress | None = None) -> LatencyResult:
@@ -78,7 +77,7 @@ def measure_latency(run: Run, options: LatencyOptions, progress: Progress | None
 
     Args:
         run: The function to time.
-        options: How many runs, or for how long.
+        options: Number or duration of runs.
         progress: Called between runs.
     """
     first_ns = _time_run(run)
@@ -96,13 +95,13 @@ def measure_alternating(
 ) -> Comparison:
     """Measure two run functions in alternating blocks, so that other load on the machine slows both equally.
 
-    Successive pairs of blocks start with a different one of the two. A block begins with a pause and an uncounted run,
-    in which caches fill and threads of the other function go to sleep. A pair counts by the medians of its blocks.
+    Successive pairs of blocks alternate the order of the two. A block begins with a pause and an uncounted run, in
+    which caches fill and threads of the other function go to sleep. A pair counts by the medians of its blocks.
 
     Args:
-        model: The function that is compared.
-        baseline: The function it is compared with.
-        options: How many runs of each, or for how long in all.
+        model: Run of the model.
+        baseline: Run of the baseline.
+        options: Number of runs of each, or total duration.
         progress: Called between runs.
     """
     first_runs_ns = (_time_run(model), _time_run(baseline))
@@ -129,7 +128,7 @@ def measure_alternating(
 
 
 def measure_block(run: Run, size: int) -> tuple[float, ...]:
-    """Measure runs in a row, for whoever alternates between more than two; return milliseconds.
+    """Measure consecutive runs, for alternation among more than two candidates; return milliseconds.
 
     A pause and an uncounted run come first, as in :func:`measure_alternating`.
     """
@@ -152,7 +151,7 @@ def _measure_block(run: Run, size: int) -> list[int]:
 
 
 def _block_size(options: LatencyOptions, model: Run, baseline: Run) -> int:
-    """Return the runs per block that divide the iterations, or the duration, into about :data:`PAIRS` pairs."""
+    """Compute the runs per block that divide the iterations, or the duration, into about :data:`PAIRS` pairs."""
     if options.duration_s is None:
         return max(1, options.iterations // PAIRS)
     one_pair_s = (_time_run(model) + _time_run(baseline)) / 1e9

@@ -1,8 +1,8 @@
-"""Charges kernel times to the modules of their nodes, and adds them up over the module tree.
+"""Assignment of kernel times to modules, and totals over the module tree.
 
-Reads the profile of a run and the tag of every node of the executed graph. Runs nothing, and does not decide which tag
-a node has. The time of a kernel is its mean over the middle half of the runs, in milliseconds, so that a run in which
-another program interrupted it does not count; all other times are sums of these.
+Reads the profile of a run and the tag of every node of the executed graph. Runs nothing, and does not determine tags.
+The time of a kernel is its mean over the middle half of the runs, in milliseconds, so that a run interrupted by another
+program does not count; all other times are sums of kernel times.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ _MS = 1000.0
 
 @dataclass(frozen=True)
 class ModuleTime:
-    """The time of one module."""
+    """Time of one module."""
 
     tag: str
     path: str
-    """Dotted module path; ``""`` is the root, or an unknown path."""
+    """Dotted module path; ``""`` for the root or an unknown path."""
     class_name: str
     self_ms: float
-    """Kernels of the module itself."""
+    """Time of the module's own kernels."""
     total_ms: float
-    """Kernels of the module and of all below it."""
+    """Time of the kernels of the module and its submodules."""
     kernels: float
-    """Kernels of the module itself, per run."""
+    """Number of the module's own kernels per run."""
     total_kernels: float
-    """Kernels of the module and of all below it, per run."""
+    """Number of kernels of the module and its submodules per run."""
     operators: Mapping[str, float]
-    """Milliseconds per operator, of the module itself, the longest first."""
+    """Operator → milliseconds of the module's own kernels, in descending order."""
     output_bytes: int | None
-    """Size of the outputs of the module's own kernels in one run; None where the profile does not record it."""
+    """Size of the outputs of the module's own kernels in one run; ``None`` if not recorded."""
     parameter_bytes: int | None
-    """Size of the weights its own kernels read in one run; None where the profile does not record it."""
+    """Size of the weights read by the module's own kernels in one run; ``None`` if not recorded."""
     fused_with: tuple[str, ...] = ()
-    """Tags of the other modules whose nodes its kernels stand for."""
+    """Tags of the other modules fused into its kernels."""
     children: tuple[ModuleTime, ...] = ()
 
     def walk(self) -> Iterator[ModuleTime]:
-        """Yield this module and all below it, parents first."""
+        """Yield this module and its submodules, parents first."""
         yield self
         for child in self.children:
             yield from child.walk()
@@ -54,55 +54,55 @@ class ModuleTime:
 
 @dataclass(frozen=True)
 class ClassTime:
-    """The time of all modules of one class."""
+    """Time of all modules of one class."""
 
     class_name: str
     instances: int
     self_ms: float
     total_ms: float
-    """Time of a module inside another of the same class is counted once."""
+    """The time of a module inside another of the same class is counted once."""
     kernels: float
     total_kernels: float
-    """Those of a module inside another of the same class are counted once."""
+    """Kernels of a module inside another of the same class are counted once."""
     operators: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class ModuleProfile:
-    """The times of all modules of a model."""
+    """Times of all modules of a model."""
 
     roots: tuple[ModuleTime, ...]
-    """The root module; several where the tags of the graph have no common root."""
+    """The root module; several if the tags of the graph have no common root."""
     kernel_ms: float
-    """All kernels, per run: the sum of their times."""
+    """Total time of all kernels per run."""
     unattributed_ms: float
-    """Kernels whose node has no module."""
+    """Time of kernels whose node has no module."""
     unattributed: Mapping[str, float]
-    """Milliseconds per node that has no module, the longest first."""
+    """Node without a module → milliseconds, in descending order."""
     outside_ms: float
-    """Time of a run in which no kernel ran."""
+    """Time per run without a running kernel."""
     run_ms: tuple[float, ...]
     """Duration of each run, with profiling on."""
     node_ms: Mapping[tuple[str, str], float] = field(repr=False)
-    """Time per run of each executed node, by its name and operator."""
+    """(name, operator) of an executed node → time per run."""
     profile: RunProfile = field(repr=False)
     """The measured kernels."""
     tags: Mapping[str, str] = field(repr=False)
-    """Tag of each node of the executed graph, by its name."""
+    """Name of an executed node → tag."""
 
     @property
     def unit(self) -> str:
-        """Unit of all times: ``ms``, or ``kcycles`` where a device counts its clock cycles, in thousands."""
+        """Unit of all times: ``ms``, or ``kcycles`` for a device that counts clock cycles, in thousands."""
         return "kcycles" if self.profile.unit == "cycles" else "ms"
 
     @property
     def whole_ms(self) -> float:
-        """A run with profiling on: its kernels, and the time in which none ran."""
+        """Duration of a run with profiling on: kernels, and time without a running kernel."""
         return self.kernel_ms + self.outside_ms
 
     @property
     def unattributed_share(self) -> float:
-        """Share of the kernel time that is charged to no module, 0 to 1."""
+        """Share of the kernel time without a module, 0 to 1."""
         return self.unattributed_ms / self.kernel_ms if self.kernel_ms else 0.0
 
     def modules(self) -> Iterator[ModuleTime]:
@@ -111,13 +111,13 @@ class ModuleProfile:
             yield from root.walk()
 
     def by_class(self) -> tuple[ClassTime, ...]:
-        """Add up the modules of each class, the longest first."""
+        """Sum the modules of each class, in descending order of time."""
         return _sum_classes(self.roots)
 
 
 @dataclass
 class _TagSum:
-    """The nodes charged to one tag: their times per run, their kernels and bytes summed over all runs."""
+    """Sums over the nodes of one tag: times per run, kernels and bytes over all runs."""
 
     milliseconds: float = 0.0
     kernels: int = 0
@@ -138,9 +138,9 @@ class _TagSum:
 
 
 def kernel_times_ms(profile: RunProfile) -> dict[tuple[str, str], float]:
-    """Return the time per run of each executed node, by its name and operator.
+    """(name, operator) of an executed node → time per run.
 
-    A node that runs several times in a run, as in a loop, counts with their sum; of the runs the middle half counts.
+    A node that runs several times in a run, as in a loop, counts with its sum; the middle half of the runs counts.
     """
     runs = len(profile.run_us)
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0] * runs)
@@ -150,7 +150,7 @@ def kernel_times_ms(profile: RunProfile) -> dict[tuple[str, str], float]:
 
 
 def _outside_ms(profile: RunProfile) -> float:
-    """Return the time of a run in which no kernel ran; 0 where kernels ran in parallel."""
+    """Time per run without a running kernel; 0 for parallel kernels."""
     outside_us = list(profile.run_us)
     for kernel in profile.kernels:
         outside_us[kernel.run] -= kernel.self_us
@@ -163,13 +163,13 @@ def charge_modules(
     modules: Sequence[tuple[str, str, str]],
     fused: Mapping[str, Iterable[str]] | None = None,
 ) -> ModuleProfile:
-    """Charge every kernel to the module of its node.
+    """Assign every kernel to the module of its node.
 
     Args:
         profile: The measured kernels.
-        tags: Tag of each node of the graph as it was executed, by its name; ``""`` for a node without one.
-        modules: Tag, module path and class of the modules, in execution order; missing parents are added.
-        fused: Tags of the other modules that a node stands for, by its name.
+        tags: Name of an executed node → tag; ``""`` for an untagged node.
+        modules: (tag, module path, class) of each module, in execution order; missing parents are added.
+        fused: Name of a node → tags of the other modules fused into it.
 
     Returns:
         The module tree. The self times of its modules and ``unattributed_ms`` add up to ``kernel_ms``.
@@ -209,7 +209,7 @@ def _build_tree(
     for tag in tags:
         children[address.nearest_ancestor(tag, tags)].append(tag)
 
-    # A child comes after its parent in ``tags``, so the reverse order builds every child before its parent.
+    # Children follow their parents in ``tags``, so the reverse order builds every child before its parent.
     module_times: dict[str, ModuleTime] = {}
     for tag in reversed(tags):
         child_times = tuple(module_times[child] for child in children[tag])
@@ -243,7 +243,7 @@ def _longest_first(times: Mapping[str, float]) -> dict[str, float]:
 
 
 def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
-    """Add the bytes of a kernel to a sum; None means that no kernel recorded any so far."""
+    """Add the bytes of a kernel to a sum; ``None`` if no kernel has recorded bytes so far."""
     return total_bytes if kernel_bytes is None else kernel_bytes + (total_bytes or 0)
 
 
@@ -251,7 +251,7 @@ def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
     instances: dict[str, list[ModuleTime]] = defaultdict(list)
     totals_ms: dict[str, float] = defaultdict(float)
     total_kernels: dict[str, float] = defaultdict(float)
-    # Each module with the classes of the modules around it.
+    # (module, classes of its ancestors)
     stack: list[tuple[ModuleTime, frozenset[str]]] = [(root, frozenset()) for root in roots]
     while stack:
         module, ancestor_classes = stack.pop()
@@ -284,22 +284,22 @@ def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total
 
 @dataclass(frozen=True)
 class NodeWork:
-    """One node that a kernel stands for, and how much it computes."""
+    """Work of one node that was fused into a kernel."""
 
     tag: str
     macs: int | None
-    """Multiply-accumulate operations; None where it has some and their number is unknown."""
+    """Multiply-accumulate operations; ``None`` if their number is unknown."""
     elements: int | None
-    """Number of values it makes; None where that is unknown."""
+    """Number of output elements; ``None`` if unknown."""
 
 
 def working_module(nodes: Sequence[NodeWork]) -> str | None:
-    """Return the tag of the module that does most of the work.
+    """Find the module that does most of the work.
 
-    Multiply-accumulate operations count, and where no node has any, the values that are made.
+    Counts multiply-accumulate operations, or output elements if no node has any.
 
     Returns:
-        The tag; None where modules do equally much, or it is unknown which does more.
+        The tag; ``None`` if modules are equal or their work is unknown.
 
     >>> working_module([NodeWork("/Net/conv", 9000, 100), NodeWork("/Net", 0, 100), NodeWork("/Net", 0, 100)])
     '/Net/conv'

@@ -1,4 +1,4 @@
-"""The records of ``winml perf --module`` and ``--by-module``."""
+"""Records of ``winml perf --module`` and ``--by-module``."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from winml.modelkit.tags.carry.carrying import CarryReport
 
 @dataclass(frozen=True)
 class MeasuredModule:
-    """One call of a module that was measured alone, or the reason why it was not."""
+    """Result of one module call measured alone, or the reason of its failure."""
 
     identity: ModuleIdentity
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Element type and shape of each input, by name; empty where the module was not cut out."""
+    """Input name → (element type, shape); empty if the module was not cut out."""
     nodes: int
-    """Number of nodes; 0 where the module was not cut out."""
+    """Number of nodes; 0 if the module was not cut out."""
     latency: LatencyResult | None
-    """None where the measurement failed."""
+    """``None`` if the measurement failed."""
     session_creation_ms: float | None
     error: str = ""
     """Reason of the failure; empty without one."""
 
     def as_record(self) -> dict[str, object]:
-        """Return its entry of ``instances``."""
+        """Entry of ``instances``."""
         latency = self.latency
         summary = dict.fromkeys(record_keys(Summary)) if latency is None else latency.summary.as_record()
         return {
@@ -48,7 +48,7 @@ class MeasuredModule:
 
 @dataclass(frozen=True)
 class ClassSummary(Record, digits=6):
-    """The latencies of all measured modules of one class."""
+    """Latencies of all measured modules of one class."""
 
     class_name: str = field(metadata=entry("class"))
     instances: int
@@ -64,7 +64,7 @@ class ClassSummary(Record, digits=6):
 
 @dataclass(frozen=True)
 class ModulePerfResult(Measurement):
-    """The outcome of one measurement of modules on their own."""
+    """Result of a measurement of single modules."""
 
     selector: str
     instances: tuple[MeasuredModule, ...]
@@ -74,17 +74,17 @@ class ModulePerfResult(Measurement):
 
     @property
     def failed(self) -> tuple[MeasuredModule, ...]:
-        """The instances that could not be measured."""
+        """Instances without a measurement."""
         return tuple(item for item in self.instances if item.latency is None)
 
     @property
     def module_class(self) -> str | None:
-        """The class of all instances; None where they have several."""
+        """Class of all instances; ``None`` for several classes."""
         names = {item.identity.class_name for item in self.instances}
         return names.pop() if len(names) == 1 else None
 
     def classes(self) -> tuple[ClassSummary, ...]:
-        """Return the latencies of each class, the longest total first."""
+        """Latencies of each class, in descending order of total time."""
         medians: dict[str, list[float]] = defaultdict(list)
         for item in self.instances:
             if item.latency is not None:
@@ -116,24 +116,24 @@ class ModulePerfResult(Measurement):
 
 @dataclass(frozen=True)
 class ProfiledModules:
-    """The times of a model and of its modules, with the way each executed node got its module."""
+    """Times of a model and its modules, and the transfer of tags to executed nodes."""
 
     result: PerfResult
-    """The whole model, measured with profiling on."""
+    """Measurement of the whole model."""
     profile: ModuleProfile
     tree_source: str
-    """What the modules were read from: ``winml tags``, or other names in the file."""
+    """Source of the module tree: ``winml tags``, or other names in the file."""
     carried: CarryReport
-    """How the executed nodes got their tags."""
+    """Report of the transfer of tags to executed nodes."""
     graph_name: str
     node_ms: Mapping[str, float]
-    """Time per run of each node of the file itself, by its name, for tools that show the file."""
+    """Name of a node in the file → time per run, for viewers of the file."""
 
     def as_record(self, depth: int | None = None) -> dict[str, object]:
         """Return the JSON of ``winml perf --by-module``.
 
         Args:
-            depth: Levels of the module tree to list. None: all.
+            depth: Levels of the module tree to list. ``None``: all.
         """
         times = module_times_record(self.profile, depth=depth)
         carried = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
@@ -142,21 +142,21 @@ class ProfiledModules:
 
 @dataclass(frozen=True)
 class ProfiledDecoder:
-    """The times of a decoder with a cache: of a prompt, and of a step after it."""
+    """Times of a decoder with a KV cache: of a prompt, and of a following step."""
 
     prompt: ProfiledModules
     step: ProfiledModules
 
     @property
     def phases(self) -> Mapping[str, ProfiledModules]:
-        """Both, by name."""
+        """Phase name → times."""
         return {"prompt": self.prompt, "step": self.step}
 
     def as_record(self, depth: int | None = None) -> dict[str, object]:
-        """Return the JSON of ``winml perf --by-module`` of a decoder: that of any model, for each of the two.
+        """Return the JSON of ``winml perf --by-module`` of a decoder, with a record per phase.
 
         Args:
-            depth: Levels of the module trees to list. None: all.
+            depth: Levels of the module trees to list. ``None``: all.
         """
         records = {name: profiled.as_record(depth) for name, profiled in self.phases.items()}
         return {"schema_version": SCHEMA_VERSION, **records}
@@ -165,11 +165,11 @@ class ProfiledDecoder:
 def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> dict[str, object]:
     """Return the ``by_module`` object specified in FORMATS: times in milliseconds per run, shares from 0 to 1.
 
-    Of a device that counts cycles, keys end in ``_kcycles`` in place of ``_ms``.
+    For a device that counts cycles, keys end in ``_kcycles`` instead of ``_ms``.
 
     Args:
         profile: The measured times.
-        depth: Levels of the tree to list. None: all.
+        depth: Levels of the tree to list. ``None``: all.
     """
     # A profile without kernel time has shares of 0.
     kernel_ms = profile.kernel_ms or 1.0
@@ -200,14 +200,14 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
 
 
 def _with_unit(record: Mapping[str, object], suffix: str) -> dict[str, object]:
-    """Return a record whose keys name another unit than milliseconds, all the way down."""
+    """Replace the unit suffix of all keys of a record, recursively."""
 
     def named(value: object) -> object:
         if isinstance(value, Mapping):
             return _with_unit(value, suffix)
         return [named(item) for item in value] if isinstance(value, list) else value
 
-    nodes = {"operators_ms", "unattributed_nodes"}  # below them, keys are names of others
+    nodes = {"operators_ms", "unattributed_nodes"}  # below these keys, keys are operator and node names
     return {
         f"{key.removesuffix('_ms')}{suffix}" if key.endswith("_ms") else key: value if key in nodes else named(value)
         for key, value in record.items()

@@ -1,4 +1,4 @@
-"""What was measured of the modules of a model: their times in a run of the whole, and each alone."""
+"""Documents of module times: in a run of the whole model, and of each module alone."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun
 
 DISPLAYED_OPERATORS = 3
-"""Operators of a module in a terminal. Chosen: they fit on one line."""
+"""Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
 _DISPLAYED_FUSED = 3
-"""Modules named beside the one that a kernel is charged to. Chosen: as for operators."""
+"""Maximum number of fused modules listed with a module. Chosen: as for operators."""
 DISPLAYED_BARS = 10
-"""Classes in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
+"""Number of classes in the bar chart. Chosen: it fits on a screen below the figures."""
 _LEAST_SHARE = 0.0005
-"""Of the kernel time, for a bar of a class. Chosen: smaller ones are written as 0.0 %."""
+"""Minimum share of the kernel time for a bar of a class. Chosen: smaller shares are printed as 0.0 %."""
 _DISPLAYED_UNATTRIBUTED = 5
-"""Nodes without a module in a terminal. Chosen: enough to see what they have in common."""
+"""Maximum number of nodes without a module in a terminal. Chosen: enough to see a common cause."""
 
 
 def profile_document(
@@ -36,13 +36,13 @@ def profile_document(
     top: int | None = None,
     by_class: bool = False,
 ) -> doc.Document:
-    """Describe the time of every module.
+    """Build the document of the time of every module.
 
     Args:
         profiled: The measured times.
-        depth: Levels of the module tree; the totals include deeper modules. None: all.
+        depth: Levels of the module tree; the totals include deeper modules. ``None``: all.
         top: List this many modules with the longest self time, in a step where a decoder is measured, instead of the
-            tree. None: the tree.
+            tree. ``None``: the tree.
         by_class: In a terminal, list classes instead of modules; with ``top``, those with the longest self time.
     """
     phases = profiled.phases if isinstance(profiled, ProfiledDecoder) else {"": profiled}
@@ -130,14 +130,14 @@ def times_document(
     top: int | None = None,
     by_class: bool = False,
 ) -> doc.Document:
-    """Describe the times in profiles of one model, as :func:`profile_document` does.
+    """Build the document of the times in profiles of one model; see :func:`profile_document`.
 
     Args:
-        profiles: Name of a phase → its times. One alone has no name.
-        captions: Name of a phase → what stands above its chart.
-        depth: As there.
-        top: As there.
-        by_class: As there.
+        profiles: Name of a phase → its times; empty name for a single phase.
+        captions: Name of a phase → caption of its chart.
+        depth: As in :func:`profile_document`.
+        top: As in :func:`profile_document`.
+        by_class: As in :func:`profile_document`.
     """
     runs = [*profiles.values()]
     modules, classes = module_rows(runs, depth=depth, top=top), _class_rows(runs, top)
@@ -209,23 +209,23 @@ class TimedRow(Generic[_TimeT]):
     """A module or a class, with its time in each phase."""
 
     times: tuple[_TimeT | None, ...]
-    """None for a phase in which nothing of it ran."""
+    """Time per phase; ``None`` for a phase without kernels."""
     level: int = 0
 
     @property
     def entry(self) -> _TimeT:
-        """The module or class as the last phase has it in which it ran."""
+        """The module or class in the last phase with kernels."""
         return next(time for time in reversed(self.times) if time is not None)
 
     @property
     def name(self) -> str:
-        """The last segment of the module's tag; the class."""
+        """Last segment of the module's tag, or the class."""
         entry = self.entry
         return address.last_segment(entry.tag) if isinstance(entry, ModuleTime) else entry.class_name
 
     @property
     def path(self) -> str:
-        """The dotted path of the module, else its tag; the class."""
+        """Dotted path or tag of the module, or the class."""
         entry = self.entry
         return entry.path or entry.tag if isinstance(entry, ModuleTime) else entry.class_name
 
@@ -233,17 +233,17 @@ class TimedRow(Generic[_TimeT]):
 def module_rows(
     profiles: Sequence[ModuleProfile], *, depth: int | None = None, top: int | None = None
 ) -> list[TimedRow[ModuleTime]]:
-    """Return a row for each module that ran in any phase, as a tree, or those with the longest own time.
+    """List a row for each module with kernels in any phase, as a tree, or the modules with the longest self time.
 
     Args:
-        profiles: The times in each phase, the one that decides the order last.
-        depth: Levels of the tree. None: all.
-        top: How many of the longest, in place of the tree.
+        profiles: Times in each phase; the last determines the order.
+        depth: Levels of the tree. ``None``: all.
+        top: Number of modules with the longest self time, instead of the tree.
     """
     by_tag = [{module.tag: module for module in profile.modules()} for profile in profiles]
 
     def rows(of_phases: Sequence[Sequence[ModuleTime]], level: int) -> Iterator[TimedRow[ModuleTime]]:
-        """Yield a tree; behind the modules of the last phase come those beside them that only others run."""
+        """Yield a tree; modules that run only in other phases follow those of the last phase."""
         if depth is not None and level >= depth:
             return
         below = [module.tag for module in of_phases[-1]]
@@ -263,7 +263,7 @@ def _class_rows(profiles: Sequence[ModuleProfile], top: int | None) -> list[Time
 
 
 def _flat_rows(phases: Sequence[Mapping[str, _TimeT]], top: int | None) -> list[TimedRow[_TimeT]]:
-    """Return a row for each name, or the rows with the longest own time in the last phase."""
+    """List a row for each name, or the rows with the longest self time in the last phase."""
     names = dict.fromkeys(name for times in reversed(phases) for name in times)
     rows = [TimedRow(tuple(times.get(name) for times in phases)) for name in names]
 
@@ -299,7 +299,7 @@ def _share(milliseconds: float, profile: ModuleProfile) -> float:
 
 
 def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
-    """Return the operators with their shares of the own time in the last phase: ``MatMul 85%, Mul 15%``."""
+    """Format the operators with their shares of the self time in the last phase: ``MatMul 85%, Mul 15%``."""
     time = row.times[-1]
     if time is None:
         return ""
@@ -313,7 +313,7 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
 
 
 def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
-    """Yield what the times of all modules add up to, and what is not in them."""
+    """Yield the totals over all modules, and the time not included."""
 
     def words(of: Callable[[ModuleProfile], str]) -> str:
         return ", ".join(f"{name} {of(profile)}".strip() for name, profile in profiles.items())
@@ -382,7 +382,7 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
 
 
 def module_perf_document(result: ModulePerfResult) -> doc.Document:
-    """Describe each instance, each class, and the instances that failed."""
+    """Build the document of each instance, each class, and the failed instances."""
     options = result.options
     runs = f"{options.iterations} counted" if options.duration_s is None else f"{options.duration_s:g} s of them"
     input_words = "the values of the file" if result.input_source == "file" else "random values"

@@ -1,4 +1,4 @@
-"""Renders a number for each node as custom node data for Model Explorer: a heat map over the graph of a file.
+"""Rendering of a value per node as custom node data for Model Explorer: a heat map over the graph of a file.
 
 Format: Model Explorer's guide to custom node data. Node ids are those of its ONNX adapter: the names of the nodes.
 """
@@ -19,15 +19,15 @@ _UNNAMED_GRAPH = "<main>"
 
 
 def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
-    """Return the node data of a profiled model as JSON text: milliseconds; of a decoder those of a step."""
+    """Render the node data of a profiled model as JSON text: milliseconds, for a decoder those of a step."""
     displayed = profiled if isinstance(profiled, ProfiledModules) else profiled.step
     return _node_data_json(displayed.graph_name, displayed.node_ms)
 
 
 def comparison_node_data(result: ModelComparison) -> str:
-    """Return the node data of a comparison as JSON text: the error that arises in the module each node belongs to.
+    """Render the node data of a comparison as JSON text: the error that arises in the module of each node.
 
-    Nodes of modules that were not compared, or whose error is no number, are left out.
+    Nodes of modules that were not compared, or without a finite error, are omitted.
     """
     errors = result.arising_errors()
     return _node_data_json(
@@ -36,16 +36,16 @@ def comparison_node_data(result: ModelComparison) -> str:
 
 
 def _node_data_json(graph_name: str, numbers: Mapping[str, float]) -> str:
-    """Return :func:`node_data_record` as JSON text."""
+    """Render :func:`node_data_record` as JSON text."""
     return json_printable(json.dumps(node_data_record(graph_name, numbers), ensure_ascii=False))
 
 
 def node_data_record(graph_name: str, numbers: Mapping[str, float]) -> dict[str, object]:
-    """Return the object that Model Explorer loads beside a model.
+    """Build the object that Model Explorer loads for a model.
 
     Args:
         graph_name: Name of the graph in the file.
-        numbers: What is shown of each node of the file, by its name.
+        numbers: Name of a node of the file → value.
     """
     return {
         graph_name or _UNNAMED_GRAPH: {

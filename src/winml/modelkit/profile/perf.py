@@ -1,4 +1,4 @@
-"""What does ``winml perf`` do? Opens a file, draws values, and measures it, alternating with a baseline."""
+"""Measurement of a whole model, optionally in alternation with a baseline."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def pytorch_run(
     threads: int | None,
     tell: Callable[[str], None] | None = None,
 ) -> Iterator[Callable[[], object]]:
-    """Return a call of the PyTorch model on these values, inside the block.
+    """Yield a call of the PyTorch model on these values.
 
     Args:
-        request: Which model.
-        feeds: Values by the name of the input.
-        threads: Threads that share the work of one operator; None: as many as PyTorch chooses.
-        tell: Told in words what is done before the model can be called.
+        request: The model.
+        feeds: Input name → values.
+        threads: Threads within one operator; ``None``: PyTorch's default.
+        tell: Called with messages on the preparation of the model.
 
     Raises:
-        UsageError: the model takes other inputs.
-        MeasureError: it refuses the values.
+        UsageError: the model has different inputs.
+        MeasureError: the model refuses the values.
     """
     import torch
 
@@ -71,19 +71,19 @@ def pytorch_run(
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a model is compared with: an ONNX file, or the PyTorch model it was exported from."""
+    """Baseline of a model: an ONNX file, or the PyTorch model it was exported from."""
 
     name: str
     """As passed by the user."""
     path: Path | None = None
-    """The ONNX file; None for PyTorch."""
+    """The ONNX file; ``None`` for PyTorch."""
     request: ModelRequest | None = None
-    """The PyTorch model where the user named it; None: as the measured file says."""
+    """The PyTorch model if named by the user; ``None``: as stated in the measured file."""
 
 
 @dataclass(frozen=True)
 class PerfOptions:
-    """How a whole model is measured."""
+    """Options of the measurement of a whole model."""
 
     run: opened_model.RunOptions
     latency: LatencyOptions = field(default_factory=LatencyOptions)
@@ -101,12 +101,12 @@ def measure_model(
 
     Args:
         path: The ONNX file.
-        options: How it is run and how often.
-        progress: Called between runs with the number of counted ones and the share that is done.
-        tell: Told in words what is done before the first run of a PyTorch baseline.
+        options: Run options and number of runs.
+        progress: Called between runs with the number and the share of finished runs.
+        tell: Called with messages on the preparation of a PyTorch baseline.
 
     Raises:
-        UsageError: the options do not fit the model, or the execution provider is not there.
+        UsageError: the options do not fit the model, or the execution provider is missing.
         InputError: the file is damaged.
         StageError: ONNX Runtime cannot load or run the model.
     """
@@ -148,11 +148,11 @@ def _measured(
 def _baseline_run(
     baseline: Baseline, prepared: opened_model.PreparedModel, tell: Callable[[str], None] | None
 ) -> Iterator[tuple[Literal["pytorch", "onnx"], Run]]:
-    """Return the kind of the baseline and a run of it on the same values, inside the block.
+    """Yield the kind of the baseline, and a run of the baseline on the same values.
 
     Raises:
-        UsageError: it takes other inputs, types or sizes, or the model does not say what it was exported from.
-        StageError: it cannot be loaded or does not run.
+        UsageError: the baseline has other inputs, types or sizes, or the model does not state its origin.
+        StageError: the baseline cannot be loaded or run.
     """
     opened, options, feeds = prepared.opened, prepared.options, prepared.values.feeds
     if baseline.path is None:

@@ -1,7 +1,7 @@
-"""Decides from times of several candidates, measured in turns, which of them lose and which one wins.
+"""Comparison of several candidates timed in rounds: elimination and selection of the fastest.
 
-Arithmetic only. In each turn every candidate that is still in is measured once, so that the times of one turn are a
-pair for any two of them. Candidates stand in an order of preference: the first of two that cannot be told apart wins.
+Arithmetic only. Each round measures every remaining candidate once, so that the times of one round are pairs for any
+two candidates. Candidates are listed in order of preference: the first of two indistinguishable candidates wins.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import numpy as np
 from winml.modelkit.profile.statistics import CONFIDENCE, NOISE, Ratio, compare_pairs, summarize
 
 Times = Mapping[str, Sequence[float]]
-"""Candidate → its time in each turn; who drops out has a shorter series."""
+"""Candidate → its time in each round; shorter for eliminated candidates."""
 
 RUNGS = (8, 14, 24)
-"""Turns after which losers drop out, all but the last. Chosen: the fewest pairs with an interval at the confidence of a
-race of 3 and of 20 candidates; the work grows for those who stay, as in successive halving (Jamieson and Talwalkar,
-2016)."""
+"""Numbers of rounds after which losers are eliminated, except the last. Chosen: the fewest pairs with an interval at
+the confidence of a comparison of 3 and of 20 candidates; the work grows for the remaining candidates, as in successive
+halving (Jamieson and Talwalkar, 2016)."""
 
 
 _CLEARLY_SLOWER = 1.25
-"""Times those of the fastest. Chosen: noise does not slow one of two by a quarter in each of eight turns, and not the
-other beside it."""
+"""Minimum ratio to the fastest. Chosen: noise does not slow one of two candidates by a quarter in each of eight rounds
+without slowing the other."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which candidate wins, and beside which it stands."""
+    """Selected candidate, and the fastest candidate."""
 
     winner: str
     fastest: str
-    """The one with the least median of those that no other beats; the winner, unless an earlier one is as good."""
+    """Candidate with the smallest median among unbeaten ones; the winner, unless a preferred candidate is as good."""
     ratio: Ratio | None
-    """Time of the fastest over that of the winner; None where both are one."""
+    """Ratio of the fastest to the winner; ``None`` if equal."""
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether the winner wins because it comes first, not because it is the fastest."""
+        """True if the winner was selected by preference within the noise, not as the fastest."""
         return self.winner != self.fastest
 
 
 def ratio_between(times: Times, first: str, second: str, confidence: float = CONFIDENCE) -> Ratio:
-    """Return the ratio of two candidates over the turns that both took part in."""
+    """Compute the ratio of two candidates over their common rounds."""
     turns = min(len(times[first]), len(times[second]))
     one, other = list(times[first][:turns]), list(times[second][:turns])
     is_disturbed = summarize(one).is_disturbed or summarize(other).is_disturbed
@@ -53,13 +53,13 @@ def ratio_between(times: Times, first: str, second: str, confidence: float = CON
 
 
 def confidence_of_race(candidates: int, rungs: int) -> float:
-    """Return the confidence of each interval by which somebody drops out, so that that of the race is 95 %.
+    """Compute the confidence of each elimination interval, so that the confidence of the whole comparison is 95 %.
 
-    Each pair may be compared at each rung, so each takes its part of the 5 % (Bonferroni).
+    Each pair may be compared after each rung, so the 5 % are divided among all comparisons (Bonferroni).
 
     Args:
-        candidates: How many begin the race.
-        rungs: At how many rungs somebody may drop out.
+        candidates: Number of initial candidates.
+        rungs: Number of rungs with elimination.
 
     >>> round(confidence_of_race(3, 2), 4)
     0.9917
@@ -68,7 +68,7 @@ def confidence_of_race(candidates: int, rungs: int) -> float:
 
 
 def fastest(times: Times, names: Sequence[str]) -> str:
-    """Return the candidate with the least median; of equal ones the first.
+    """Find the candidate with the smallest median; the first of equal candidates.
 
     >>> fastest({"plain": [3.0, 2.0, 9.0], "int8": [1.0, 2.0, 2.0]}, ["plain", "int8"])
     'int8'
@@ -77,21 +77,22 @@ def fastest(times: Times, names: Sequence[str]) -> str:
 
 
 def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, Ratio]:
-    """Return who drops out after a rung, each with its time over that of the fastest.
+    """Determine the eliminated candidates after a rung: candidate → ratio to the fastest.
 
-    Who is slower by more than the noise drops out, wherever it stands; in the slower half, of those that come after the
-    fastest, whoever is slower at all. The whole interval has to say so. Where the turns are too few for one, as with
-    many candidates, each turn has to say that it is slower by a quarter. On a disturbed ratio nobody drops out.
+    A candidate slower by more than the noise is eliminated. In the slower half, a candidate after the fastest in order
+    of preference is eliminated if it is slower at all. The whole interval has to show it. With too few rounds for an
+    interval, as with many candidates, every round has to show a slowdown by a quarter. Disturbed ratios eliminate no
+    candidate.
 
     Args:
-        times: Times of all that are in.
-        names: Who is in, in the order of preference.
-        confidence: That of each interval, as :func:`confidence_of_race` returns it.
+        times: Times of all remaining candidates.
+        names: Remaining candidates, in order of preference.
+        confidence: Confidence of each interval, from :func:`confidence_of_race`.
     """
     leader = fastest(times, names)
     ratios = {name: ratio_between(times, name, leader, confidence) for name in names if name != leader}
     ranked = sorted(ratios, key=lambda name: ratios[name].value)
-    # Who comes before the fastest is preferred to it within the noise.
+    # Candidates before the fastest are preferred within the noise.
     stay = {*ranked[: math.ceil(len(names) / 2) - 1], *names[: names.index(leader)]}
 
     def is_slower(name: str, ratio: Ratio) -> bool:
@@ -104,29 +105,29 @@ def losers(times: Times, names: Sequence[str], confidence: float) -> dict[str, R
 
 
 def is_decided(times: Times, names: Sequence[str]) -> bool:
-    """Say whether more turns would hardly change who wins, so that a race may end after a rung.
+    """Return True if more rounds would hardly change the winner, so that a comparison may end after a rung.
 
-    So it is where no other is faster by more than the noise than the first in the order of preference, by the median of
-    their pairs: only an interval that lies beyond the noise as a whole would let another one win.
+    True if no candidate is faster than the first by more than the noise, by the median of their pairs: only an interval
+    entirely beyond the noise would select another candidate.
 
     Args:
-        times: Times of all that are in.
-        names: Who is in, in the order of preference.
+        times: Times of all remaining candidates.
+        names: Remaining candidates, in order of preference.
     """
     ratios = [ratio_between(times, name, names[0]) for name in names[1:]]
     return all(ratio.value >= 1 - NOISE and not ratio.is_disturbed for ratio in ratios)
 
 
 def choose(times: Times, names: Sequence[str]) -> Choice:
-    """Return the winner: the first in the order of preference than which no other is faster beyond the noise.
+    """Select the first candidate in order of preference to which no other is faster beyond the noise.
 
-    Every pair is asked, not only those with the fastest: the median of one series says nothing of its pairs, so one
-    that is not the fastest may be told from a candidate that the fastest is not told from. Where each is slower than
-    some other, which noise can do, the one with the least median wins.
+    All pairs are compared, not only those with the fastest: the median of one series does not determine its pairs, so a
+    slower candidate may be distinguishable from a candidate that the fastest is not distinguishable from. If each
+    candidate is slower than another, which noise can cause, the smallest median wins.
 
     Args:
-        times: Times of all that are in; of a single one, none are needed.
-        names: Who is in, in the order of preference.
+        times: Times of all remaining candidates; not needed for a single candidate.
+        names: Remaining candidates, in order of preference.
     """
     if len(names) == 1:
         return Choice(names[0], names[0], None)

@@ -1,4 +1,4 @@
-"""The records of ``winml perf`` of whole models and of decoders."""
+"""Records of ``winml perf`` for models and decoders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from winml.modelkit.words import time_words
 SCHEMA_VERSION = 2
 """Version of the JSON format, specified in docs/reference/formats.md."""
 _DISPLAYED_RUNS = 3
-"""Models or modules in a note on their runs. Chosen: they fit on two lines."""
+"""Maximum number of models or modules in a note on their runs. Chosen: they fit on two lines."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +33,21 @@ class MemoryUse(Record):
     """Resident memory of the process, in bytes."""
 
     session_bytes: int
-    """Growth while the session was created: weights, and the copies ONNX Runtime makes of them."""
+    """Growth during session creation: weights, and ONNX Runtime's copies of weights."""
     run_bytes: int
     """Growth during the runs: activations."""
     process_bytes: int
-    """Resident memory at the end."""
+    """Resident memory after the runs."""
     peak_bytes: int
-    """Largest resident memory since the process started, with libraries and an export."""
+    """Peak resident memory since process start, including libraries and an export."""
 
     @classmethod
     def after_runs(cls, session_bytes: int, bytes_before: int) -> MemoryUse:
-        """Return what the process holds now, after the runs.
+        """Measure the memory of the process after the runs.
 
         Args:
-            session_bytes: Growth while the session was opened.
-            bytes_before: What the process held before the first run.
+            session_bytes: Growth during session creation.
+            bytes_before: Resident memory before the first run.
         """
         now = resident_bytes()
         return cls(session_bytes, max(now - bytes_before, 0), now, max(peak_bytes(), now))
@@ -55,20 +55,20 @@ class MemoryUse(Record):
 
 @dataclass(frozen=True)
 class BaselineResult:
-    """The latency of the baseline, and its ratio to that of the model."""
+    """Latency of the baseline, and its ratio to the model."""
 
     name: str
     kind: Literal["pytorch", "onnx"]
     latency: LatencyResult
     ratio: Ratio
-    """The model's time over the baseline's."""
+    """Ratio of the model's time to the baseline's."""
     block: int
-    """Runs of each in a row."""
+    """Number of consecutive runs of each."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measurement of a model: the model, the versions, the provider and the options."""
+    """Common fields of a measurement: model, versions, provider and options."""
 
     model: str
     """As passed by the user."""
@@ -76,14 +76,14 @@ class Measurement:
     onnxruntime_version: str
     provider: ChosenProvider
     threads: int | None
-    """Requested number; None leaves it to ONNX Runtime."""
+    """Requested number; ``None``: ONNX Runtime's default."""
     seed: int
     input_source: Literal["random", "file"]
-    """Where the values of the inputs came from."""
+    """Origin of the input values."""
     options: LatencyOptions
 
     def benchmark_info(self) -> dict[str, object]:
-        """Return the entries of ``benchmark_info`` that every measurement has."""
+        """Entries of ``benchmark_info`` common to all measurements."""
         return {
             "model": self.model,
             "tool_version": self.tool_version,
@@ -101,40 +101,40 @@ class Measurement:
 
 @dataclass(frozen=True)
 class PerfResult(Measurement):
-    """The outcome of one measurement of a whole model."""
+    """Result of a measurement of a whole model."""
 
     model_bytes: int
     """Size of the model file, without its data files."""
     inputs: tuple[InputTensorSpec, ...]
     measured_shapes: Mapping[str, tuple[int, ...]]
-    """Shape of every input in the runs."""
+    """Input name → shape in the runs."""
     output_shapes: Mapping[str, tuple[int, ...] | None]
-    """Shape of every output of the runs; None for an output that is not a numeric tensor."""
+    """Output name → shape in the runs; ``None`` for non-numeric outputs."""
     batch_size: int
     batch_source: str
-    """Where the batch size was read from, in words."""
+    """Origin of the batch size, in words."""
     session_creation_ms: float
     latency: LatencyResult
     memory: MemoryUse
     baseline: BaselineResult | None = None
     io_binding: bool = True
-    """Whether inputs were bound once and outputs left where they were made; False: arrays were passed in each run."""
+    """True if inputs were bound once and outputs stayed in device memory; False if arrays were passed in each run."""
     output_memory: tuple[str, ...] = ("cpu",)
-    """Kinds of memory in which the outputs were left."""
+    """Memory types of the outputs."""
     decoding: DecoderRun | None = None
-    """Which run of a decoder with a cache was measured; None: another model, or the user gave all sizes."""
+    """Measured run of a decoder with a KV cache; ``None`` for other models, or if the user set all sizes."""
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further top-level entries of the JSON, from other measurements of the same model."""
+    """Additional top-level JSON entries, from other measurements of the same model."""
 
     @property
     def samples_per_sec(self) -> float:
-        """Samples per second: the runs per second times the batch size."""
+        """Samples per second: runs per second times the batch size."""
         return self.batch_size * 1000 / self.latency.summary.mean
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Tokens per second that a decoder reads in a prompt, or writes in a step; None for other models."""
+        """Tokens per second that a decoder reads in a prompt, or writes in a step; ``None`` for other models."""
         return None if self.decoding is None else self.samples_per_sec * self.decoding.tokens
 
     def as_record(self) -> dict[str, object]:
@@ -202,7 +202,7 @@ def perf_result(
     memory: MemoryUse,
     baseline: BaselineResult | None = None,
 ) -> PerfResult:
-    """Return the record of a measurement after its last run."""
+    """Create the record of a measurement after its last run."""
     opened, values, run_options = prepared.opened, prepared.values, prepared.options
     outputs = prepared.run.outputs()
     batch_size, batch_source = batch_of(values.inputs, values.feeds, outputs)
@@ -253,10 +253,10 @@ def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
 
 
 def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
-    """Say which runs other load slowed: half of them, or a few so much that the mean says nothing of the others.
+    """Note the runs slowed by other load: half of the runs, or a few runs that distort the mean.
 
     Args:
-        latencies: What was run, in words → its runs.
+        latencies: Name of the measured model → its runs.
     """
     yield from busy_notes(latencies)
     interrupted = {name: run.summary for name, run in latencies.items() if run.summary.is_interrupted}
@@ -273,10 +273,10 @@ def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
 
 
 def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
-    """Say of which models other load slowed half of the runs.
+    """Note the models of which other load slowed half of the runs.
 
     Args:
-        latencies: What was run, in words → its runs.
+        latencies: Name of the measured model → its runs.
     """
     ratios = {name: run.summary for name, run in latencies.items() if run.summary.is_disturbed}
     times = [f"of {name} took {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
@@ -294,18 +294,18 @@ def _listed(times: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class PromptTime(Record):
-    """How long a prompt takes until its first token is known."""
+    """Time to the first token of a prompt."""
 
     tokens: int
     first_token_ms: float
     """Median of the counted runs."""
     cache_bytes: int
-    """Memory of the cache after it."""
+    """Memory of the KV cache after the prompt."""
 
 
 @dataclass(frozen=True)
 class StepTime(Record):
-    """How long one more token takes."""
+    """Time of one further token."""
 
     cached_tokens: int
     step_ms: float
@@ -315,7 +315,7 @@ class StepTime(Record):
 
 @dataclass(frozen=True)
 class GenerationPerf(Record, schema_version=1):
-    """A measured decoder with a cache."""
+    """Measurement of a decoder with a KV cache."""
 
     model: str
     provider: str
@@ -325,5 +325,5 @@ class GenerationPerf(Record, schema_version=1):
     prompts: tuple[PromptTime, ...]
     steps: tuple[StepTime, ...]
     cache_bytes_per_token: float
-    """Growth of the cache with each token of one row."""
+    """Growth of the KV cache per token of one row."""
     notes: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Summarizes samples, and decides from pairs of samples whether one thing is faster than another.
+"""Summary of samples, and comparison of paired samples.
 
-Arithmetic only. A ratio comes with a confidence interval; a difference is reported only where the whole interval is on
-one side of 1.
+Arithmetic only. A ratio has a confidence interval; a difference is reported only if the whole interval is on one side
+of 1.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CONFIDENCE = 0.95
 """Probability that an interval contains the true median ratio. Chosen: the usual value."""
 
 NOISE = 0.02
-"""Ratios closer to 1 than this are reported as no difference. Chosen: three times the largest difference between two
-sessions of one file in their fastest runs (0.6 %, measured on six pairs of sessions). The memory layout differs from
-session to session, and more runs of one session do not average it out."""
+"""Ratios closer to 1 are reported as no difference. Chosen: three times the largest difference between two sessions of
+one file in their fastest runs (0.6 %, measured on six pairs of sessions). The memory layout differs between sessions,
+and more runs of one session do not average it out."""
 
 DISTURBED = 1.5
 """Ratio of median to minimum above which samples count as disturbed. Chosen: on an idle machine the median stays near
@@ -40,7 +40,7 @@ class Summary(Record, digits=6):
 
     mean: float
     std: float
-    """Standard deviation of the samples (divided by their number less one); 0 for a single one."""
+    """Standard deviation of the samples (divided by their number minus one); 0 for a single sample."""
     min: float
     p50: float
     p90: float
@@ -50,35 +50,35 @@ class Summary(Record, digits=6):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether half of the samples lie so far above the smallest that other load must have slowed them."""
+        """True if half of the samples are so far above the smallest that other load must have slowed them."""
         return self.p50 > DISTURBED * self.min
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether a few samples are so large that the mean says nothing of the others."""
+        """True if a few samples are so large that they distort the mean."""
         return self.mean > _INTERRUPTED * self.p50
 
 
 @dataclass(frozen=True)
 class Ratio(Record):
-    """The ratio of two times, from pairs measured side by side."""
+    """Ratio of two times, from pairs measured in alternation."""
 
     value: float = field(metadata=entry(digits=6))
-    """Median of the ratios of the pairs; below 1 means that the first is faster."""
+    """Median of the pair ratios; below 1: the first is faster."""
     low: float | None = field(metadata=entry(digits=6))
-    """Lower end of the interval; None where there are too few pairs for one."""
+    """Lower end of the interval; ``None`` for too few pairs."""
     high: float | None = field(metadata=entry(digits=6))
-    """Upper end of the interval; None where there are too few pairs for one."""
+    """Upper end of the interval; ``None`` for too few pairs."""
     confidence: float
     """Probability that the interval contains the true median."""
     pairs: int
     is_disturbed: bool = field(default=False, metadata=entry(skip=True))
-    """Whether other load slowed the runs of one of the two, so that the ratio says little."""
+    """True if other load slowed the runs of one of the two, so that the ratio is unreliable."""
 
     @property
     @recorded()
     def verdict(self) -> Literal["faster", "slower", "no difference found", "undecided"]:
-        """Whether the first is faster or slower. The interval decides, not the value; a busy machine none."""
+        """Verdict based on the interval instead of the value; "undecided" on a busy machine."""
         if self.is_disturbed:
             return "undecided"
         if self.low is None or self.high is None:
@@ -91,13 +91,13 @@ class Ratio(Record):
 
     @property
     def is_within_noise(self) -> bool:
-        """Whether the whole interval is within the noise: then more pairs would find no difference either."""
+        """True if the whole interval is within the noise: more pairs would find no difference either."""
         ends = (self.low, self.high)
         return not self.is_disturbed and all(end is not None and abs(end - 1) <= NOISE for end in ends)
 
     @property
     def contains_one(self) -> bool:
-        """Whether the interval allows that both take the same time; so does one that does not exist."""
+        """True if the interval allows equal times; also True without an interval."""
         return (self.low is None or self.low <= 1) and (self.high is None or self.high >= 1)
 
 
@@ -110,7 +110,7 @@ def summarize(samples: Sequence[float]) -> Summary:
     values = np.asarray(samples, dtype=np.float64)
     p50, p90, p95, p99 = (percentile(samples, share) for share in _PERCENTILES)
     return Summary(
-        # Rounding must not carry a mean out of the samples it is made of.
+        # Rounding must not move a mean out of the range of its samples.
         mean=float(np.clip(values.mean(), values.min(), values.max())),
         std=float(values.std(ddof=1)) if values.size > 1 else 0.0,
         min=float(values.min()),
@@ -123,10 +123,10 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def are_disturbed(groups: Iterable[Sequence[float]]) -> bool:
-    """Say whether half of the times lie so far above the fastest of their group that other load must have slowed them.
+    """Return True if half of the times are so far above the fastest of their group that other load slowed them.
 
     Args:
-        groups: Times of what takes equally long, such as runs of equal sizes. One alone in its group tells nothing.
+        groups: Times of equal work, such as runs of equal sizes. A group of one time is ignored.
 
     >>> are_disturbed([[1.0, 2.0, 2.0], [30.0, 60.0, 60.0]]), are_disturbed([[1.0, 1.1], [30.0, 31.0], [500.0]])
     (True, False)
@@ -136,7 +136,7 @@ def are_disturbed(groups: Iterable[Sequence[float]]) -> bool:
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Return the value below which ``share`` percent of the samples lie, linear between two samples.
+    """Compute a percentile of the samples, linear between two samples.
 
     >>> percentile([10.0, 20.0], 75)
     17.5
@@ -145,9 +145,9 @@ def percentile(samples: Sequence[float], share: float) -> float:
 
 
 def middle_mean(samples: Iterable[float]) -> float:
-    """Return the mean of the middle half: a quarter of the samples is left out at each end (interquartile mean).
+    """Compute the mean of the middle half: a quarter of the samples is ignored at each end (interquartile mean).
 
-    A few long samples do not move it, and unlike a median it is finer than the steps of the clock. Of fewer than four
+    A few long samples do not affect it, and unlike a median it is finer than the clock resolution. For fewer than four
     samples it is the mean.
 
     >>> middle_mean([1.0, 2.0, 3.0, 900.0])
@@ -160,7 +160,7 @@ def middle_mean(samples: Iterable[float]) -> float:
 
 
 def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """Compare two series of times that were measured side by side, pair by pair.
+    """Compare two series of times measured in alternation, pair by pair.
 
     The ratio is the median of the ratios of the pairs. The ends of its interval are two of the sorted ratios: the
     narrowest two that contain the true median with at least the requested probability for any distribution (inverted
@@ -183,7 +183,7 @@ def compare_pairs(first: Sequence[float], second: Sequence[float], confidence: f
 
 
 def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
-    """Return two of the samples between which the true median lies, as :func:`compare_pairs` does; None of too few.
+    """Interval of the true median between two samples, as in :func:`compare_pairs`; ``None`` for too few samples.
 
     >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
     (1.0, 6.0)
@@ -194,10 +194,10 @@ def median_interval(samples: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _interval_rank(count: int, confidence: float) -> int | None:
-    """Return how many values the interval leaves out at each end; None where there are too few values."""
+    """Number of values outside the interval at each end; ``None`` for too few values."""
     tail, rank = 0.0, None
     for left_out in range(count // 2):
-        # Probability that at most ``left_out`` of ``count`` values lie below the median: tosses of a fair coin.
+        # Probability that at most ``left_out`` of ``count`` values are below the median, as in tosses of a fair coin.
         tail += math.comb(count, left_out) / 2**count
         if 2 * tail > 1 - confidence:
             break

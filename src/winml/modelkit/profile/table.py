@@ -1,4 +1,4 @@
-"""What was measured of a model: its latency, and the steps of a decoder."""
+"""Documents of a latency measurement and of the steps of a decoder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LATENCIES = tuple(doc.Column(name, "latency") for name in SUMMARY)
 
 
 def perf_document(result: PerfResult) -> doc.Document:
-    """Describe the latency of a model, and its comparison with a baseline."""
+    """Build the document of a model's latency, and of its comparison with a baseline."""
     return doc.Document(perf_blocks(result))
 
 
 def perf_blocks(result: PerfResult) -> list[doc.Block]:
-    """Return the summary, the latencies and the outcome of the comparison."""
+    """Build the blocks: summary, latencies and result of the comparison."""
     sides = {"model" if result.baseline is None else result.model: result.latency}
     blocks: list[doc.Block] = [doc.Fields(list(_summary_fields(result)))]
     if result.baseline is None:
@@ -64,12 +64,12 @@ def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
 
 
 def runs_words(result: PerfResult) -> str:
-    """Return how many runs were measured."""
+    """Describe the number of measured runs."""
     return f"{len(result.latency.samples_ms)} counted, after {result.options.warmup} to warm up"
 
 
 def throughput_words(result: PerfResult) -> str:
-    """Return the throughput: of a decoder in tokens, of other models in samples."""
+    """Describe the throughput: in tokens for a decoder, in samples for other models."""
     rate, unit = result.samples_per_sec, "samples"
     if result.tokens_per_sec is not None:
         rate, unit = result.tokens_per_sec, "tokens"
@@ -77,29 +77,29 @@ def throughput_words(result: PerfResult) -> str:
 
 
 def provider_words(result: PerfResult | ModulePerfResult) -> str:
-    """Return where a model ran."""
+    """Describe provider, device and threads of the runs."""
     provider = f"{result.provider.provider.name} on {result.provider.device_words}"
     threads = f", {count_noun(result.threads, 'thread')}" if result.threads else ""
     return f"{provider}{threads} (ONNX Runtime {result.onnxruntime_version})"
 
 
 def latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
-    """Return mean, spread and percentiles of each side, in milliseconds.
+    """Build a table of mean, spread and percentiles of each side, in milliseconds.
 
     Args:
-        sides: What was run, in words → its runs.
+        sides: Name of the measured model → its runs.
     """
     rows = [[name, *(getattr(side.summary, column) for column in SUMMARY)] for name, side in sides.items()]
     return doc.Table(doc.columns("latency in ms", *LATENCIES), rows)
 
 
 def _ratio_digits(ratio: float) -> str:
-    """Return a ratio with two decimals, or with two significant digits where it is smaller than 0.1."""
+    """Format a ratio with two decimals, or with two significant digits below 0.1."""
     return f"{ratio:.{max(2, 1 - math.floor(math.log10(ratio)))}f}"
 
 
 def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
-    """Return the outcome of a comparison in one sentence.
+    """Describe the result of a comparison in one sentence.
 
     >>> ratio_words(Ratio(0.5, 0.45, 0.55, 0.95, 30), "a.onnx", "pytorch")
     'a.onnx is faster than pytorch: ratio 0.50 (0.45–0.55), so 2.00 times as fast'
@@ -121,7 +121,7 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
 
 
 def generation_perf_document(result: GenerationPerf) -> doc.Document:
-    """Describe each length that was measured."""
+    """Build the document of each measured length."""
     return doc.Document(
         [
             doc.Fields(

@@ -1,4 +1,4 @@
-"""What does ``winml perf`` do with a request? Measures how fast a model, its modules or its generation is."""
+"""Plan of ``winml perf``: latency of a model, of its modules or of generation."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _OF_ONE_GRAPH = ("by_module", "baseline", "input_data")
 
 @dataclass(frozen=True, kw_only=True)
 class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputFields):
-    """What is requested of ``winml perf``."""
+    """Request of ``winml perf``."""
 
     name: str
-    """The model as the user wrote it."""
+    """The model as written by the user."""
     models: Mapping[str, FoundModel]
-    """Part → its model; ``model`` alone for a model of one part."""
+    """Part → its model; only ``model`` for a model of one part."""
     values: Mapping[str, Mapping[str, Any]]
-    """Part → the fields of ``RunOptions`` that say what it is fed."""
+    """Part → fields of ``RunOptions`` that determine its inputs."""
     find_files: Callable[[], Iterable[Path]]
-    """Returns the files of the models, and those that the options name: reads the graphs."""
+    """Returns the files of the models and of the options; reads the graphs."""
 
     input_data: str | None = declare(None, INPUTS, metavar="FILE", default_words="random values")
     """Inputs to run on: an .npz file with one array per input."""
@@ -62,20 +62,20 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
 
 @dataclass(frozen=True)
 class PerfSubject:
-    """What is measured, and how."""
+    """Models to measure, and options of the measurement."""
 
     models: Mapping[str, FoundModel]
     runs: Mapping[str, RunOptions]
-    """Part → how it is run."""
+    """Part → run options."""
     latency: LatencyOptions
     baseline: Baseline | None
 
 
 def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
-    """Return what would be measured. Nothing is written, and no model is loaded.
+    """Plan a measurement. Nothing is written, and no model is loaded.
 
     Raises:
-        UsageError: options do not go together, or the execution provider is unknown or not installed.
+        UsageError: options contradict each other, or the execution provider is unknown or not installed.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
     _refuse_combinations(request)
@@ -100,7 +100,9 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
 
 
 def _files_read(request: PerfRequest) -> Iterable[Path]:
-    """Return what is read. Where no file is written, none can be replaced, and the graphs are not read for this."""
+    """List the input files. Without output files nothing can be overwritten, so the graphs are not read for their data
+    files.
+    """
     if request.writes_files:
         return request.find_files()
     return [model.path for model in request.models.values() if model.path is not None]
