@@ -1,6 +1,6 @@
-"""Runs two models on the same inputs, compares their outputs, and finds the first module that diverges.
+"""Comparison of two models on the same inputs, and search for the first module that diverges.
 
-Each is an ONNX file, a PyTorch model that is loaded, or a live module.
+Each model is an ONNX file, a PyTorch model to load, or a live module.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from winml.modelkit.models.parts import LoadedModel, ModelPart
 
 _DISPLAYED_NODES = 3
-"""Nodes named in a message; more would bury the rest of it."""
+"""Maximum number of nodes in a message; more would hide the rest of the message."""
 
 Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
-"""An ONNX file, what says which PyTorch model to load, or a live module."""
+"""An ONNX file, a request for a PyTorch model, or a live module."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class CompareOptions:
     tolerance: float = TOLERANCE
     """Relative error of a module that is considered rounding."""
     draws: int | None = None
-    """Number of generated samples; None: the default of all verbs for a file of this size."""
+    """Number of generated samples; ``None``: the default for a file of this size."""
     step: int | None = None
-    """Token of a text at which decoders are compared: the reference writes it greedily with its own cache, and both are
-    fed what it is fed there; 0 is the prompt. None: one run on random values."""
+    """Step of a generated text at which decoders are compared: the reference generates greedily with its KV cache, and
+    both receive its inputs at this step; 0 is the prompt. ``None``: one run on random values."""
     data_set: DataSetRequest | None = None
-    """Dataset that both models run, in place of generated samples."""
+    """Dataset that both models run, instead of generated samples."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs with different names."""
 
@@ -78,15 +78,15 @@ def compare_models(
     """Run two models on the same inputs and compare their outputs; with ``by_module``, module by module.
 
     Args:
-        reference: What is right: an ONNX file, or a PyTorch model.
-        candidate: What is compared with it.
-        options: What both are fed, and what is compared.
-        inputs: Example inputs of a live module, where its own config does not say what it takes; of two PyTorch models,
-            both are fed them.
+        reference: The reference: an ONNX file, or a PyTorch model.
+        candidate: The model to compare with the reference.
+        options: Inputs and scope of the comparison.
+        inputs: Example inputs of a live module, if its config does not define its inputs; two PyTorch models both run
+            on them.
 
     Raises:
-        UsageError: inputs or outputs do not match, values do not fit, no module is on both sides, or a model answers
-            otherwise each time.
+        UsageError: inputs or outputs do not match, values do not fit, the models have no common module, or a model is
+            not deterministic.
         InputError: a file is damaged.
         StageError: one of the models cannot be run.
     """
@@ -96,7 +96,7 @@ def compare_models(
             hint="Pass a copy as one of them: copy.deepcopy(model).",
         )
     with ExitStack() as stack:
-        # The candidate is run as users run it, with the optimizations of ONNX Runtime, unless modules are asked for.
+        # The candidate runs like in production, with ONNX Runtime's optimizations, unless modules are compared.
         left_file, right_file = (
             OnnxSide(model, by_module=options.by_module, as_written=is_as_written) if isinstance(model, Path) else None
             for model, is_as_written in ((reference, True), (candidate, options.by_module))
@@ -118,7 +118,7 @@ def compare_models(
         with refusals_explained(values[0]) if options.data_set is None else nullcontext():
             result = _whole(pair, samples, notes, options)
         if options.by_module:
-            # Every value of every module is recorded: where nobody asks for more, one sample shows where they part.
+            # All values of all modules are recorded: by default, one sample shows where they diverge.
             if options.draws is None and samples.source in ("processor", "random"):
                 pair = replace(pair, draws=pair.draws[:1])
             if matched is None:
@@ -131,7 +131,7 @@ def compare_models(
 
 @contextmanager
 def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
-    """Add to a refusal what may be the reason for it."""
+    """Append possible reasons to the hint of a usage error."""
     try:
         yield
     except UsageError as error:
@@ -143,12 +143,12 @@ def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
 def _opened_in_torch(
     model: Comparable, inputs: ExampleInputs | None, file: OnnxSide | None, names: Mapping[str, str]
 ) -> Iterator[TorchSide]:
-    """Yield a PyTorch model, ready to be run; without its cache if the file on the other side takes none.
+    """Yield a PyTorch model, ready to run; without KV cache if the file on the other side has none.
 
     Args:
         model: The model.
         inputs: Example inputs of a live module.
-        file: The other side; None: a PyTorch model as well.
+        file: The other side; ``None``: a PyTorch model too.
         names: Name there → name here, of inputs and outputs with different names.
     """
     from winml.modelkit.compare.by_module.torch_side import opened_torch_side
@@ -157,7 +157,7 @@ def _opened_in_torch(
     if isinstance(model, ModelRequest):
         taken = None
         if file is not None:
-            # Weights that the checkpoint lacks are drawn as for the file.
+            # Weights missing in the checkpoint get the same random values as in the file.
             model = with_recorded_seed(model, {entry.key: entry.value for entry in file.structure.metadata_props})
             taken = {names.get(name, name) for name in file.input_names}
         with opened_torch_side(_part_for(model, taken), model.model or "the model") as side:
@@ -174,19 +174,19 @@ def _opened_in_torch(
 
 
 def _part_for(model: ModelRequest, taken: Collection[str] | None) -> ModelPart:
-    """Load a PyTorch model, and return the part that takes these inputs; else all of it, without cache."""
+    """Load a PyTorch model, and return the part with these inputs, or else the whole model without KV cache."""
     from winml.modelkit.models.model import load_model
 
     loaded = load_model(model)
     part = _part_taking(loaded, taken)
     if part is None and len(loaded.parts) > 1 and taken is not None:
-        # The file may be of a layout whose decoder computes the keys and values of what was encoded.
+        # The decoder of the file may compute the keys and values of the encoder output itself.
         part = _part_taking(load_model(replace(model, cross_keys="decoder")), taken)
     return part or load_model(replace(model, cache=False)).only_part
 
 
 def _part_taking(loaded: LoadedModel, taken: Collection[str] | None) -> ModelPart | None:
-    """Return the part that takes these inputs; `None` if at most the model without a cache does."""
+    """Return the part with these inputs; `None` if only the model without a cache may have them."""
     if len(loaded.parts) > 1:
         return None if taken is None else loaded.part_taking(taken)
     part = loaded.only_part
@@ -195,10 +195,10 @@ def _part_taking(loaded: LoadedModel, taken: Collection[str] | None) -> ModelPar
 
 
 def _match_before_running(left: Side, right: Side, options: CompareOptions) -> list[MatchedBoundary] | None:
-    """Open the sessions of files with the values that are to be recorded; return what they have in common.
+    """Open the sessions of files with the values to record; return the common modules of two files.
 
-    With PyTorch on one side, it is not known before it runs what its modules take; then all values that modules of the
-    file hand on can be recorded, and None is returned.
+    With PyTorch on one side, the inputs of its modules are unknown before it runs; all boundary values of the file are
+    then recordable, and the result is ``None``.
     """
     if not options.by_module:
         return []
@@ -216,20 +216,20 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
 
 
 def _as_torch(side: Side) -> TorchSide:
-    assert not isinstance(side, OnnxSide)  # a side is a file, or a model in PyTorch
+    assert not isinstance(side, OnnxSide)  # a side is a file or a model in PyTorch
     return cast("TorchSide", side)
 
 
 def _drawn_values(
     left: Side, right: Side, options: CompareOptions, folder: Path | None
 ) -> tuple[SampleValues, tuple[str, ...]]:
-    """Return what both are fed, by the names of the candidate, and what is to be said of that.
+    """Create the inputs of both, named as in the candidate, and notes.
 
     Args:
         left: The reference.
         right: The candidate.
-        options: What is asked for.
-        folder: Where what makes arrays of the samples of a data set lies.
+        options: The requested options.
+        folder: Folder of the processors for the samples of a dataset.
     """
     if isinstance(right, OnnxSide):
         sizes, notes = _fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
@@ -263,7 +263,7 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None, refer
 
 
 def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
-    """Return what two PyTorch models are fed: the values of a file, the examples that were given, or random ones."""
+    """Create the inputs of two PyTorch models: values of a file, passed examples, or random values."""
     run = options.run
     inputs = tuple(part.inputs)
     if options.data_set is not None and folder is not None:
@@ -286,7 +286,7 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
 
 
 def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
-    """Compare what both answer."""
+    """Compare the outputs of both models."""
     if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
         _refuse_other_inputs(pair.reference, pair.candidate, options.names)
     outputs, missing = pair.compared_outputs()
@@ -305,7 +305,7 @@ def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], option
 
 
 def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:
-    """Say which outputs of each side were not compared, and what may be done."""
+    """Note the outputs of each side that were not compared, with advice."""
     sides = (pair.reference, pair.candidate)
     words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
     if not words:
@@ -317,7 +317,7 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
 def _by_module(
     complete: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
 ) -> ModelComparison:
-    """Return the comparison with that of every module."""
+    """Extend the comparison by all modules."""
     left, right = pair.reference, pair.candidate
     unchanged = None
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
@@ -341,7 +341,7 @@ def _by_module(
 
 
 NamedSide: TypeAlias = "Path | ModelRequest"
-"""What a name means: an ONNX file, or what says which PyTorch model to load."""
+"""A named model: an ONNX file, or a request for a PyTorch model."""
 
 
 def compare_parts(
@@ -350,12 +350,12 @@ def compare_parts(
     options: CompareOptions,
     notes: Sequence[str] = (),
 ) -> ModelComparison:
-    """Compare every part of a model with that of the same name.
+    """Compare every part of a model with the part of the same name.
 
     Args:
         parts: Name of the part → reference and candidate, in the order the parts run; one of the two is a file.
-        displayed: Both models, for people.
-        options: What both are fed, and what is compared; a size counts in the parts that have its name.
+        displayed: Names of both models in messages.
+        options: Inputs and scope of the comparison; a size applies to the parts with its dimension.
         notes: Sentences on what is not compared.
 
     Raises:
@@ -374,14 +374,14 @@ def compare_parts(
 def _sizes_by_part(
     parts: Mapping[str, tuple[NamedSide, NamedSide]], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Return the sizes that each part has a dimension for.
+    """Part → the sizes whose dimensions it has.
 
     Raises:
         UsageError: no part has a dimension of that name.
     """
     if not sizes:
         return {name: {} for name in parts}
-    # What the candidate leaves open may be fixed in the reference, as in the comparison of two files.
+    # Dynamic dimensions of the candidate may be static in the reference, as in the comparison of two files.
     files = {name: next(side for side in reversed(sides) if isinstance(side, Path)) for name, sides in parts.items()}
     inputs = {name: inputs_of_file(file) for name, file in files.items()}
     fitting = {name: {key: size for key, size in sizes.items() if _has(inputs[name], key)} for name in parts}
@@ -400,15 +400,15 @@ def _has(inputs: Sequence[InputTensorSpec], key: str) -> bool:
 
 
 def at_step(pair: SidePair, step: int) -> SidePair:
-    """Return two sides with what the reference is fed at a step of each text.
+    """Replace the prompts by the inputs of the reference at a step of each text.
 
     Args:
-        pair: Both, with prompts.
-        step: Tokens that the reference writes greedily, with its own cache; 0 leaves the prompts.
+        pair: Both sides, with prompts.
+        step: Number of tokens that the reference generates greedily, with its KV cache; 0 keeps the prompts.
 
     Raises:
-        UsageError: the model has no cache, takes no token ids, or answers no scores of tokens.
-        WinMLError: whatever a run raises.
+        UsageError: the model has no KV cache, no token ids as input, or no scores as output.
+        WinMLError: a run fails.
     """
     _refuse_without_ids(pair, step)
     states, shapes = pair.candidate.states or pair.reference.states, pair.candidate.input_shapes
@@ -429,7 +429,7 @@ def at_step(pair: SidePair, step: int) -> SidePair:
 
 
 def _step_words(pair: SidePair, step: int) -> str:
-    """Say what both are fed."""
+    """Describe the inputs at a step."""
     tokens = pair.draws[0][TOKEN_IDS].shape[1]
     if step == 0:
         return f"Compared at step 0: a prompt of {tokens} tokens."
@@ -440,10 +440,10 @@ def _step_words(pair: SidePair, step: int) -> str:
 
 
 def _refuse_without_ids(pair: SidePair, step: int) -> None:
-    """Refuse, before anything is run, what the reference cannot write a text with.
+    """Check, before running, that the reference can generate text.
 
     Raises:
-        UsageError: the model takes no token ids, or a file answers no scores.
+        UsageError: the model has no token ids as input, or a file no scores as output.
     """
     if TOKEN_IDS not in pair.candidate.input_shapes:
         raise UsageError(
@@ -464,15 +464,15 @@ def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) ->
 
 
 def _refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, str]) -> None:
-    """Refuse a pair of names of which one side has none of that name.
+    """Refuse a pair of names if one side has no such name.
 
     Raises:
-        UsageError: names the pair; says where it is the wrong way round.
+        UsageError: names the pair; detects exchanged names.
     """
     for left, right in names.items():
         for side, name, other in ((reference, left, candidate), (candidate, right, reference)):
             known = side.declared_names
-            # The outputs of a PyTorch model are not known before it runs.
+            # The outputs of a PyTorch model are unknown before it runs.
             if name in known or (not isinstance(side, OnnxSide) and name not in other.declared_names):
                 continue
             is_turned = left in candidate.declared_names and right in reference.declared_names
@@ -485,10 +485,10 @@ def _refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, 
 
 
 def _refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, names: Mapping[str, str]) -> None:
-    """Refuse two files that take other inputs.
+    """Refuse two files with different inputs.
 
     Raises:
-        UsageError: names those of both.
+        UsageError: names the inputs of both.
     """
     theirs = [names.get(name, name) for name in reference.input_names]
     if set(theirs) != set(candidate.input_names):
@@ -503,10 +503,10 @@ def _refuse_other_inputs(reference: OnnxSide, candidate: OnnxSide, names: Mappin
 def _fixed_sizes(
     reference: OnnxSide, candidate: OnnxSide, names: Mapping[str, str], run: RunOptions
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the sizes that the reference fixes and the candidate leaves open, and a sentence that says so.
+    """Find sizes that are static in the reference and dynamic in the candidate; return the sizes and a note.
 
     Raises:
-        UsageError: both fix a size, and not the same, or another is asked for.
+        UsageError: static sizes differ, or another size is requested.
     """
     theirs = {names.get(item.name, item.name): item for item in graph_inputs(reference.session())}
     sizes: dict[str, int] = {}
@@ -543,10 +543,10 @@ def _are_apart(left: InputTensorSpec, right: InputTensorSpec) -> bool:
 
 
 def _refuse_no_tree(side: OnnxSide) -> None:
-    """Refuse a file in which nothing says what its modules are.
+    """Refuse a file without module information.
 
     Raises:
-        UsageError: names it.
+        UsageError: names the file.
     """
     if not side.boundaries:
         raise UsageError(
@@ -556,10 +556,10 @@ def _refuse_no_tree(side: OnnxSide) -> None:
 
 
 def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[MatchedBoundary]) -> None:
-    """Refuse two models that have no module in common.
+    """Refuse two models without a common module.
 
     Raises:
-        UsageError: one has no modules, or none is on both sides.
+        UsageError: a model has no modules, or no module is common.
     """
     for side in (reference, candidate):
         if isinstance(side, OnnxSide):
@@ -578,10 +578,10 @@ def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matche
 
 
 def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: float) -> None:
-    """Refuse a model that answers otherwise each time; only where answers differ it is run once more.
+    """Refuse a nondeterministic model; models are run again only if their outputs differ.
 
     Raises:
-        UsageError: names the model, and in a file the nodes that draw.
+        UsageError: names the model and, for a file, its random nodes.
     """
     if not worst.problem and worst.relative_error <= tolerance:
         return
@@ -600,24 +600,24 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
 
 
 _FEW = 0.5
-"""Chosen: other forms of a model, such as optimized and quantized files, keep all modules in their metadata. A tree of
-node names also holds modules of torch.nn, so the side with fewer modules is the one to ask."""
+"""Minimum share of common modules. Chosen: variants of a model, such as optimized and quantized files, keep all modules
+in their metadata. A tree of node names also contains modules of torch.nn, so the side with fewer modules decides."""
 
 
 def _few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
-    """Return one sentence where the side with fewer modules has less than half of them in common with the other.
+    """Note that the side with fewer modules shares less than half of them with the other side.
 
-    A PyTorch model beside a file has modules that do not run, which do not count.
+    For a PyTorch model and a file, only the modules of the file count, since some PyTorch modules do not run.
 
     Args:
-        reference: What is right.
-        candidate: What is compared with it.
+        reference: The reference.
+        candidate: The model to compare with the reference.
     """
     sides = (reference, candidate)
     counted: tuple[Side, ...] = tuple(side for side in sides if isinstance(side, OnnxSide)) or sides
     numbers = [len(side.module_classes) for side in counted]
     shared = _shared(reference.module_classes, candidate.module_classes)
-    # Nobody knows the modules of a file without tags and scopes.
+    # The modules of a file without tags and scopes are unknown.
     if not all(numbers) or shared >= _FEW * min(numbers):
         return ()
     counts = ", ".join(f"{shared} of {number} of {side.shown}" for side, number in zip(counted, numbers, strict=True))
@@ -628,7 +628,7 @@ def _few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
 
 
 def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
-    """Return how many modules have one path, and no other class."""
+    """Count the modules with the same path and without different classes."""
     common = left.keys() & right.keys()
     return sum(left[path] == right[path] or not (left[path] and right[path]) for path in common)
 
@@ -636,14 +636,14 @@ def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
 def _folder_of_processors(
     models: Sequence[Path | ModelRequest | nn.Module], request: DataSetRequest | None
 ) -> Path | None:
-    """Return the folder of the first model that has something beside it to make arrays with.
+    """Find the folder of the first model with processors.
 
     Args:
-        models: What is compared.
-        request: The data set whose samples are made arrays; None: nobody asks for one.
+        models: The compared models.
+        request: The requested dataset, if any.
 
     Raises:
-        UsageError: a data set is asked for, and none of the models lies in a folder.
+        UsageError: a dataset is requested, and no model is in a folder.
     """
     named = [model for model in models if isinstance(model, (Path, ModelRequest))]
     folders = [folder for model in named if (folder := processor_folder(model)) is not None]
@@ -656,10 +656,10 @@ def _folder_of_processors(
 
 
 def value_files(path: Path) -> list[Path]:
-    """Return the files of a folder that hold values, in their order; of a file, itself.
+    """List the value files of a folder, in order; for a file, the file itself.
 
     Raises:
-        UsageError: the folder has none.
+        UsageError: the folder has no such file.
     """
     if not path.is_dir():
         return [path]

@@ -1,7 +1,7 @@
-"""Do outputs agree with those of a reference?
+"""Comparison of outputs with reference outputs.
 
-Compares outputs that are already computed; runs neither side. Differences are measured against the scale of the
-reference, and a reference that would hide a wrong answer has no signal.
+Compares computed outputs; runs neither side. Differences are relative to the scale of the reference, and a reference
+that would hide a wrong output has no signal.
 """
 
 from __future__ import annotations
@@ -23,55 +23,56 @@ THRESHOLDS: Mapping[str, float] = {
     "float16": 1e-2,
     "bfloat16": 5e-2,
 }
-"""Largest accepted difference relative to the largest reference value, per dtype the output is computed in.
+"""Dtype of the computation → maximum difference relative to the largest reference value.
 
-Chosen about a hundred times above what correct exports show (2e-6 for float32, measured over 36 architectures) and a
-thousand times below what a wrong mask or a stray input does (0.9 to 1.4). Half precision: ten units in the last place
-of ``float16`` (2**-11) and of ``bfloat16`` (2**-8), since both sides round after every operator, in different orders.
-Integers and booleans must be equal.
+Chosen about a hundred times above the difference of correct exports (2e-6 for float32, measured over 36 architectures)
+and a thousand times below the effect of a wrong mask or a stray input (0.9 to 1.4). Half precision: ten units in the
+last place of ``float16`` (2**-11) and of ``bfloat16`` (2**-8), since both sides round after every operator, in
+different orders. Integers and booleans must be equal.
 """
 
 MINIMUM_SCALE = 1e-20
-"""Below this a reference is nothing but rounding. Chosen well under any activation, over float32's smallest normal."""
+"""References below this are rounding only. Chosen far below any activation, above float32's smallest normal number."""
 
 ROUNDING_FACTOR = 10
-"""How many times the threshold two files may differ as written and still be compared as ONNX Runtime runs them by
-default, where rounding is done alike. Measured: 2 on resnet-50 with random weights, 50 convolutions deep; what a wrong
-graph differs by is a thousand times the threshold and more (``THRESHOLDS``)."""
+"""Maximum difference of two files run as written, in thresholds, for another comparison with ONNX Runtime's default
+optimizations, under which both round alike. Measured: 2 on resnet-50 with random weights, 50 convolutions deep; a wrong
+graph differs by a thousand thresholds and more (``THRESHOLDS``)."""
 
 CUT_MODULE_THRESHOLD = 1e-6
-"""Largest accepted difference of a module that was cut out from the same module in the whole model, relative to the
-largest value. Chosen far below any dtype's own error: both run the same kernels on the same values, and every model
-tried is equal bit for bit."""
+"""Maximum difference of a cut-out module from the same module in the whole model, relative to the largest value. Chosen
+far below the rounding of any dtype: both run the same kernels on the same values, and every tested model is
+bit-identical."""
 
 
 _CHANNEL_UNITS = 8
-"""Units in the last place of the largest value by which no channel is refused: rounding of the largest values reaches
-the others. Chosen: of 36 architectures the largest relative difference is 2e-6, or 17 units; channels that are computed
-alike share it, and are told from a wrong one by ``OUTLIER_FACTOR``."""
+"""Difference in units in the last place of the largest value up to which no channel is refused: rounding of the largest
+values affects other channels. Chosen: over 36 architectures the largest relative difference is 2e-6, or 17 units;
+channels computed alike share it, and ``_OUTLIER_FACTOR`` separates them from a wrong channel."""
 
 _OUTLIER_FACTOR = 30
-"""How many times the median difference of all channels one differs by that is wrong by itself. Chosen: rounding moves
-channels that are computed alike by amounts of one order; a wrong column beside columns in pixels is off by thousands of
-times the rounding of its neighbours."""
+"""Ratio of a channel's difference to the median over all channels above which the channel is wrong. Chosen: rounding of
+channels computed alike has one order of magnitude; a wrong column among columns in pixels differs by thousands of times
+the rounding of its neighbours."""
 
 _PROBABILITY_UNITS = 8
-"""Units in the last place of 1.0 by which a probability is not refused, however small: kernels of Sigmoid and Softmax
-round relative to 1. Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
+"""Tolerance of probabilities in units in the last place of 1.0: kernels of Sigmoid and Softmax round relative to 1.
+Measured: ONNX Runtime's Sigmoid is off by up to 1.1e-7, whatever its value."""
 
 _CHANNEL_DTYPES = ("float32", "float64")
-"""Dtypes whose rounding is far below their threshold; in half precision it is not, and channels are not told apart."""
+"""Dtypes whose rounding is far below their threshold; in half precision channels cannot be distinguished from
+rounding."""
 
 TEXT_KINDS = "USO"
-"""Kinds of arrays that hold no numbers."""
+"""Kinds of non-numeric arrays."""
 
 _ZEROS, _FADED, _NAN, _INFINITIES = "zeros", f"values below {MINIMUM_SCALE:g}", "NaN", "infinities"
 
 
 def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
-    """Return what arrays hold where they hold nothing else; None where a value is another.
+    """Kinds of values of arrays without information; ``None`` if any value carries information.
 
-    Zeros, values so small that they are rounding, NaN, infinities. A text is another value.
+    Kinds are zeros, values so small that they are rounding, NaN and infinities. A text carries information.
     """
     found: set[str] = set()
     for array in arrays:
@@ -91,7 +92,7 @@ def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
 
 
 def silent_words(kinds: Sequence[str]) -> str:
-    """Return what is answered.
+    """Describe outputs without information.
 
     >>> silent_words(("zeros", "NaN")), silent_words(())
     ('only zeros and NaN', 'no value')
@@ -104,9 +105,9 @@ class Rounding:
     """Rounding errors that a comparison of outputs accepts."""
 
     dtypes: tuple[str, ...] = ()
-    """Dtypes the model computes in: float32 that was cast from half precision is not exact."""
+    """Dtypes of the computation: float32 that was cast from half precision is not exact."""
     probabilities: Callable[[], frozenset[str]] = frozenset
-    """Returns the names of the outputs of Sigmoid or Softmax; called where a comparison fails."""
+    """Returns the names of the outputs of Sigmoid or Softmax; called if a comparison fails."""
 
     @property
     def coarsest(self) -> str:
@@ -116,98 +117,99 @@ class Rounding:
 
 @dataclass(frozen=True)
 class OutputComparison(Record):
-    """One output of one draw."""
+    """Comparison of one output of one sample."""
 
     name: str
     draw: int
-    """Which draw of the inputs, from 1."""
+    """Number of the sample, from 1."""
     dtype: str
     max_abs_diff: float
-    """Largest absolute difference; NaN and infinities must match in place."""
+    """Largest absolute difference; NaN and infinities must match in position."""
     scale: float = field(metadata=entry(skip=True))
     """Largest finite absolute reference value."""
     relative_diff: float
-    """``max_abs_diff / scale``; 0 where both are 0."""
+    """``max_abs_diff / scale``; 0 if both are 0."""
     threshold: float
-    """Largest accepted ``relative_diff``."""
+    """Maximum accepted ``relative_diff``."""
     is_equal: bool
     computed_in: str = field(default="", metadata=entry(omit_empty=True))
-    """The dtype whose rounding sets the threshold, where it is coarser than the output's own."""
+    """Dtype whose rounding sets the threshold, if coarser than the output's dtype."""
     nan_count: int = field(default=0, metadata=entry(omit_empty=True))
-    """Values that are NaN on both sides."""
+    """Number of values that are NaN on both sides."""
     problem: str = field(default="", metadata=entry(omit_empty=True))
-    """Why it is not equal, where that is not the difference: another shape, or NaN on one side only."""
+    """Reason of inequality other than a difference: another shape, or NaN on one side only."""
 
 
 @dataclass(frozen=True)
 class CheckedValue(Record):
-    """An input that was given other values than the traced one by itself, or that could not be."""
+    """An input that was varied alone, or could not be varied."""
 
     name: str
     traced: str
-    """What was traced, in words: ``3``, ``[5, 3]``."""
+    """Traced values in words: ``3``, ``[5, 3]``."""
     compared: tuple[str, ...] = ()
-    """Other values at which the outputs were compared, in words."""
+    """Other values at which outputs were compared, in words."""
     refused: tuple[str, ...] = ()
     """Other values that the reference refuses, each with the reason."""
     is_fixed: bool = False
-    """Whether all that was compared has this one value, so that nothing is known of others."""
+    """True if all comparisons have this one value, so that other values are not verified."""
 
 
 @dataclass(frozen=True)
 class VerificationInfo(Record):
-    """Outcome of comparing the outputs of some draws with those of the reference."""
+    """Result of the comparison of outputs with reference outputs on some samples."""
 
     comparisons: tuple[OutputComparison, ...] = field(metadata=entry("outputs"))
     has_signal: bool = field(metadata=entry(before="outputs"))
-    """Whether some output depends on the inputs by more than its threshold, so that a wrong answer would have shown."""
+    """True if an output depends on the inputs by more than its threshold, so that a wrong output is detectable."""
     set_aside: tuple[OutputComparison, ...] = field(default=(), metadata=entry(skip=True))
-    """Of each draw that is not compared, the output that differs and that rounding moves most."""
+    """Per excluded sample: the differing output that rounding changes most."""
     values: tuple[CheckedValue, ...] = field(default=(), metadata=entry(omit_empty=True))
-    """Inputs that were varied by themselves, and those of which only one value was compared."""
+    """Inputs varied alone, and inputs with only one compared value."""
     generation: GenerationInfo | None = field(default=None, metadata=entry(omit_none=True))
-    """A text that was generated with the cache of a graph; None without one."""
+    """Comparison of a text generated with a KV cache; ``None`` without a text."""
     assumed: tuple[Assumption, ...] | None = field(default=None, metadata=entry(before="outputs", omit_none=True))
-    """What the graph takes for granted of other inputs; None where nothing was traced, as of two files."""
+    """Assumptions of the graph about other inputs; ``None`` without a trace, as for two files."""
     accepts_assumptions: bool = field(default=False, metadata=entry(skip=True))
-    """Whether the file counts as verified all the same."""
+    """True if the file counts as verified in spite of assumptions."""
     on_drawn_weights: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
-    """Whether the graph was compared on a copy with drawn weights: with its own, no output depends on the inputs."""
+    """True if the graph was compared on a copy with random weights, since with its own weights no output depends on the
+    inputs."""
     in_float32: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
-    """Whether both sides computed in float32, since the file computes in bfloat16."""
+    """True if both sides computed in float32, since the file computes in bfloat16."""
     is_streamed: bool = field(default=False, metadata=entry(before="outputs", omit_empty=True))
-    """Whether the weights of both sides were read piece by piece."""
+    """True if the weights of both sides were streamed."""
     constant: tuple[str, ...] = field(default=(), metadata=entry(skip=True))
-    """Outputs of the reference that were the same for all inputs."""
+    """Outputs of the reference that were equal for all inputs."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
-    """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
+    """Without a signal: kinds of values in the reference; see :func:`silent_kinds`."""
 
     @property
     @recorded(entry("set_aside", before="values", omit_empty=True))
     def moved_by_rounding(self) -> list[dict[str, object]]:
-        """Of each draw that is not compared, by how much rounding moves the output that it moves most."""
+        """Per excluded sample: change by rounding of the output that rounding changes most."""
         names = {"name": "name", "draw": "draw", "moved_by_rounding": "relative_diff", "threshold": "threshold"}
         return [{key: getattr(item, name) for key, name in names.items()} for item in self.set_aside]
 
     @property
     def fixed(self) -> tuple[CheckedValue, ...]:
-        """The inputs of which only one value was compared."""
+        """Inputs with only one compared value."""
         return tuple(value for value in self.values if value.is_fixed)
 
     @property
     @recorded(entry(before="has_signal"))
     def is_verified(self) -> bool:
-        """Whether every output agrees, the comparison means something, and nothing is assumed that is not accepted."""
+        """True if every output agrees, there is a signal, and no unaccepted assumption exists."""
         return self.agrees and (self.accepts_assumptions or not self.assumed)
 
     @property
     def agrees(self) -> bool:
-        """Whether every output agrees and the comparison means something."""
+        """True if every output agrees and there is a signal."""
         return self.has_signal and all(comparison.is_equal for comparison in self.comparisons)
 
     @property
     def worst(self) -> OutputComparison:
-        """The comparison farthest over, or closest to, its threshold."""
+        """The comparison with the largest difference relative to its threshold."""
         return max(
             self.comparisons,
             key=lambda item: (not item.is_equal, bool(item.problem), item.relative_diff / (item.threshold or 1.0)),
@@ -220,14 +222,14 @@ def compare_outputs(
     *,
     rounding: Rounding = Rounding(),
 ) -> VerificationInfo:
-    """Compare outputs with those of a reference, draw by draw.
+    """Compare outputs with reference outputs, sample by sample.
 
-    A probability that differs by more than its threshold is equal within :data:`_PROBABILITY_UNITS`; then, changes of
-    that size are no signal either.
+    A probability beyond its threshold is still equal within :data:`_PROBABILITY_UNITS`; changes of this size are then
+    no signal either.
 
     Args:
-        reference: Outputs of the reference by name, one mapping per draw: those of PyTorch, or of another file.
-        answers: Outputs of the file by name, in the same order of draws.
+        reference: Reference outputs by name, one mapping per sample: of PyTorch, or of another file.
+        answers: Outputs of the file by name, in the same order of samples.
         rounding: Rounding errors to accept.
     """
     info = _compare_all(reference, answers, _Tolerance(rounding.coarsest))
@@ -240,20 +242,20 @@ def compare_outputs(
 
 @dataclass(frozen=True)
 class _Tolerance:
-    """Differences of outputs that are accepted."""
+    """Accepted differences of outputs."""
 
     coarsest: str
-    """Dtype with the largest threshold that the model computes in; empty: that of each output."""
+    """Dtype of the computation with the largest threshold; empty: the dtype of each output."""
     probabilities: frozenset[str] = frozenset()
-    """Names of outputs of which a small absolute difference is accepted."""
+    """Names of outputs with an absolute tolerance."""
 
     def relative(self, dtype: str) -> float:
-        """Return the threshold of an output; integers stay exact whatever the model computes in."""
+        """Relative threshold of an output; integers stay exact in any computation dtype."""
         own = THRESHOLDS.get(dtype, 0.0)
         return max(own, THRESHOLDS.get(self.coarsest, 0.0)) if own else 0.0
 
     def absolute(self, name: str, expected: Array) -> float:
-        """Return the difference that is accepted of an output, whatever its values."""
+        """Absolute tolerance of an output."""
         dtype = str(expected.dtype)
         is_exact = dtype in _CHANNEL_DTYPES and self.relative(dtype) == THRESHOLDS[dtype]
         return _PROBABILITY_UNITS * float(np.finfo(dtype).eps) if name in self.probabilities and is_exact else 0.0
@@ -273,7 +275,7 @@ def _compare_all(reference: Sequence[Arrays], answers: Sequence[Arrays], toleran
 
 
 def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
-    """Return the names of the outputs that are the same, to the last bit, in all of several draws."""
+    """Names of the outputs that are bit-identical in all samples."""
     first, *later_draws = reference
     return tuple(
         name

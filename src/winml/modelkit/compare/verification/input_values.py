@@ -1,14 +1,14 @@
-"""Verifies that the written file depends on the values of its inputs as PyTorch does, one input at a time.
+"""Verification that the written file depends on its input values like PyTorch, one input at a time.
 
 A trace turns a value that Python reads (``range(int(n))``, ``if flag``) into a constant of the graph, which random
-draws find by luck only. So numbers, flags and rows of integers get neighbouring values. Where Python read values,
-numbers get values far away, too, and floats both signs. What PyTorch itself refuses proves nothing and is told. Does
-not know how a graph is captured.
+inputs detect only by chance. Numbers, flags and rows of integers are therefore replaced by neighbouring values. If
+Python reads values, numbers also get distant values, and floats both signs. Values that PyTorch itself refuses prove
+nothing and are reported. Independent of the capture of the graph.
 
-Random floats reach 4 or so. An operator whose ONNX form is right there only, such as the logarithm of a sigmoid, is
-found by one more sample of floats far from 0, where it may overflow or lose its digits, if the graph has such
-operators. What PyTorch itself answers with NaN or infinity is not compared, nor is a model that makes integers of its
-floats, which may be sizes.
+Random floats have magnitudes up to about 4. An operator whose ONNX form is correct only there, such as the logarithm of
+a sigmoid, is detected by one more sample of floats far from 0, where it may overflow or lose precision, if the graph
+has such operators. Outputs that are NaN or infinite in PyTorch are not compared, nor are models that convert input
+floats to integers, which may be sizes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from winml.modelkit.tags.tagging import read_tag
 
 
 def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assumption, ...]:
-    """Return what is assumed of other inputs, with lines of which a trace does not know, inputs and values.
+    """Complete the assumptions with the source lines that read values, their inputs and values.
 
-    A line that reads values of weights alone assumes nothing of the inputs; nor does one that reads sizes, where none
-    is left open.
+    A line that reads only weights assumes nothing about inputs; nor does a line that reads sizes, if all sizes are
+    static.
 
     Args:
-        written: The file, and what its trace took for granted.
-        reads: What PyTorch reads at the traced inputs.
+        written: The file, and the assumptions of its trace.
+        reads: Values that PyTorch reads at the traced inputs.
     """
     known = {item.place for item in written.assumed}
     unseen = (
@@ -75,30 +75,31 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
 Tensors = Mapping[str, torch.Tensor]
 
 _SMALL = 16
-"""Chosen: values of an example with so few elements may be sizes or counts, whatever its shape."""
+"""Chosen: tensors with so few elements may hold sizes or counts, whatever their shape."""
 _LARGEST_COUNT = 1000
-"""Chosen: a whole number may be a count or a size, which costs as much to run as it says."""
+"""Chosen: an integer may be a count or a size, whose run time grows with its value."""
 _REACH, _FACTOR = 8, 4
-"""Chosen: a bound is tried up to the larger of 8 and four times the traced value, since a forward may count to it."""
+"""Chosen: bounds are tried up to the larger of 8 and four times the traced value, since a forward may count up to
+them."""
 _DISPLAYED_VALUES = 8
 _DISPLAYED_NAMES = 3
 _DISPLAYED_REFUSED = 2
-"""Values told that PyTorch refuses for one and the same reason."""
+"""Maximum number of reported values that PyTorch refuses for the same reason."""
 _LARGE_FACTOR = 100
-"""Chosen: random floats reach 4 or so, what a forward compares them with may be 50."""
+"""Chosen: random floats have magnitudes up to about 4, thresholds in a forward may be 50."""
 _FAR_FACTORS = (10.0, 100.0)
-"""Chosen: a random value becomes 20 or so, where a float32 beside 1.0 is lost, up to a few hundred, whose exponential
+"""Chosen: random values become about 20, where a float32 added to 1.0 is lost, up to a few hundred, whose exponential
 overflows."""
 _FAR_DTYPES = (torch.float32, torch.float64)
-"""Types that hold what is computed of such values; those of 16 bits overflow on either side."""
+"""Types that hold results computed from such values; 16-bit floats overflow in both PyTorch and ONNX Runtime."""
 _SENSITIVE = frozenset(
     {
         "Acosh", "Asinh", "Atanh", "Cosh", "Exp", "Floor", "Log", "LogSoftmax", "Mod", "ReduceLogSum",
         "ReduceLogSumExp", "ReduceProd", "Round", "Sinh", "Softplus",
     }
 )  # fmt: skip
-"""Chosen: operators that overflow, cancel or jump far from 0. A graph of others is as right there as near 0: no run is
-spent on it."""
+"""Chosen: operators that overflow, cancel or jump far from 0. Graphs without them are as accurate there as near 0 and
+are not run."""
 _ZEROS, _ONES, _EQUAL = "only zeros", "only ones", "equal values"
 _DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "no negative values": torch.abs,
@@ -107,40 +108,40 @@ _DECIDING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     _ONES: torch.ones_like,
     f"{_LARGE_FACTOR} times the values": lambda values: _LARGE_FACTOR * values,
 }
-"""Chosen: what a forward may compare with, for floats that are read."""
+"""Chosen: changes of floats that cross likely thresholds of a forward."""
 
 
 @dataclass(frozen=True)
 class Varied:
-    """One or more inputs with other values than the traced ones, and what PyTorch makes of it."""
+    """Reference outputs with one or more inputs varied."""
 
     names: tuple[str, ...]
     words: str
-    """The values, for people."""
+    """Description of the values."""
     draw: Draw
 
     @property
     def inputs_words(self) -> str:
-        """The inputs, for people."""
+        """Names of the inputs for messages."""
         return " and ".join(self.names if len(self.names) <= _DISPLAYED_NAMES else [self.names[0], "more inputs"])
 
     @property
     def are_ties(self) -> bool:
-        """Whether all of these values are equal, so that nothing but their order ranks them."""
+        """True if all these values are equal, so that only their order ranks them."""
         return self.words in (_ZEROS, _ONES)
 
 
 @dataclass(frozen=True)
 class VariedValues:
-    """What PyTorch answers where single inputs have other values."""
+    """Reference outputs with single inputs varied."""
 
     varied: tuple[Varied, ...] = ()
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Input → values PyTorch refuses, each with the reason."""
+    """Input → values that PyTorch refuses, each with the reason."""
     reads: ValueReads = field(default_factory=ValueReads)
-    """What the forward reads in Python."""
+    """Values that the forward reads in Python."""
     far: Varied | None = None
-    """Floats far from 0, all inputs together."""
+    """Sample of floats far from 0, for all inputs together."""
 
 
 def run_at_varied_values(
@@ -155,11 +156,11 @@ def run_at_varied_values(
 
     Args:
         prepared: The part, with values.
-        traced: What was traced.
-        rules: What was learned of the values that the part takes.
-        reads_values: Whether a line of the user's Python is known to have read values while it was traced. Then all
-            inputs are varied as those that Python reads are: numbers farther, floats to zeros, ones and both signs.
-        reads: What Python reads of the traced inputs; None: the part is run once more to find out.
+        traced: The traced sample.
+        rules: Known rules of valid input values.
+        reads_values: True if a line of the user's Python read values during the trace. Then all inputs are varied like
+            inputs read by Python: numbers to distant values, floats to zeros, ones and both signs.
+        reads: Values that Python reads from the traced inputs; ``None``: the part is run once more to record them.
     """
     varied: list[Varied] = []
     refused: dict[str, tuple[str, ...]] = {}
@@ -193,13 +194,13 @@ def run_at_varied_values(
         one, other = traced.inputs[first], traced.inputs[second]
         if one.shape == other.shape and one.dtype == other.dtype and not torch.equal(one, other):
             add([first, second], _EQUAL, {second: one})
-    # Of tensors of floats random draws vary the values; that a sign is refused is no news.
+    # Random inputs vary float tensors anyway; refused signs are not reported.
     refused = {name: reasons for name, reasons in refused.items() if name not in {spec.name for spec in floats}}
     return VariedValues(tuple(varied), refused, reads)
 
 
 def _torch_output_at(prepared: PreparedPart, traced: Draw, changed: Tensors) -> Draw | str:
-    """Return PyTorch's answer to the traced inputs with some changed; in words, why it has none to compare."""
+    """Run PyTorch on the traced inputs with some changed; return the reason if its outputs cannot be compared."""
     tensors = {**traced.inputs, **changed}
     try:
         reference = run_reference(prepared, tensors)
@@ -225,21 +226,21 @@ def _other_values(
     is_read: bool,
     reads_values: bool,
 ) -> list[torch.Tensor]:
-    """Return values near the traced ones and at the bounds of their range, none equal to the traced ones.
+    """List values near the traced ones and at the bounds of their range, excluding the traced ones.
 
-    Of tensors that random draws vary for certain, none: those of floats with several values, and those of many
-    integers. Of an input that Python reads, there are more; below zero where a trace is known to hold what was read.
+    Empty for tensors that random inputs vary anyway: floats with several values, and many integers. Inputs read by
+    Python get more values; negative ones if a trace is known to contain the read value.
     """
     is_of_lengths = spec.value_range is None and holds_lengths(spec, rules)
     if traced.numel() == 0:
         return []
     if spec.grid is not None:
-        # Pictures of as many patches, in rows of another length.
+        # Images with as many patches, in rows of another length.
         turned = torch.cat([traced[:, :1], traced[:, 1:].flip(1)], dim=1)
         return [] if torch.equal(turned, traced) else [turned]
     low, high = (1, float(traced.max())) if is_of_lengths else _bounds(spec, traced, part, reads_values=reads_values)
     if not part.are_ranges_examples and is_mask(spec, rules) and traced.dim() > 1:
-        # Drawn in both ways; one that hides everything proves nothing.
+        # Random inputs contain both values; a mask that hides all positions proves nothing.
         return []
     if low >= high or not _may_be_constant(traced, part, reads_values=is_read):
         return []
@@ -267,21 +268,21 @@ def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
     yield traced + 1
     yield traced - 1
     if traced.numel() == 1:
-        # A flag may be a mode: 0 and 1 alike, 2 and 3 not.
+        # A flag may be a mode: 0 and 1 equivalent, 2 and 3 not.
         yield traced + 2
         yield traced + 3
     if traced.dim() > 1 and traced.shape[-1] > 1:
-        # A mask may be a tensor of integers: rows that end earlier.
+        # A mask may be an integer tensor: rows that end earlier.
         yield torch.cat([traced[..., :-1], traced[..., -1:] - 1], dim=-1)
     if traced.numel() > 1 and (traced.dim() == 1 or traced.numel() <= _SMALL):
-        # Lengths may have to fill the row, and sizes to differ.
+        # Lengths may have to fill the row, and sizes may have to differ.
         is_largest = torch.arange(traced.numel(), device=traced.device).reshape(traced.shape) == traced.argmax()
         yield torch.where(is_largest, traced, traced - 1)
         yield traced + (~is_largest).long()
 
 
 def _single_flips(traced: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield flags of which one is the other way round, where there are few."""
+    """Yield copies with one flag inverted, for tensors with few flags."""
     for index in range(traced.numel() if 1 < traced.numel() <= _SMALL else 0):
         flipped = traced.clone().flatten()
         flipped[index] = ~flipped[index]
@@ -289,7 +290,7 @@ def _single_flips(traced: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _far(traced: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield values far from the traced ones, on either side of zero and of what a forward may compare them with."""
+    """Yield distant values, on both sides of zero and of likely thresholds of a forward."""
     yield torch.zeros_like(traced)
     yield torch.ones_like(traced)
     yield -traced
@@ -300,7 +301,7 @@ def _far(traced: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _may_be_constant(traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> bool:
-    """Say whether random draws may well leave out values on which the model depends."""
+    """Return True if random inputs may miss values on which the model depends."""
     if traced.numel() == 1:
         return True
     if traced.is_floating_point():
@@ -314,20 +315,20 @@ def _may_be_constant(traced: torch.Tensor, part: ModelPart, *, reads_values: boo
 
 
 def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, *, reads_values: bool) -> tuple[float, float]:
-    """Return the smallest and the largest value to try."""
+    """Smallest and largest value to try."""
     if traced.is_floating_point():
         return spec.value_range or (-torch.inf, torch.inf)
-    # On other devices than the CPU, a value out of range ends the process, not the call.
+    # On devices other than the CPU, a value out of range ends the process instead of the call.
     if traced.dtype == torch.bool or not part.are_ranges_examples or traced.device.type != "cpu":
         return spec.value_range or (0, 1)
     limits = torch.iinfo(traced.dtype)
-    # Counts and indices are natural numbers; where the example has none below zero, none is tried.
-    # Where a line may ask for the sign it is.
+    # Counts and indices are natural numbers: without negative example values, none are tried, unless a line may test
+    # the sign.
     return (0 if int(traced.min()) >= 0 and not (reads_values and traced.numel() == 1) else limits.min, limits.max)
 
 
 def _clamped(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
-    # As integers, which floats cannot hold from 2**53 on.
+    # As integers, since floats are not exact from 2**53 on.
     bounds = (low, high) if values.is_floating_point() else (int(low), int(high))
     return values.clamp(*bounds)
 
@@ -337,20 +338,20 @@ def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
 
 
 def compare_at_varied_values(file: WrittenFile, values: VariedValues) -> tuple[Varied, ...]:
-    """Compare the written file with what PyTorch answered at other values.
+    """Compare the written file with PyTorch's outputs at other values.
 
     Returns:
-        Other values of single inputs that were compared.
+        The varied inputs that were compared.
 
     Raises:
-        VerificationError: the file does not follow: names the inputs, the values and lines that read values. Or an
-            input whose value Python reads is not read by the graph.
+        VerificationError: the outputs differ: names the inputs, the values and lines that read values. Or the graph
+            does not read an input whose value Python reads.
     """
     compared = []
     for varied in values.varied:
         difference = _difference(file, varied.draw)
         if difference is not None and difference.is_nan and _hides_rows(varied):
-            # Of a row that is all hidden a softmax makes NaN, and PyTorch's own kernels zeros.
+            # For a fully masked row, softmax returns NaN, and PyTorch's own kernels zeros.
             continue
         if difference is None:
             compared.append(varied)
@@ -365,7 +366,7 @@ def compare_at_varied_values(file: WrittenFile, values: VariedValues) -> tuple[V
 
 
 def _is_rounding(file: WrittenFile, varied: Varied, outputs: Collection[str]) -> bool:
-    """Return True if rounding, or the order of equal values, decides these outputs at other values."""
+    """Return True if rounding, or the order of equal values, determines these outputs."""
     if is_decided_by_rounding(file.prepared, varied.draw, outputs, file.rounding):
         return True
     traced = file.written.draw
@@ -374,13 +375,13 @@ def _is_rounding(file: WrittenFile, varied: Varied, outputs: Collection[str]) ->
 
 @dataclass(frozen=True)
 class _Difference:
-    """How the answer of the file differs from PyTorch's."""
+    """Difference between the outputs of the file and of PyTorch."""
 
     words: str
     outputs: tuple[str, ...] = ()
-    """Those that differ by numbers alone; none where there is more to it."""
+    """Outputs with numeric differences only; ``()`` for other differences."""
     is_nan: bool = False
-    """Whether the file answers NaN where PyTorch has none."""
+    """True if the file returns NaN where PyTorch does not."""
 
 
 def _difference(file: WrittenFile, draw: Draw) -> _Difference | None:
@@ -406,7 +407,7 @@ def _difference(file: WrittenFile, draw: Draw) -> _Difference | None:
 
 
 def _hides_rows(varied: Varied) -> bool:
-    """Return True if a mask was varied, of booleans or of integers, and one of its rows has equal values."""
+    """Return True if a boolean or integer mask was varied, and one of its rows has equal values."""
     tensors = (varied.draw.inputs[name] for name in varied.names)
     return any(
         not value.is_floating_point() and value.dim() > 1 and bool((value == value[..., :1]).all(-1).any())
@@ -415,9 +416,9 @@ def _hides_rows(varied: Varied) -> bool:
 
 
 def _refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
-    """Refuse a file that has no use for an input whose value Python reads, and of which PyTorch takes other values.
+    """Refuse a file that ignores an input whose value Python reads and may vary in PyTorch.
 
-    That the answers are equal wherever they were compared says nothing of the values beyond.
+    Equal outputs at the compared values do not cover other values.
 
     Raises:
         VerificationError: names the input and the lines that read values.
@@ -456,12 +457,12 @@ def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> Ver
 
 
 def places_words(choices: Sequence[str]) -> str:
-    """Return which lines read values, for a message."""
+    """Describe the lines that read values, for a message."""
     return f"{' and '.join(choices)} {'reads' if len(choices) == 1 else 'read'} the value of a tensor"
 
 
 def value_words(values: torch.Tensor) -> str:
-    """Return the values of a tensor for people, the first ones where there are many.
+    """Format the values of a tensor, the first ones if there are many.
 
     >>> value_words(torch.tensor([3, 5])), value_words(torch.ones(2, 9)), value_words(torch.tensor(0.5))
     ('[3, 5]', '1', '0.5')
@@ -478,13 +479,13 @@ def value_words(values: torch.Tensor) -> str:
 def checked_values(
     written: WrittenGraph, draws: Sequence[Draw], values: VariedValues, compared: Sequence[Varied]
 ) -> tuple[CheckedValue, ...]:
-    """Return which inputs were varied by themselves, and which have one value in all that was compared.
+    """List the inputs that were varied alone, and the inputs with one value in all comparisons.
 
     Args:
-        written: The file, and what was traced.
-        draws: Everything else that was compared.
-        values: What PyTorch answered at other values.
-        compared: What was compared of it.
+        written: The file, and the traced sample.
+        draws: All other compared samples.
+        values: Outputs of PyTorch at other values.
+        compared: The compared part of these values.
     """
     checked = []
     for spec in written.inputs:
@@ -499,18 +500,18 @@ def checked_values(
 
 
 def _differ(traced: torch.Tensor, other: torch.Tensor) -> bool:
-    """Say whether another draw has other values, not only more or fewer of the same."""
+    """Return True if another sample has other values, not just a different number of equal values."""
     if traced.shape == other.shape:
         return not torch.equal(traced, other)
     return bool((traced != traced.flatten()[0]).any() or (other != traced.flatten()[0]).any())
 
 
 def deciding_inputs(file: WrittenFile, other: Draw) -> list[str]:
-    """Return the inputs that alone, with the values of another draw, make the file differ from PyTorch.
+    """Find the inputs that alone, with the values of another sample, make the file differ from PyTorch.
 
     Args:
-        file: A file that agrees with PyTorch on the traced draw.
-        other: A draw of the same shapes on which it does not.
+        file: A file that agrees with PyTorch on the traced sample.
+        other: A sample of the same shapes on which it differs.
     """
     traced = file.written.draw
     names = [name for name, values in traced.inputs.items() if _differ(values, other.inputs[name])]
@@ -529,16 +530,16 @@ def deciding_inputs(file: WrittenFile, other: Draw) -> list[str]:
 
 
 def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: InputDraws) -> Varied | None:
-    """Run PyTorch on floats 10 to 100 times those of the smallest sample.
+    """Run PyTorch on floats 10 to 100 times as large as those of the smallest sample.
 
     Args:
         prepared: The part, with values.
-        written: The file, and what was traced.
-        inputs: What was learned of the values that the part takes.
+        written: The file, and the traced sample.
+        inputs: Known rules of valid input values.
 
     Returns:
-        The sample and the outputs of PyTorch; `None` if no input can be larger, the graph has no operator that is
-        sensitive to it, or PyTorch has no finite output.
+        The sample and the outputs of PyTorch; `None` if no input can be larger, the graph has no sensitive operator, or
+        PyTorch returns no finite output.
     """
     smallest = min(
         (written.draw, *written.proof.draws), key=lambda draw: sum(value.numel() for value in draw.inputs.values())
@@ -548,7 +549,7 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
     far = {}
     for spec in prepared.part.inputs:
         values = smallest.inputs[spec.name]
-        # A cache holds what the model computed.
+        # A cache contains values computed by the model.
         is_free = spec.cache is None and spec.name not in as_traced
         if is_free and values.dtype in _FAR_DTYPES and values.device.type == "cpu":
             enlarged = _enlarged(values, spec, generator)
@@ -574,9 +575,7 @@ def _enlarged(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Gene
 
 
 def _is_sensitive(model: ir.Model, names: Collection[str]) -> bool:
-    """Return True if an operator that overflows or cancels reads values of these inputs, and no float is cast to an
-    integer.
-    """
+    """Return True if a sensitive operator reads values of these inputs, and no float is cast to an integer."""
     reached = {value for value in model.graph.inputs if value.name in names}
     found = False
     for node in model.graph.all_nodes():
@@ -612,9 +611,9 @@ def _refuse_wrong_far_values(file: WrittenFile, far: Varied) -> None:
 
 
 def _is_rounded_in_pytorch(file: WrittenFile, draw: Draw, outputs: Collection[str]) -> bool:
-    """Return True if PyTorch in float64 answers a sample otherwise than in float32, beyond the tolerance.
+    """Return True if PyTorch's outputs in float64 and float32 differ beyond the tolerance.
 
-    Then its float32 is no reference: `1 - sigmoid(20)` is all rounding.
+    Then float32 is no valid reference: `1 - sigmoid(20)` is rounding only.
     """
     with with_values(file.prepared) as weighted:
         precise = run_in_float64(weighted, draw.inputs)
@@ -626,7 +625,7 @@ def _is_rounded_in_pytorch(file: WrittenFile, draw: Draw, outputs: Collection[st
 
 
 def _where_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays]:
-    """Return both sides with 0 wherever the reference is NaN or infinite."""
+    """Replace the values of both sides by 0 where the reference is NaN or infinite."""
     expected, actual = dict(reference), dict(answers)
     for name, value in reference.items():
         if value.dtype.kind == "f" and value.shape == answers[name].shape and not np.isfinite(value).all():
@@ -635,7 +634,7 @@ def _where_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays]:
 
 
 def _is_wrong(item: OutputComparison) -> bool:
-    # Of values far apart, more is lost to rounding than of those near each other.
+    # For values of very different size, rounding loses more than for similar ones.
     return not item.is_equal and (bool(item.problem) or item.relative_diff > ROUNDING_FACTOR * item.threshold)
 
 
@@ -661,7 +660,7 @@ def _range_of(tensors: Sequence[torch.Tensor]) -> tuple[float, float]:
 
 
 def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
-    """Return the first operator that makes NaN or infinity of finite inputs, with their range; ``""`` if none does."""
+    """Describe the first operator that returns NaN or infinity for finite inputs; ``""`` without such an operator."""
     from winml.modelkit.ort.graph_sessions import session_of_graph
 
     tapped = written.model.clone()

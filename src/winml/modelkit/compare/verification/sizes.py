@@ -1,8 +1,8 @@
-"""Verifies that every dynamic dimension is dynamic in the written file.
+"""Verification that every dynamic dimension is dynamic in the written file.
 
-Before the export, the model itself is run at other sizes: this tells how the outputs follow, and which sizes the model
-accepts. Afterwards the written file must answer the same at each of them, which shows a size the trace took for a
-constant. Does not know how a graph is captured or how outputs are compared.
+Before the export, the model itself runs at other sizes, which determines the output shapes and the supported sizes.
+Afterwards the outputs of the written file must be equal at each of these sizes, which detects sizes that the trace
+turned into constants. Independent of the capture of the graph and of the comparison of outputs.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Bounds = tuple[int, int]
 """Smallest and largest size of a dimension."""
 
 _LARGER_SHARE = 8
-"""Chosen: an eighth above the traced size; enough to leave a table that was cut to it, little enough to be quick."""
+"""Chosen: an eighth above the traced size; enough to exceed a table of the traced size, and quick to run."""
 _FAR_FACTOR, _FAR_MOST = 8, 4096
-"""Chosen: a forward that cuts its input into pieces of a fixed size may be traced as one piece, and answers rightly
-until there is a second one. Attention over more tokens than this takes gigabytes."""
+"""Chosen: a forward that splits its input into pieces of a fixed size may be traced as one piece, and is correct until
+there is a second piece. Attention over more tokens takes gigabytes."""
 _FAR_WORK = 5e10
-"""Parameters times the product of all dynamic sizes, up to which a far size is tried. Chosen: a second or two on two
-cores, and 450 tokens of bert-base."""
+"""Maximum of parameters times the product of all dynamic sizes for a far size. Chosen: a second or two on two cores,
+and 450 tokens of bert-base."""
 _DISPLAYED_OUTPUTS = 4
-"""Outputs named in a message; more would bury the rest of it."""
+"""Maximum number of outputs in a message; more would hide the rest of the message."""
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
-"""File, line and signature of the C++ function that failed."""
+"""File, line and signature of a failed C++ function."""
 
 
 @dataclass(frozen=True)
 class Draw:
-    """One set of inputs and what PyTorch makes of it."""
+    """One sample of inputs with its reference outputs."""
 
     inputs: Mapping[str, torch.Tensor]
     reference: Arrays
@@ -63,53 +63,54 @@ class Draw:
 
     @property
     def has_padding(self) -> bool:
-        """Whether some mask among the inputs hides something."""
+        """True if a mask among the inputs hides a position."""
         masks = (mask for name, mask in self.inputs.items() if name.endswith("mask") and not mask.is_floating_point())
         return any(bool((mask == 0).any()) for mask in masks)
 
 
 def run_draw(prepared: PreparedPart, draw: Draw) -> Draw:
-    """Return a draw with the outputs of PyTorch for its inputs.
+    """Return a sample with the outputs of PyTorch.
 
     Raises:
-        ExportError: the module refuses the inputs; names the module in which it failed.
+        ExportError: the model refuses the inputs; names the failing module.
     """
     return replace(draw, reference=run_reference(prepared, draw.inputs))
 
 
 @dataclass(frozen=True)
 class DynamicProof:
-    """What the model does at other sizes than the traced ones."""
+    """Reference outputs at sizes other than the traced ones."""
 
     draws: tuple[Draw, ...] = ()
-    """Each dimension by itself at two other sizes where the model accepts two, then all of them together."""
+    """Samples with each dimension at two other sizes if the model supports two, then with all dimensions varied
+    together."""
     far_draws: tuple[Draw, ...] = ()
-    """Each dimension by itself far beyond the traced size, where that takes little time, or at the bound found."""
+    """Samples with one dimension far beyond the traced size, if quick to run, or at the bound found."""
     output_shapes: Mapping[str, tuple[int | str, ...]] | None = None
-    """Output → its shape in terms of the inputs'; None where nothing is left open."""
+    """Output → shape in terms of input dimensions; ``None`` without dynamic dimensions."""
     notes: tuple[str, ...] = ()
-    """Sizes the model refuses."""
+    """Notes on sizes that the model refuses."""
 
     def other_sizes(self, traced: Sizes) -> dict[str, tuple[int, ...]]:
-        """Return, per dimension, the sizes other than the traced one at which the model was run."""
+        """Dimension → sizes other than the traced size at which the model ran."""
         draws = (*self.draws, *self.far_draws)
         return {name: tuple(sorted({draw.sizes[name] for draw in draws} - {size})) for name, size in traced.items()}
 
 
 @dataclass(frozen=True)
 class WrittenGraph:
-    """A file that was just written, and what it was traced with."""
+    """A newly written file, and its traced sample."""
 
     path: Path
     model: ir.Model
     """The graph in the file, tags included."""
     inputs: tuple[InputTensorSpec, ...]
-    """Names in their shapes are dynamic dimensions."""
+    """Input specs; names in their shapes are dynamic dimensions."""
     draw: Draw
     """Traced inputs and reference outputs."""
     proof: DynamicProof
     assumed: tuple[Assumption, ...] = ()
-    """What was taken for granted while it was traced."""
+    """Assumptions of the trace."""
     reads: ValueReads | None = None
     """Values of the traced inputs read by Python; None if not recorded."""
 
@@ -120,16 +121,16 @@ class WrittenGraph:
 
 
 class VerifiedFile(Protocol):
-    """A written file that runs beside PyTorch."""
+    """A written file that runs in comparison with PyTorch."""
 
     written: WrittenGraph
 
     def compare(self, draw: Draw) -> tuple[OutputComparison, ...]:
-        """Compare the outputs of the file with those of PyTorch; raises StageError if the file cannot be run."""
+        """Compare the outputs of the file with PyTorch; raises StageError if the file cannot run."""
 
 
 def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
-    """Return input → axis → name, of the sizes that are left open."""
+    """Input → axis → name, for the dynamic sizes."""
     named = {
         spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs
     }
@@ -142,13 +143,13 @@ def run_at_varied_sizes(
     """Run the model at other sizes and explain the shapes of its outputs.
 
     Args:
-        traced: The draw that is traced.
-        dimensions: What is left open.
-        run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
-        parameters: How many the model has: with many, no size far from the traced one is tried. None: none is tried.
+        traced: The traced sample.
+        dimensions: The dynamic dimensions.
+        run: Creates inputs of these sizes and runs the model; raises ExportError if the model refuses them.
+        parameters: Number of parameters; far sizes are not tried for large models, nor for ``None``.
 
     Raises:
-        UsageError: the model takes no other size of a dimension at all, or returns other outputs at one it takes.
+        UsageError: the model supports no other size of a dimension, or its outputs differ in number or rank at a size.
     """
     if not dimensions:
         return DynamicProof()
@@ -176,7 +177,7 @@ def run_at_varied_sizes(
 
     def ask(sizes: Sizes) -> Observation | None:
         draw = _run_if_accepted(run, sizes)
-        # Where other outputs come out, there is nothing to learn about these.
+        # Different outputs provide no information on these shapes.
         return None if draw is None or _output_ranks(draw) != _output_ranks(traced) else _observation(draw)
 
     far_draws = [
@@ -188,7 +189,7 @@ def run_at_varied_sizes(
         far_draws += _together(traced.sizes, far_draws, run, parameters or 0)
     same_outputs = (draw for draw in far_draws if _output_ranks(draw) == _output_ranks(traced))
     observations = [_observation(draw) for draw in (traced, *draws, *same_outputs)]
-    # Far from the traced sizes, where a product no longer looks like one of its factors.
+    # Far from the traced sizes, where a product is distinguishable from its factors.
     if far := ask(
         {item.name: min(2 * (item.example or 1), item.max or 2 * (item.example or 1)) for item in dimensions}
     ):
@@ -198,7 +199,7 @@ def run_at_varied_sizes(
 
 
 def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[Sizes], Draw]) -> tuple[list[Draw], str]:
-    """Return the model's answers at the smallest and at a larger size it accepts, and why it refused one."""
+    """Run the model at the smallest and at a larger supported size; also return the reason of a refusal."""
     refusals: list[str] = []
 
     def answer(size: int) -> Draw | None:
@@ -216,11 +217,11 @@ def _accepted_draws(traced: Sizes, dimension: DynamicDimension, run: Callable[[S
 def _far_draw(
     traced: Draw, dimension: DynamicDimension, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int
 ) -> Draw | None:
-    """Return the model's answer far beyond the traced size; None where it refuses that, or it takes too long."""
+    """Run the model far beyond the traced size; ``None`` if refused or too slow."""
     example = dimension.example or 1
     most = min(dimension.max or _FAR_MOST, _most_affordable(traced.sizes, dimension.name, parameters))
     tried = max(example, *(draw.sizes[dimension.name] for draw in draws))
-    # Odd where it may be; else a multiple of the traced size, which divides as that does.
+    # Odd if supported, else a multiple of the traced size, which has the same divisors.
     for size in dict.fromkeys((min(_FAR_FACTOR * example + 1, most), min(_FAR_FACTOR, most // example) * example)):
         if size > tried and (draw := _run_if_accepted(run, {**traced.sizes, dimension.name: size})) is not None:
             return draw
@@ -228,7 +229,7 @@ def _far_draw(
 
 
 def _most_affordable(traced: Sizes, name: str, parameters: int) -> int:
-    """Return the largest size of a dimension that is run, the others as traced."""
+    """Largest affordable size of a dimension, with the other dimensions as traced."""
     others = math.prod(size for other, size in traced.items() if other != name)
     return min(_FAR_MOST, int(_FAR_WORK / max(1, parameters * others)))
 
@@ -240,9 +241,9 @@ def bounded_proof(
     run: Callable[[Sizes], Draw],
     parameters: int | None,
 ) -> DynamicProof:
-    """Return the proof without draws outside bounds, and with one at each upper bound and two below the traced size.
+    """Drop samples outside the bounds, and add one at each upper bound and two below the traced size.
 
-    New draws are made where they take little time.
+    New samples are run only if quick.
     """
 
     def inside(draws: Sequence[Draw]) -> list[Draw]:
@@ -253,7 +254,8 @@ def bounded_proof(
     draws, far_draws = inside(proof.draws), inside(proof.far_draws)
     if bounds and parameters is not None:
         for name, (least, most) in bounds.items():
-            # A forward that counts by a size may be right at the smallest one and beyond the traced one by chance.
+            # A forward that counts up to a size may be correct at the smallest size and beyond the traced size by
+            # chance.
             below = dict.fromkeys((traced[name] // 2, traced[name] - 1))
             between = [size for size in below if max(least, 2) <= size < traced[name]]
             at_bound = [most] if traced[name] < most <= _most_affordable(traced, name, parameters) else []
@@ -266,16 +268,16 @@ def bounded_proof(
 def limited_by_tables(
     proof: DynamicProof, traced: Sizes, limits: Mapping[str, int], run: Callable[[Sizes], Draw], parameters: int
 ) -> tuple[DynamicProof, dict[str, Bounds]]:
-    """Return the bounds that tables of a graph set, and the proof with a draw beyond each table that is no bound.
+    """Determine the bounds set by tables of a graph; return them with the proof, extended beyond other tables.
 
     The model is run with the next larger size. If it refuses that size, or a run would take too long, the rows of the
     table are the largest size.
 
     Args:
-        proof: Draws at other sizes than the traced ones.
+        proof: Samples at sizes other than the traced ones.
         traced: Size of every dynamic dimension.
-        limits: Dimension → rows of a table that the graph reads up to this size.
-        run: Draws inputs of these sizes and runs the model; raises ExportError where it refuses them.
+        limits: Dimension → rows of the table that limits the size.
+        run: Creates inputs of these sizes and runs the model; raises ExportError if the model refuses them.
         parameters: Number of parameters of the model.
     """
     bounds: dict[str, Bounds] = {}
@@ -298,7 +300,7 @@ def limited_by_tables(
 
 
 def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
-    """Return a draw with every dimension at the largest size of these draws, where that takes little time."""
+    """Run a sample with every dimension at its largest size among these samples, if quick."""
     if not draws:
         return []
     sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced}
@@ -307,14 +309,14 @@ def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw]
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
-    """Return the answer at the smallest size below the traced one that has any."""
+    """Find the smallest supported size below the traced size; return its sample."""
     refused = 0
     for size in _smaller_sizes(dimension):
         accepted = output(size)
         if accepted is None:
             refused = max(refused, size)
             continue
-        # Between the last refused and the first accepted by halving, as if all sizes above one that does were accepted.
+        # Bisect between the last refused and the first supported size, assuming that all larger sizes are supported.
         while size - refused > 1 and refused:
             middle = (size + refused) // 2
             draw = output(middle)
@@ -324,10 +326,10 @@ def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw
 
 
 def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
-    """Refuse sizes that decide how many outputs there are, or of what rank: a graph has one answer to both.
+    """Refuse sizes that change the number or rank of the outputs, which are fixed in a graph.
 
     Raises:
-        UsageError: names the dimensions, two sizes, and the outputs at either.
+        UsageError: names the dimensions, two sizes, and the outputs at each.
     """
     for draw in draws:
         if _output_ranks(draw) == _output_ranks(traced):
@@ -358,7 +360,7 @@ def _output_words(draw: Draw) -> str:
 
 
 def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
-    """Return what was found out about a dimension that the user might not expect."""
+    """Note unexpected limits of a dimension."""
     notes = []
     if (least := min(smallest, dimension.example or smallest)) > dimension.min:
         notes.append(f"{dimension.name}: the model rejects size {dimension.min}; {least} is the smallest size tried.")
@@ -368,7 +370,7 @@ def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list
 
 
 def _accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> list[Draw]:
-    """Return the draws of the sizes that the model accepts."""
+    """Samples of the sizes that the model supports."""
     draws = (_run_if_accepted(run, sizes) for sizes in several)
     return [draw for draw in draws if draw is not None]
 
@@ -381,21 +383,21 @@ def _run_if_accepted(run: Callable[[Sizes], Draw], sizes: Sizes) -> Draw | None:
 
 
 def _smaller_sizes(dimension: DynamicDimension) -> Iterator[int]:
-    """Yield sizes below the traced one, the smallest first."""
+    """Yield sizes below the traced size, in ascending order."""
     traced = dimension.example or 1
     size = dimension.min
     while size < traced:
         yield size
         size = max(size + 1, size * 2)
-    # Where only the traced size divides well: its half, a multiple of what its parts are.
+    # If only the traced size divides well: half of it, a multiple of the same factors.
     if traced // 2 >= dimension.min:
         yield traced // 2
 
 
 def _larger_sizes(dimension: DynamicDimension) -> Iterator[int]:
-    """Yield sizes above the traced one; below it where there are none."""
+    """Yield sizes above the traced size, then one below."""
     traced = dimension.example or 1
-    # Odd, so that it is seldom a multiple of a stride, and rounding shows.
+    # Odd, so that it is rarely a multiple of a stride, and rounding is visible.
     odd = (traced + max(1, traced // _LARGER_SHARE)) | 1
     candidates = (odd, traced + 1, traced + 32, traced + traced // 2, traced * 2, traced - 1)
     for size in dict.fromkeys(candidates):
@@ -408,7 +410,7 @@ def _observation(draw: Draw) -> Observation:
 
 
 def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
-    """Write the observed shapes on the outputs, in place."""
+    """Set the observed shapes of the outputs, in place."""
     shapes = proof.output_shapes or {}
     for value in graph.outputs:
         if value.name is not None and value.name in shapes:
@@ -416,13 +418,13 @@ def declare_output_shapes(graph: ir.Graph, proof: DynamicProof) -> None:
 
 
 def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: str) -> VerificationError:
-    """Return the error for a file that does not follow a size that PyTorch does.
+    """Create the error for a file that fails at a size that PyTorch supports.
 
     Args:
-        draw: The sizes at which the file failed.
+        draw: The sample on which the file failed.
         written: The file.
-        advice: What to try first, if anything.
-        reason: What ONNX Runtime said, or how the answers differ.
+        advice: First advice, if any.
+        reason: Error of ONNX Runtime, or difference of the outputs.
     """
     traced = written.draw.sizes
     moved = [name for name, size in draw.sizes.items() if size != traced[name]]
@@ -451,7 +453,7 @@ def _frozen_axis_error(draw: Draw, written: WrittenGraph, advice: str, reason: s
 
 
 def _module_of_failure(model: ir.Model, reason: str) -> str:
-    """Return the module of the node ONNX Runtime names in its reason, or an empty string."""
+    """Module of the node named in ONNX Runtime's error; empty if unknown."""
     from winml.modelkit.ort.plug_ins import failed_node  # loads ONNX Runtime
 
     failed = failed_node(reason)
@@ -465,19 +467,19 @@ def _module_of_failure(model: ir.Model, reason: str) -> str:
 def compare_at_varied_sizes(
     file: VerifiedFile, run: Callable[[Sizes], Draw], *, advice: str
 ) -> tuple[OutputComparison, ...]:
-    """Compare the written file with what PyTorch answered at other sizes.
+    """Compare the written file with PyTorch's outputs at other sizes.
 
     Args:
         file: The file.
-        run: Draws inputs of these sizes and runs PyTorch; raises ExportError where it refuses them.
-        advice: What to try first where it fails.
+        run: Creates inputs of these sizes and runs PyTorch; raises ExportError if PyTorch refuses them.
+        advice: First advice for a failure.
 
     Returns:
-        One comparison per output and draw; draws are counted on from the two at the traced sizes.
+        One comparison per output and sample; sample numbers continue after the two samples at the traced sizes.
 
     Raises:
-        VerificationError: the file fails or differs at one of them: names dimension, inputs and, if known, the module.
-            Where it does so far from the traced size only, ``most`` says up to which size it answers rightly.
+        VerificationError: the file fails or differs at a size: names dimension, inputs and, if known, the module. If
+            only far from the traced size, ``most`` is the largest correct size.
     """
     comparisons: list[OutputComparison] = []
     traced, proof = file.written.draw.sizes, file.written.proof
@@ -494,7 +496,7 @@ def compare_at_varied_sizes(
 
             def holds(sizes: Sizes) -> bool:
                 tried = _run_if_accepted(run, sizes)
-                # What PyTorch refuses, nobody runs.
+                # Sizes refused by PyTorch are never used.
                 return tried is None or not isinstance(_compared_or_reason(file, tried), str)
 
             error.most = _largest_that_holds(file.written, draw, holds)
@@ -503,23 +505,23 @@ def compare_at_varied_sizes(
 
 
 def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Sizes], bool]) -> dict[str, int]:
-    """Return the dimension in which a draw is far, and up to which size the file answers as PyTorch does."""
+    """Dimension of a far sample → largest size at which the file is correct."""
     traced = written.draw.sizes
     (name,) = (name for name, size in failed.sizes.items() if size != traced[name])
     accepted = [draw.sizes[name] for draw in (written.draw, *written.proof.draws, failed)]
-    # Where a model takes multiples of a size only, others say nothing.
+    # For a model that supports multiples of a size only, other sizes provide no information.
     step = math.gcd(*accepted)
     low, high = max(size for size in accepted if size < failed.sizes[name]) // step, failed.sizes[name] // step
     while high - low > 1:
         middle = (low + high) // 2
-        # Of odd and even sizes, one kind may be right by chance.
+        # Odd or even sizes may be correct by chance.
         is_right = all(holds({**traced, name: size * step}) for size in {max(low, middle - 1), middle})
         low, high = (middle, high) if is_right else (low, middle)
     return {name: low * step}
 
 
 def _compared_or_reason(file: VerifiedFile, draw: Draw) -> Sequence[OutputComparison] | str:
-    """Compare the file with PyTorch's answer to a draw; in words, how it fails or differs."""
+    """Compare the file with PyTorch on a sample; return the reason if it fails or differs."""
     if _output_ranks(draw) != _output_ranks(file.written.draw):
         return f"PyTorch returns different outputs: {_output_words(draw)}."
     try:
@@ -534,7 +536,7 @@ def _compared_or_reason(file: VerifiedFile, draw: Draw) -> Sequence[OutputCompar
 
 
 def _unoptimized_reason(model_path: Path, draw: Draw) -> str:
-    """Return what ONNX Runtime says when it runs the nodes as they are in the file, so that their names are ours."""
+    """Run the unoptimized file and return ONNX Runtime's error, which names nodes of the file."""
     from winml.modelkit.ort.sessions import Session
 
     try:
