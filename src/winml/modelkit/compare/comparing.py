@@ -387,7 +387,7 @@ def _sizes_by_part(
     fitting = {name: {key: size for key, size in sizes.items() if _has(inputs[name], key)} for name in parts}
     for key, size in sizes.items():
         if not any(key in known for known in fitting.values()):
-            sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # says what there is
+            sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # raises
     return fitting
 
 

@@ -1,8 +1,8 @@
-"""How much precision do the outputs of a quantized graph lose?
+"""Similarity of the outputs of a lossy graph to reference outputs.
 
-Compares outputs that are already computed, over all draws together: the power of the signal against that of the error
+Compares computed outputs over all samples together: the power of the signal relative to the error
 (signal-to-quantization-noise ratio), the direction (cosine), and the error relative to the signal. Wide integers and
-booleans are symbols, such as indices and labels, of which the share of equal ones counts. Runs neither side.
+booleans are symbols, such as indices and labels, measured by the share of equal values. Runs neither side.
 """
 
 from __future__ import annotations
@@ -20,118 +20,119 @@ from winml.modelkit.records import Record, entry, json_value, recorded
 from winml.modelkit.words import MOST_DB
 
 _SYMBOL_BYTES = 4
-"""Chosen: integers from this size on are symbols. Specified by ONNX: indices are int64; images are uint8."""
+"""Chosen: integers of at least this size are symbols. Specified by ONNX: indices are int64; images are uint8."""
 
 QualitySource = Literal["processor", "dataset", "random", "file"]
-"""Where samples come from: made by the tokenizer or processor of the model, a data set, drawn, or a user's arrays."""
+"""Origin of samples: the tokenizer or processor of the model, a dataset, random values, or arrays of the user."""
 LOWER, UPPER = 5, 95
-"""Percentiles of the samples between which the interval of an SQNR lies."""
+"""Percentiles over the samples that bound the interval of an SQNR."""
 _SCORES = "logits"
-"""Specified by transformers: how outputs are called whose largest value along the last axis is the answer."""
+"""Specified by transformers: name of outputs whose largest value along the last axis is the prediction."""
 _STATE_PREFIXES = ("present", "past_key_values")
-"""Specified by transformers, optimum and onnxruntime-genai: how the names of a cache among the outputs begin."""
+"""Specified by transformers, optimum and onnxruntime-genai: prefixes of KV cache outputs."""
 
 
 @dataclass(frozen=True)
 class QualitySamples(Record):
-    """The samples that two files were compared on."""
+    """Samples of a comparison of two files."""
 
     source: QualitySource
     count: int
     seed: int
     note: str = field(default="", metadata=entry(omit_empty=True))
-    """Why they are random although a tokenizer or processor lies beside the model; empty where it is used."""
+    """Reason for random samples in spite of a tokenizer or processor beside the model; empty if it is used."""
 
 
 @dataclass(frozen=True)
 class SampleSpread(Record, digits=2):
-    """How the SQNR of an output differs from sample to sample, in decibels."""
+    """Distribution of the SQNR of an output over the samples, in dB."""
 
     median: float
     min: float
     p05: float
-    """Lower end of the interval: 5 % of the samples have less. Limits judge this one."""
+    """Lower end of the interval: 5 % of the samples are lower. Limits apply to this value."""
     p95: float
 
     @classmethod
     def of(cls, ratios: Sequence[float]) -> SampleSpread:
-        """Return the spread of the SQNR of each sample, of which there is at least one."""
+        """Compute the distribution from the SQNR of at least one sample."""
         low, median, high = (float(value) for value in np.percentile(ratios, (LOWER, 50, UPPER)))
         return cls(median, min(ratios), low, high)
 
 
 @dataclass(frozen=True)
 class OutputFidelity(Record):
-    """How near one output is to that of the reference, over all draws."""
+    """Similarity of one output to the reference, over all samples."""
 
     name: str
     sqnr_db: float
-    """Power of the reference over power of the error, in decibels; at most 200, which means equal."""
+    """Power of the reference relative to the error, in dB; at most 200, which means equal."""
     cosine: float
-    """Cosine of the angle between both, all values as one vector; 1 where both are zero."""
+    """Cosine of the angle between both, with all values as one vector; 1 if both are zero."""
     relative_error: float
-    """Root of the mean square error, over that of the reference."""
+    """Root mean square of the error, relative to that of the reference."""
     max_abs_diff: float
     problem: str = field(default="", metadata=entry(omit_empty=True))
-    """Why it cannot be compared: missing, another shape or text, NaN or infinity elsewhere, or nothing finite."""
+    """Reason why it cannot be compared: missing, another shape or text, NaN or infinity elsewhere, or no finite
+    values."""
     equal_share: float | None = field(default=None, metadata=entry(before="problem", omit_none=True))
-    """Of symbols, the share of equal ones; the other measures are those of one-hot vectors. None: they are amounts."""
+    """Share of equal symbols; the other measures are those of one-hot vectors. ``None`` for numbers."""
     has_signal: bool = field(default=True, metadata=entry(skip=True))
-    """Whether the reference holds an amount besides zero."""
+    """True if the reference contains a nonzero value."""
     spread: SampleSpread | None = field(default=None, metadata=entry(skip=True))
-    """Of the SQNR over the samples; None where it cannot be compared."""
+    """Distribution of the SQNR over the samples; ``None`` if not comparable."""
     top1_agreement: float | None = field(default=None, metadata=entry(skip=True))
-    """Of scores, the share of positions at which the largest value along the last axis is at the same place."""
+    """For scores: share of positions with the same index of the largest value along the last axis."""
 
     @property
     def lower_db(self) -> float:
-        """Lower end of the interval of the SQNR over the samples, in decibels: what limits judge."""
+        """Lower end of the interval of the SQNR over the samples, in dB, to which limits apply."""
         return self.sqnr_db if self.spread is None else self.spread.p05
 
     @property
     def is_state(self) -> bool:
-        """Whether it is a state of a cache: shown, and not judged beside the scores that are computed from it."""
+        """True for a KV cache state, which is reported but not judged next to the scores computed from it."""
         return self.name.startswith(_STATE_PREFIXES)
 
 
 @dataclass(frozen=True)
 class SourceFidelity(Record):
-    """How near the quantized file that a compiled one was made from is to the float file of both."""
+    """Similarity of the quantized source of a compiled file to the float file of both."""
 
     reference: str
-    """Name of the float file, which both are compared with."""
+    """Name of the float file, the reference of both."""
     source: str
     """Name of the quantized file."""
     outputs: tuple[OutputFidelity, ...]
     margin_db: float | None
-    """How far below the quantized file an output may lie, in decibels; None: the minimum alone counts."""
+    """Maximum loss of an output relative to the quantized file, in dB; ``None``: only the minimum applies."""
 
 
 @dataclass(frozen=True)
 class FidelityInfo(Record):
-    """Outcome of comparing a graph of fewer bits with the one it was made from."""
+    """Result of the comparison of a lossy graph with its source."""
 
     outputs: tuple[OutputFidelity, ...] = field(metadata=entry(last=True))
-    """None where only the answer of all parts was compared."""
+    """Empty if only the output of all parts together was compared."""
     least_sqnr_db: float = field(metadata=entry("min_sqnr_db"))
-    """Below it, an output counts as wrong."""
+    """Minimum SQNR in dB."""
     has_signal: bool = field(metadata=entry(before="min_sqnr_db"))
-    """Whether the reference answers with something a wrong graph would get wrong: neither nothing nor only NaN."""
+    """True if the reference contains values that a wrong graph would change: neither only zeros nor only NaN."""
     draws: int
     is_streamed: bool = field(default=False, metadata=entry(omit_empty=True))
-    """Whether the weights were read piece by piece on both sides: the whole was compared, and never in memory."""
+    """True if the weights were streamed on both sides: the whole model was compared without being in memory."""
     is_part_alone: bool = field(default=False, metadata=entry(omit_empty=True))
-    """Whether the source is one of several parts, and was compared without the others."""
+    """True if the source is one of several parts, compared without the others."""
     together: OutputFidelity | None = field(default=None, metadata=entry(omit_none=True))
-    """How near the answer of all parts is, each of which reads what others answered; None: not compared."""
+    """Similarity of the output of all parts run together; ``None`` if not compared."""
     parts: int = field(default=2, metadata=entry(skip=True))
-    """How many parts that is."""
+    """Number of parts run together."""
     has_encoder_of_source: bool = field(default=False, metadata=entry(before="together", omit_empty=True))
-    """Whether the first of these was that of the source, since only the second was asked for."""
+    """True if the first of these parts was that of the source, since only the second was requested."""
     silent: tuple[str, ...] | None = field(default=None, metadata=entry("answers_only", omit_none=True))
-    """Without a signal, what the reference answers where it answers nothing else; see :func:`silent_kinds`."""
+    """Without a signal: kinds of values in the reference; see :func:`silent_kinds`."""
     samples: QualitySamples | None = field(default=None, metadata=entry(skip=True))
-    """What was fed; None where these were the draws of a verification."""
+    """Samples of the comparison; ``None`` for the samples of a verification."""
     beside: SourceFidelity | None = field(default=None, metadata=entry("source", omit_none=True))
     """Of a compiled file that is compared with the float file behind its source: what the source reaches. Else None."""
 

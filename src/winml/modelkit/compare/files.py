@@ -1,8 +1,8 @@
-"""Are the outputs of two ONNX files equal?
+"""Comparison of the outputs of two ONNX files.
 
-Opens one after the other, so that two large models are never held at once, and feeds both the same values. Both are run
-node by node as they are written: the optimizations of ONNX Runtime have mistakes of their own, which would not show
-where they are made in both files alike. Files that compute in bfloat16 are run in float32, for which there are kernels.
+Files are opened one after the other, so that two large models are never in memory at once, and receive the same values.
+Both run node by node as written: the optimizations of ONNX Runtime have errors, which would be invisible if made in
+both files alike. Files that compute in bfloat16 run in float32, for which kernels exist.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from winml.modelkit.ort.sessions import Session, refuse_crashing_file
 from winml.modelkit.progress import counted
 
 _DRAWS = 2
-"""Sets of values on which files have to be equal; dynamic dimensions have another size in each."""
+"""Number of samples on which files must be equal; dynamic dimensions have another size in each."""
 
 ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
-"""Returns what the opened reference is to be fed, one array per input for each sample, and what that is."""
+"""Returns the inputs of the opened reference (input name → array, per sample) and the description of the samples."""
 
 _INTEGERS = 4
 """Specified by ONNX Runtime: the level at which it rounds the activations of a product to 8 bits."""
@@ -60,30 +60,29 @@ def refuse_different(
     has_fixed_sizes: bool = False,
     sizes: Mapping[str, int] | None = None,
 ) -> VerificationInfo:
-    """Compare the answers of two files to two draws of values.
+    """Compare the outputs of two files on two samples.
 
     Args:
-        reference: The file that is right.
-        candidate: The file that was made from it.
+        reference: The reference file.
+        candidate: The file made from the reference.
         seed: Seed of the values.
-        has_fixed_sizes: Whether the candidate takes only some of the sizes that the reference takes; the values then
-            have sizes of the candidate.
-        sizes: Sizes of open dimensions, by name in the reference, by ``input:axis``, or by key of ``--shape-config``;
-            of the others, some are tried.
+        has_fixed_sizes: True if the candidate supports only some sizes of the reference; the values then have sizes of
+            the candidate.
+        sizes: Sizes of dynamic dimensions, by name in the reference, by ``input:axis``, or by key of
+            ``--shape-config``; some sizes of other dimensions are tried.
 
     Returns:
         The comparison: every output equal within the threshold of its dtype.
 
     Raises:
-        StageError: the reference itself cannot be run, so there is nothing to compare with; or neither can, at the
-            sizes that were fixed.
-        VerificationError: they differ, or the candidate cannot be run.
+        StageError: the reference cannot be run; or both cannot be run at the fixed sizes.
+        VerificationError: the outputs differ, or the candidate cannot be run.
     """
     if has_fixed_sizes:
         try:
             draws, outputs = _draws_and_outputs(candidate, seed, sizes or {})
         except (StageError, UsageError) as error:
-            # The sizes may be none that the model takes: that is no fault of the candidate.
+            # The model may not support these sizes, which is no error of the candidate.
             raise StageError(
                 f"cannot verify: {error.message.replace(str(candidate), 'the result')}",
                 hint=f"{opt.no_verify} writes the result without comparing it.",
@@ -100,7 +99,7 @@ def refuse_different(
         )
 
     def probabilities() -> frozenset[str]:
-        # Read where a comparison fails only.
+        # Read only if a comparison fails.
         from winml.modelkit.onnx.files.graph_reading import graph_of
         from winml.modelkit.onnx.operators import probability_outputs
 
@@ -109,7 +108,7 @@ def refuse_different(
     rounding = Rounding(probabilities=probabilities)
     verification = compare_outputs(expected, outputs, rounding=rounding)
     different = [item for item in verification.comparisons if not item.is_equal]
-    # So little may be rounding in a deep graph, done in another order.
+    # A small difference may be rounding in a deep graph with another order of operations.
     is_near = all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
     if different and (is_near or _rounds_activations(reference)):
         verification = compare_outputs(
@@ -124,7 +123,7 @@ def refuse_different(
             inputs=draws[verification.worst.draw - 1],
         )
     _refuse_crashing(reference, candidate)
-    # A model that ignores its inputs was found out when it was exported; here only equality is asked, also of zeros.
+    # Models that ignore their inputs are detected at export; here only equality counts, even of zeros.
     has_signal = any(
         value.dtype.kind in TEXT_KINDS or bool(np.isfinite(value).any()) for draw in expected for value in draw.values()
     )
@@ -137,11 +136,11 @@ def refuse_different(
 
 
 def _refuse_crashing(reference: Path, candidate: Path) -> None:
-    """Refuse a result that runs node by node and crashes ONNX Runtime if it is opened by default.
+    """Refuse a result that runs node by node but crashes ONNX Runtime with default optimizations.
 
     Raises:
-        StageError: the reference crashes as well.
-        VerificationError: it does not.
+        StageError: the reference crashes too.
+        VerificationError: only the result crashes.
     """
     try:
         refuse_crashing_file(candidate)
@@ -154,20 +153,20 @@ def _refuse_crashing(reference: Path, candidate: Path) -> None:
 def refuse_unfaithful(
     reference: Path, candidate: Path, least_sqnr_db: float, read_samples: ReadSamples, hint: str | None = None
 ) -> FidelityInfo:
-    """Compare the answers of a file of fewer bits with those of the file it was made from.
+    """Compare the outputs of a lossy file with those of its source.
 
-    The candidate is run as users run it, with the optimizations of ONNX Runtime, since its form depends on them.
+    The candidate runs with ONNX Runtime's default optimizations, like in production, since its kernels depend on them.
 
     Args:
-        reference: The file that is right.
-        candidate: The file of fewer bits.
-        least_sqnr_db: Ratio in decibels that every output has to reach.
-        read_samples: Returns what both are fed.
-        hint: What to do about a result that is too far; None: what helps any file of fewer bits.
+        reference: The reference file.
+        candidate: The lossy file.
+        least_sqnr_db: Minimum SQNR of every output in dB.
+        read_samples: Returns the inputs of both.
+        hint: Hint for a result below the minimum; ``None``: the generic hint.
 
     Raises:
-        StageError: the reference itself cannot be run, so there is nothing to compare with.
-        VerificationError: an output does not reach the ratio, or the candidate cannot be run.
+        StageError: the reference cannot be run.
+        VerificationError: an output is below the minimum, or the candidate cannot be run.
     """
     draws, expected, samples = reference_outputs(reference, read_samples)
     outputs = _candidate_outputs(candidate, draws, as_written=False)
@@ -179,14 +178,14 @@ def refuse_unfaithful(
 def reference_outputs(
     reference: Path, read_samples: ReadSamples
 ) -> tuple[Sequence[Arrays], list[Arrays], QualitySamples]:
-    """Return samples, what a file answers to them, run node by node as it is written, and what the samples are.
+    """Run a file as written on samples; return samples, outputs and the description of the samples.
 
     Args:
         reference: The file.
-        read_samples: Returns what it is fed.
+        read_samples: Returns its inputs.
 
     Raises:
-        StageError: the file cannot be run, so there is nothing to compare with.
+        StageError: the file cannot be run.
     """
     with _runs_of_reference(reference):
         session = open_session(reference, as_written=True)
@@ -195,16 +194,16 @@ def reference_outputs(
 
 
 def outputs_of_file(path: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
-    """Return what a file answers to values.
+    """Run a file on samples.
 
     Args:
         path: The file.
-        draws: The values.
-        as_written: Run it node by node as it is written, or else as ONNX Runtime does by default.
+        draws: The samples.
+        as_written: Run the file node by node as written instead of with ONNX Runtime's default optimizations.
 
     Raises:
-        UsageError: it takes other inputs.
-        StageError: it cannot be run.
+        UsageError: the file has other inputs.
+        StageError: the file cannot be run.
     """
     session = open_session(path, as_written=as_written)
     states = QuantizedStates.of(path, session)
@@ -212,16 +211,16 @@ def outputs_of_file(path: Path, draws: Sequence[Arrays], *, as_written: bool = T
 
 
 def below_minimum_hint(remedies: Sequence[str], *, budget: str | None = None) -> str:
-    """Return what to do about a file of fewer bits whose outputs are below the minimum.
+    """Build the hint for a lossy file whose outputs are below the minimum.
 
     Args:
-        remedies: What else gives a file nearer to the reference.
-        budget: The option that limits bits or size, which chose the precision of each module; None: none did.
+        remedies: Other ways to reduce the error.
+        budget: The option with the limit on bits or size that selected the precisions; ``None`` without such a limit.
     """
     exclude = f"exclude the modules that lose most ({opt.exclude})"
     ways = [exclude, *remedies, f"choose another {opt.precision} or {opt.mode}"]
     if budget is not None:
-        # A module that is excluded takes the bits of the others.
+        # An excluded module uses the bits of the others.
         ways = [f"allow more with {budget}", *remedies]
     listed = ", ".join(ways)
     listed = f"{listed[0].upper()}{listed[1:]}"
@@ -231,16 +230,16 @@ def below_minimum_hint(remedies: Sequence[str], *, budget: str | None = None) ->
 def refuse_below_minimum_sqnr(
     fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object], hint: str | None = None
 ) -> None:
-    """Refuse a file that answers too unlike what it was made from.
+    """Refuse a file whose outputs are below the minimum SQNR.
 
     Args:
-        fidelity: What was measured.
-        reference: What it was made from, in words.
-        inputs: Values both were fed.
-        hint: What to do about it; None: what helps any file of fewer bits.
+        fidelity: The measurement.
+        reference: Description of the reference.
+        inputs: Inputs of both.
+        hint: Hint of the error; ``None``: the generic hint.
 
     Raises:
-        VerificationError: an output does not reach the ratio.
+        VerificationError: an output is below the minimum.
     """
     if fidelity.has_signal and not fidelity.is_near:
         error = VerificationError(
@@ -253,7 +252,7 @@ def refuse_below_minimum_sqnr(
 
 
 def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
-    """Return by how much the worst output misses its minimum; all there is to say where that is not the reason."""
+    """Describe the SQNR and minimum of the worst output, or all results if the SQNR is not the reason."""
     worst = fidelity.worst
     if not fidelity.outputs or worst.problem or fidelity.judged_db(worst) >= fidelity.limit_db(worst):
         return f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
@@ -263,9 +262,9 @@ def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
 
 
 def _rounds_activations(path: Path) -> bool:
-    """Say whether a graph rounds its activations to integers: there, the last bit of a float changes whole steps.
+    """Return True if a graph rounds activations to integers: the last bit of a float then changes whole steps.
 
-    Measured: 18 dB between all-MiniLM-L6-v2 in int8 as written and as ONNX Runtime runs it, which both are right.
+    Measured: 18 dB between all-MiniLM-L6-v2 in int8 as written and as ONNX Runtime optimizes it; both are correct.
     """
     return any(
         node.op_type in ROUNDING_OPERATORS
@@ -278,11 +277,11 @@ def _rounds_activations(path: Path) -> bool:
 
 
 def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
-    """Return sets of values that a file takes, and its answers.
+    """Create samples that a file accepts, and compute its outputs.
 
     Raises:
-        StageError: it takes none.
-        UsageError: one of its inputs takes values that nobody can draw.
+        StageError: the file accepts no tried sizes.
+        UsageError: no values can be drawn for an input.
     """
     session = open_session(path, as_written=True)
     found = list(itertools.islice(_accepted(session, seed, passed), _DRAWS))
@@ -292,11 +291,11 @@ def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tupl
 def _accepted(
     session: Session, seed: int, passed: Mapping[str, int]
 ) -> Iterator[tuple[Mapping[str, int], Arrays, Arrays]]:
-    """Yield sizes that a file takes, values of these sizes, and its answers: as many as are found, at least one.
+    """Yield accepted sizes, samples of these sizes, and the outputs of a file; at least one.
 
     Raises:
-        StageError: it takes none.
-        UsageError: one of its inputs takes values that nobody can draw.
+        StageError: the file accepts no tried sizes.
+        UsageError: no values can be drawn for an input.
     """
     refusal: StageError | UsageError = StageError("no sizes were tried")
     inputs, count = graph_inputs(session), 0
@@ -305,10 +304,10 @@ def _accepted(
             feeds = draw_feeds(inputs, sizes, seed + count)
             outputs = session.run(feeds)
         except StageError as error:
-            refusal = error  # these sizes do not go together; others may
+            refusal = error  # these sizes are incompatible; other sizes may work
             continue
         except UsageError as error:
-            refusal = error  # no values can be drawn, whatever the sizes
+            refusal = error  # no values can be drawn at any size
             break
         count += 1
         yield sizes, feeds, outputs
@@ -317,15 +316,15 @@ def _accepted(
 
 
 def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, int]:
-    """Return sizes of all dynamic dimensions that a file takes, whatever their names.
+    """Find sizes of all dynamic dimensions that a file accepts.
 
     Args:
         session: The file.
-        passed: Sizes that somebody gave, as for :func:`refuse_different`.
+        passed: Requested sizes, as for :func:`refuse_different`.
 
     Raises:
-        StageError: it takes none of those that are tried.
-        UsageError: one of its inputs takes values that nobody can draw.
+        StageError: the file accepts no tried sizes.
+        UsageError: no values can be drawn for an input.
     """
     return next(sizes for sizes, _, _ in _accepted(session, 0, passed))
 
@@ -345,7 +344,7 @@ def _usual_sizes(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -
         yield with_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
     yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **known}
-    # Sizes that a graph ties together without saying so.
+    # Sizes that a graph requires to be equal without stating it.
     for size in (4, 1, 8, 16, 32):
         yield {**dict.fromkeys(names, size), **known}
     yield {**{name: default_size(name) or 1 for name in names}, **passed}
@@ -363,7 +362,7 @@ _LARGE_DIMENSIONS = frozenset({"height", "width", "audio_length", "num_frames", 
 
 
 def large_size(name: str) -> int | None:
-    """Return the default size of a dimension that models refuse small sizes of; None for any other."""
+    """Default size of a dimension for which models refuse small sizes; ``None`` for other dimensions."""
     return default_size(name) if current_name(name) in _LARGE_DIMENSIONS else None
 
 
@@ -374,7 +373,7 @@ def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: 
 
 @contextmanager
 def _runs_of_reference(reference: Path) -> Iterator[None]:
-    """Explain that a reference does not run; errors about requested sizes, which are at fault then, stay as is."""
+    """Report that a reference does not run; errors about requested sizes, the cause then, are unchanged."""
     try:
         yield
     except (StageError, UsageError) as error:

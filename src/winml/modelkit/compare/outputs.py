@@ -311,9 +311,9 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
 
 
 def finite_values(expected: Array, actual: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
-    """Return the finite values of two arrays of one shape; `None` if NaN or infinity are in different places.
+    """Finite values of two arrays of equal shape; `None` if NaN or infinity are in different positions.
 
-    NaN equals NaN here, and an infinity the same infinity: they are part of the answer.
+    NaN equals NaN, and an infinity equals the same infinity: both are part of the output.
     """
     left, right = _as_float64(expected).ravel(), _as_float64(actual).ravel()
     finite = np.isfinite(left)
@@ -324,7 +324,7 @@ def finite_values(expected: Array, actual: Array) -> tuple[NDArray[np.float64], 
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield, for each axis of several channels, the remaining axes, and the axis in words; the last axis first."""
+    """Yield (other axes, description of the axis) for each axis of several channels; the last axis first."""
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
             remaining = tuple(other for other in range(len(shape)) if other != axis)
@@ -332,15 +332,16 @@ def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str
 
 
 def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, floor: float) -> str:
-    """Return which index of which axis is off by more than its own values allow; empty where none is.
+    """Describe the slice of an axis with a difference beyond the tolerance of its own values; empty if all slices
+    agree.
 
-    Slices of one output may be of different units, such as boxes in pixels beside a score: the difference of a small
-    one is nothing beside the values of a large one.
+    Slices of one output may have different units, such as boxes in pixels next to a score: the error of a small slice
+    vanishes relative to the values of a large one.
 
     Args:
         expected: The reference; finite.
-        actual: The answer, of the same shape; finite.
-        threshold: Largest accepted difference of a slice, relative to its largest value.
+        actual: The compared output, of the same shape; finite.
+        threshold: Maximum difference of a slice, relative to its largest value.
         floor: Difference below which no slice is refused.
     """
     differences = np.abs(expected - actual)
@@ -349,7 +350,7 @@ def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], t
     values = np.abs(expected)
     for others, words in _channel_axes(expected.shape):
         largest, scales = differences.max(axis=others), values.max(axis=others)
-        # The lower one of an even number: of two slices, one may be wrong.
+        # The lower middle for an even number: with two slices, one may be wrong.
         middle = (largest.size - 1) // 2
         least = max(floor, _OUTLIER_FACTOR * float(np.partition(largest, middle)[middle]))
         wrong = np.flatnonzero((largest > threshold * scales) & (largest > least))
@@ -365,9 +366,9 @@ def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], t
 def _refuse_frozen_channels(
     comparison: OutputComparison, reference: Sequence[Arrays], answers: Sequence[Arrays], tolerance: _Tolerance
 ) -> OutputComparison:
-    """Return a comparison as unequal where a channel of the file stays as in the first draw and the reference's moves.
+    """Mark a comparison as unequal if a channel of the file equals the first sample while the reference's changes.
 
-    Beside large values such a constant may be within the threshold of each draw.
+    Next to large values such a constant may be within the threshold of each sample.
     """
     name, place = comparison.name, comparison.draw - 1
     first, expected, first_actual, actual = (side[at][name] for side in (reference, answers) for at in (0, place))
@@ -395,14 +396,14 @@ def _refuse_frozen_channels(
 
 
 def _integer_distance(expected: Array, actual: Array) -> float:
-    # In float64, integers beyond 2**53 that differ can be one number; unsigned subtraction is exact.
+    # In float64, different integers beyond 2**53 may be equal; unsigned subtraction is exact.
     left, right = expected.astype(np.int64), actual.astype(np.int64)
     distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
     return float(distances.max(initial=0))
 
 
 def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
-    """Say whether some output changes between the draws by more than the comparison would forgive."""
+    """Return True if an output changes between the samples by more than the tolerance."""
     first, *later_draws = reference
     for name, value in first.items():
         values = _as_float64(value)
@@ -422,37 +423,37 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
 
 
 def _as_float64(value: Array) -> NDArray[np.float64]:
-    # Every dtype in use embeds in float64, except the largest int64, whose differences are measured apart.
+    # float64 represents every dtype in use, except the largest int64, whose differences are measured separately.
     return np.asarray(value).astype(np.float64)
 
 
 @dataclass(frozen=True)
 class GenerationInfo(Record):
-    """A prompt, greedy steps and a second prompt, each with the cache of the run before."""
+    """Comparison of a prompt, greedy steps and a second prompt, each with the KV cache of the previous run."""
 
     rows: int
-    """Texts generated at once."""
+    """Number of texts generated at once."""
     prompt_tokens: int
-    """Tokens of the longest prompt; other rows are padded on the left, where the model takes a mask."""
+    """Tokens of the longest prompt; other rows are padded on the left, if the model has a mask."""
     new_tokens: int
-    """Tokens generated after it, in each row."""
+    """Number of generated tokens in each row."""
     second_prompt_tokens: int
-    """Tokens given at once after them."""
+    """Number of tokens of the second prompt."""
     ties: int
-    """Choices in which the scores of two tokens are equal within the tolerance, so that rounding decides."""
+    """Number of choices between two tokens with equal scores within the tolerance, which rounding decides."""
     largest_relative_diff: float
-    """Of the scores of any step, of their scale."""
+    """Largest difference of the scores of any step, relative to their scale."""
     stopped_after: int | None = None
-    """Steps after which rounding alone decides what the reference answers; None where no such step was met."""
+    """Number of steps after which rounding alone determines the reference output; ``None`` if there is no such step."""
     differs_in_pieces: float | None = field(default=None, metadata=entry(omit_none=True))
-    """Relative difference of the scores after a prompt where the reference reads it in two runs; None: they are
-    equal, or it was not tried."""
+    """Relative difference of the scores after a prompt that the reference reads in two runs; ``None``: equal, or not
+    tested."""
     padded_rows: int = 0
-    """Rows with padding on the left; 0: none, since the model takes no mask or its own padded outputs differ."""
+    """Number of rows padded on the left; 0 if the model has no mask or its padded outputs differ."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of prompts."""
+        """Notes on prompts."""
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"
@@ -461,7 +462,7 @@ class GenerationInfo(Record):
 
     @property
     def words(self) -> str:
-        """The outcome in a few words."""
+        """Short description of the result."""
         if self.stopped_after is not None:
             return (
                 f"the logits of {self.stopped_after} of {self.new_tokens} generated tokens are equal; in PyTorch, the "

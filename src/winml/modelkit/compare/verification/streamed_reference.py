@@ -1,8 +1,8 @@
-"""Outputs of a model in PyTorch whose weights remain in the checkpoint.
+"""Outputs of a PyTorch model whose weights stay in the checkpoint.
 
-The values of a parameter are read whenever a forward computes with them, and dropped afterwards. A product with a large
+The values of a parameter are read when a forward computes with it, and dropped afterwards. A product with a large
 weight reads the weight in pieces, an embedding reads the rows it returns, and any other operation reads the whole
-tensor. All inputs are answered side by side: each weight is read once for all of them.
+tensor. All samples run side by side: each weight is read once for all samples.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 aten = torch.ops.aten
 
 _PIECE_BYTES = 1 << 25
-"""Values of a weight held at a time. Chosen: a fraction of what the libraries take, large enough to compute well."""
+"""Maximum bytes of weight values in memory. Chosen: a fraction of the memory of the libraries, large enough for fast
+products."""
 RETAINED_BYTES = 1 << 18
-"""Parameters up to this size are read once and kept. Chosen: norms and biases, which together are small."""
+"""Maximum size of parameters that are read once and kept. Chosen: norms and biases, small in total."""
 
 _CAST = aten._to_copy.default
 
@@ -47,17 +48,17 @@ _Result = TypeVar("_Result")
 
 
 class _Scratch:
-    """Memory for a piece of a weight, the same for all: memory that is given back in between is not all of it free."""
+    """Reused memory for pieces of weights: freed memory in between would not be entirely available again."""
 
     def __init__(self) -> None:
-        """Take no memory yet."""
+        """Allocate nothing yet."""
         self._memories: dict[str, torch.Tensor] = {}
 
     def read(self, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
-        """Return values in a dtype; the next call writes over them.
+        """Read values in a dtype; the next call overwrites them.
 
         Raises:
-            CheckpointError: the file became shorter.
+            CheckpointError: the file is shorter than before.
         """
         values = self._memory("stored", stored, tensor_adapters.to_torch_dtype(stored.dtype))
         stored.read_into(values.view(-1).view(torch.uint8).numpy())
@@ -73,17 +74,17 @@ class _Scratch:
 
 @dataclass(eq=False)
 class _Source:
-    """Where the values of one parameter come from."""
+    """Source of the values of one parameter."""
 
     deferred: DeferredTensor
     position: int
-    """Which parameter of the model it is."""
+    """Index of the parameter in the model."""
     scratch: _Scratch
     kept: torch.Tensor | None = None
 
     @property
     def stored(self) -> StoredValues | None:
-        """Where its rows lie in a file one after the other; None where they do not."""
+        """Storage of its rows in a file, if contiguous; ``None`` otherwise."""
         origin = self.deferred.origin
         if isinstance(origin, StoredTensor) and origin.permutation is None and self.deferred.dim() > 0:
             return origin.stored
@@ -91,7 +92,7 @@ class _Source:
 
     @property
     def coded(self) -> CodedWeight | None:
-        """The codes whose rows are its own; None where it has none."""
+        """Codes whose rows are its rows; ``None`` without codes."""
         origin = self.deferred.origin
         if isinstance(origin, CodedTensor) and origin.permutation is None and self.deferred.dim() == 2:
             return origin.weight
@@ -101,7 +102,7 @@ class _Source:
         """Return the values.
 
         Raises:
-            CheckpointError: the file became shorter.
+            CheckpointError: the file is shorter than before.
         """
         if self.kept is not None:
             return self.kept
@@ -112,10 +113,10 @@ class _Source:
         return values
 
     def row_pieces(self) -> Iterator[torch.Tensor]:
-        """Yield the rows of a matrix in order, a piece at a time; the next one takes the memory of the one before.
+        """Yield the rows of a matrix in pieces, in order; each piece overwrites the previous one.
 
         Raises:
-            CheckpointError: the file became shorter.
+            CheckpointError: the file is shorter than before.
         """
         count, width = self.deferred.shape
         stored, coded = self.stored, self.coded
@@ -133,10 +134,10 @@ class _Source:
             yield self.scratch.read(_row_slice(stored, start, min(rows, count - start)), self.deferred.dtype)
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Return the rows of a table at these places; each is read once.
+        """Return the rows of a table at these indices; each is read once.
 
         Raises:
-            CheckpointError: the file became shorter.
+            CheckpointError: the file is shorter than before.
         """
         stored, coded = self.stored, self.coded
         if (stored is None and coded is None) or self.kept is not None or not indices.numel():
@@ -144,7 +145,7 @@ class _Source:
         requested, places = torch.unique(indices, return_inverse=True)
         if coded is not None:
             return self._numbers(coded.values_of_rows(coded.read(), requested.numpy()))[places]
-        assert stored is not None  # one of the two is there
+        assert stored is not None  # one of both exists
         return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in requested])[places]
 
     def _numbers(self, values: Array) -> torch.Tensor:
@@ -153,20 +154,20 @@ class _Source:
 
 @dataclass(frozen=True, eq=False)
 class WeightRequest:
-    """What a forward wants of a parameter."""
+    """Request of a forward for a parameter or a product with it."""
 
     source: _Source
     rows: torch.Tensor | None = None
-    """A matrix that is to be multiplied with the transposed parameter; None where its values themselves are wanted."""
+    """Matrix to multiply with the transposed parameter; ``None`` for a request of the values."""
 
     @property
     def key(self) -> object:
-        """Equal for requests that one reading answers."""
+        """Key shared by requests that one read can serve."""
         return self.position, self.rows is None
 
     @property
     def position(self) -> int:
-        """Which parameter of the model it is about."""
+        """Index of the parameter in the model."""
         return self.source.position
 
 
@@ -174,7 +175,7 @@ _Ask = Callable[[WeightRequest], torch.Tensor]
 
 
 class _Asking(threading.local):
-    """Who answers the requests of a thread; None: they are answered at once."""
+    """Handler of the requests of a thread; ``None``: requests are served immediately."""
 
     ask: _Ask | None = None
 
@@ -184,7 +185,7 @@ _ASKING = _Asking()
 
 @contextmanager
 def asking(ask: _Ask) -> Iterator[None]:
-    """Let ``ask`` answer what forwards in this thread want of parameters, for the time of the block."""
+    """Serve the parameter requests of forwards in this thread by ``ask`` until the block ends."""
     before, _ASKING.ask = _ASKING.ask, ask
     try:
         yield
@@ -193,7 +194,7 @@ def asking(ask: _Ask) -> Iterator[None]:
 
 
 class _StreamedTensor(UnreadTensor):
-    """A parameter that has values only while something is computed with it; or a view of one, or one cast."""
+    """A parameter that has values only during a computation; or a view or cast of such a parameter."""
 
     origin: _Source | RecordedOperation
 
@@ -201,11 +202,11 @@ class _StreamedTensor(UnreadTensor):
     def __torch_dispatch__(  # type: ignore[override]  # as torch documents and calls it
         cls, func: Any, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Record what only looks at parameters otherwise; compute all else.
+        """Record views and casts of parameters; compute all other operations.
 
         Raises:
             NotDeferrableError: the operation writes into a parameter.
-            CheckpointError: the file became shorter.
+            CheckpointError: the file is shorter than before.
         """
         kwargs = kwargs or {}
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
@@ -216,7 +217,7 @@ class _StreamedTensor(UnreadTensor):
         if func is aten.embedding.default and (source := _source_of(args[0])) is not None:
             return source.rows(args[1])
         if func in (aten.linear.default, aten.matmul.default):
-            # Under inference_mode these come whole; their parts are handled here.
+            # inference_mode dispatches these as a whole; their parts are handled here.
             return func.decompose(*args, **kwargs)
         if func is aten.mm.default and (source := _transposed_source(args[1])) is not None:
             return _request(WeightRequest(source, _values(args[0])))
@@ -226,16 +227,16 @@ class _StreamedTensor(UnreadTensor):
 
 
 def stream_parameters(model: nn.Module) -> None:
-    """Let a model whose parameters are deferred compute with them, each read when its turn comes; in place.
+    """Replace deferred parameters by streamed ones that are read on demand; in place.
 
     Args:
-        model: Its parameters are ``DeferredTensor``.
+        model: The model; its parameters are ``DeferredTensor``.
     """
     streamed: dict[int, nn.Parameter] = {}
     scratch = _Scratch()
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
-            values: Any = parameter  # a parameter is of the class of its tensor
+            values: Any = parameter  # a parameter has the class of its tensor
             if not isinstance(values, DeferredTensor):
                 continue
             if id(parameter) not in streamed:
@@ -245,10 +246,10 @@ def stream_parameters(model: nn.Module) -> None:
 
 
 def streamed_slices(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
-    """Return what was asked for; all requests are about one parameter, which is read once.
+    """Serve requests for one parameter, which is read once.
 
     Raises:
-        CheckpointError: the file became shorter.
+        CheckpointError: the file is shorter than before.
     """
     source = requests[0].source
     matrices = [request.rows for request in requests if request.rows is not None]
@@ -267,7 +268,7 @@ def _request(request: WeightRequest) -> torch.Tensor:
 
 
 def _values(value: Any) -> Any:
-    """Return an ordinary tensor for a streamed one, and everything else as it is."""
+    """Convert a streamed tensor to an ordinary tensor; other values are unchanged."""
     if not isinstance(value, _StreamedTensor):
         return value
     origin = value.origin
@@ -277,7 +278,7 @@ def _values(value: Any) -> Any:
 
 
 def _source_of(value: object) -> _Source | None:
-    """Return the parameter that a tensor is; None where it is anything else."""
+    """Parameter of a streamed tensor; ``None`` for other values."""
     if not isinstance(value, _StreamedTensor):
         return None
     origin = value.origin
@@ -287,7 +288,7 @@ def _source_of(value: object) -> _Source | None:
 
 
 def _transposed_source(value: object) -> _Source | None:
-    """Return the parameter that a tensor is the transposed matrix of; None where it is anything else."""
+    """Parameter whose transposed matrix a tensor is; ``None`` for other values."""
     if not isinstance(value, _StreamedTensor) or not isinstance(value.origin, RecordedOperation) or value.dim() != 2:
         return None
     source = _source_of(value.origin.arguments[0]) if _is_transposing(value.origin) else None
@@ -295,7 +296,7 @@ def _transposed_source(value: object) -> _Source | None:
 
 
 def _is_transposing(view: RecordedOperation) -> bool:
-    """Say whether a view of a matrix swaps its axes."""
+    """Return True if a view of a matrix swaps its axes."""
     if view.operation is aten.transpose.int:
         first, second = view.arguments[1:3]
         return bool((first - second) % 2)
@@ -319,17 +320,17 @@ def run_in_lock_step(
     works: Sequence[Callable[[_Ask], _Result]],
     serve: Callable[[Sequence[WeightRequest]], Sequence[torch.Tensor]],
 ) -> list[_Result]:
-    """Run functions side by side, such that all of them wait for the same weight at the same time.
+    """Run functions side by side, so that all wait for the same weight at the same time.
 
-    Each function has a thread of its own, but only one is ever at work: a run goes on until it asks for a weight, and
-    the weight is given to every run that waits for the same.
+    Each function has a separate thread, but only one thread runs at a time: a run continues until it requests a weight,
+    and the weight is passed to every run that waits for it.
 
     Args:
-        works: Functions that call what they are given to ask for something.
-        serve: Answers requests of one key; called in this thread.
+        works: Functions that call their argument to request a weight.
+        serve: Serves requests with one key; called in this thread.
 
     Raises:
-        Exception: what the first of the works raised, or ``serve``; the others are ended.
+        Exception: the first exception of a function or of ``serve``; the other runs are ended.
     """
     with ThreadPoolExecutor(len(works)) as threads:
         runs = [_Run(work, threads) for work in works]
@@ -349,16 +350,16 @@ def run_in_lock_step(
 
 
 class _EndedError(Exception):
-    """Ends a run whose result nobody waits for."""
+    """Ends a run whose result is not needed."""
 
 
 class _Run(Generic[_Result]):
-    """One function that stops whenever it asks for something."""
+    """A function that pauses at each request."""
 
     def __init__(self, work: Callable[[_Ask], _Result], threads: Executor) -> None:
-        """Take a function; it begins with the first :meth:`go_on`."""
+        """Prepare a function; it starts with the first :meth:`go_on`."""
         self.request: WeightRequest | None = None
-        """What it waits for; None before it began and after it ended."""
+        """Pending request; ``None`` before the start and after the end."""
         self._answers: list[torch.Tensor] = []
         self._is_ending = False
         self._error: BaseException | None = None
@@ -366,10 +367,10 @@ class _Run(Generic[_Result]):
         self.future: Future[_Result] = threads.submit(self._main, work)
 
     def go_on(self, *outputs: torch.Tensor) -> None:
-        """Let it work until it asks for something or ends; with an answer, where it asked.
+        """Resume until the next request or the end, with the output of the pending request.
 
         Raises:
-            BaseException: what its function raised.
+            BaseException: exception of the function.
         """
         self._answers, self.request = list(outputs), None
         self._turn.release()
@@ -378,7 +379,7 @@ class _Run(Generic[_Result]):
             raise self._error
 
     def end(self) -> None:
-        """End it, if it is still at work."""
+        """End the run if it has not finished."""
         self._is_ending = True
         self._turn.release()
 
@@ -405,7 +406,7 @@ class _Run(Generic[_Result]):
 
 
 def with_streaming_loader(prepared: PreparedPart) -> PreparedPart:
-    """Return a part whose weights, where they are loaded, are read whenever something is computed with them."""
+    """Return a part whose loader streams the weights on demand."""
     load_references = prepared.part.with_references
     assert load_references is not None  # the parameters have no values
 
@@ -419,10 +420,10 @@ def with_streaming_loader(prepared: PreparedPart) -> PreparedPart:
 
 @contextmanager
 def with_streamed_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
-    """Yield the prepared part as it is where its parameters hold values, else one that reads them as it goes.
+    """Yield the prepared part unchanged if its parameters hold values, or else a part with streamed parameters.
 
     Raises:
-        CheckpointError: the weights cannot be read or are not those of the model.
+        CheckpointError: the weights cannot be read or do not belong to the model.
     """
     if prepared.part.with_references is None:
         yield prepared
@@ -433,16 +434,16 @@ def with_streamed_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
 
 @contextmanager
 def _streamed(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]]:
-    """Yield the prepared part as often as asked for, with parameters that are read when something is computed.
+    """Yield copies of the prepared part with streamed parameters.
 
-    Each has modules of its own, since a forward may write on them; parameters are shared.
+    Each copy has separate modules, since a forward may set attributes; parameters are shared.
 
     Args:
         prepared: A part whose parameters have no values.
-        count: How many of them.
+        count: Number of copies.
 
     Raises:
-        CheckpointError: the weights cannot be read or are not those of the model.
+        CheckpointError: the weights cannot be read or do not belong to the model.
     """
     part = prepared.part
     assert part.with_references is not None  # the parameters have no values
@@ -463,19 +464,19 @@ def _streamed(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]
 
 
 def streamed_outputs(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Draw]:
-    """Return the draws with what the model answers in PyTorch.
+    """Add the outputs of PyTorch to the samples.
 
     Args:
         prepared: A part whose parameters have no values.
-        draws: Inputs that it takes.
+        draws: Samples that the part accepts.
 
     Raises:
-        ExportError: the model refuses one of them; names the module.
-        CheckpointError: the weights cannot be read or are not those of the model.
+        ExportError: the model refuses a sample; names the module.
+        CheckpointError: the weights cannot be read or do not belong to the model.
     """
 
     def answer(weighted: PreparedPart, draw: Draw, ask: _Ask) -> Draw:
-        # Gradients are a matter of the thread.
+        # Gradient mode is local to the thread.
         with torch.no_grad(), asking(ask):
             return run_draw(weighted, draw)
 

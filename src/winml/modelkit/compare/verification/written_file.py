@@ -1,4 +1,4 @@
-"""Compares a written file with PyTorch: on the traced inputs, on random inputs, at different values and sizes."""
+"""Comparison of a written file with PyTorch: on traced inputs, random inputs, other values and other sizes."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16
 from winml.modelkit.onnx.files.reading import read_structure
 
 PIECE_BYTES = 1 << 28
-"""Weights of a piece, those of bfloat16 as float32. Chosen: half of what the libraries take, so that the peak remains
-below 1.5 GB unless one weight is larger."""
+"""Maximum weight of a piece, with bfloat16 counted as float32. Chosen: half the memory of the libraries, so that the
+peak stays below 1.5 GB unless one weight is larger."""
 
 
 def verify_written_file(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, advice: str = "", is_streamed: bool = False
 ) -> VerificationInfo:
-    """Compare a written file with PyTorch; both compute in float32 where the file computes in bfloat16.
+    """Compare a written file with PyTorch; both compute in float32 if the file computes in bfloat16.
 
     Args:
-        written: The file, and what was traced.
-        prepared: The part it was made from.
-        inputs: Further inputs.
-        advice: What to try first where a dynamic dimension froze.
-        is_streamed: Whether weights are read piece by piece on both sides, for a part that was traced without them. No
-            text is generated then: each token would read all weights again.
+        written: The file, and the traced sample.
+        prepared: The exported part.
+        inputs: Generator of further inputs.
+        advice: First advice for a frozen dynamic dimension.
+        is_streamed: Stream the weights on both sides, for a part traced without weights. No text is then generated,
+            since each token would read all weights again.
 
     Raises:
-        VerificationError: they disagree, or the comparison would show nothing.
+        VerificationError: the outputs differ, or the comparison has no signal.
     """
     if is_streamed:
-        from winml.modelkit.compare.verification.streamed_reference import with_streaming_loader  # by need
+        from winml.modelkit.compare.verification.streamed_reference import with_streaming_loader  # imported on demand
 
         prepared = with_streaming_loader(prepared)
     if not computes_in_bfloat16(written.model):
@@ -65,14 +65,14 @@ def verify_written_file(
         try:
             verification = _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
         except VerificationError as error:
-            # Module by module the file is not run in float32.
+            # The module comparison does not run the file in float32.
             error.inputs = None
             raise
         return replace(verification, in_float32=True)
 
 
 def _refuse_mixed_types(path: Path) -> None:
-    """Refuse a file whose nodes read float32 beside bfloat16: run in float32, it would look right.
+    """Refuse a file whose nodes mix float32 and bfloat16 inputs: run in float32, it would appear correct.
 
     Raises:
         VerificationError: names the node.
@@ -81,7 +81,7 @@ def _refuse_mixed_types(path: Path) -> None:
         onnx.shape_inference.infer_shapes(read_structure(path), check_type=True, strict_mode=True)
     except onnx.shape_inference.InferenceError as error:
         if "inconsistent type" not in str(error):
-            return  # what it cannot infer is no matter here
+            return  # failed inference is irrelevant here
         raise VerificationError(
             f"cannot verify: the file is not valid ONNX: {error}",
             hint=f"Export with {opt.dynamo}, or in another type: {opt.dtype} fp32. {opt.no_verify} writes the file as "
@@ -108,7 +108,7 @@ def _verify(
             prepared,
             (written.draw, second),
             rounding=rounding,
-            # The third is for other sizes.
+            # Number 3 is used for other sizes.
             draw_inputs=lambda number, replaced: inputs.draw(number + 1, with_padding=inputs.hides(replaced.inputs)),
             run_file=file.run,
         )
@@ -126,7 +126,7 @@ def _verify(
             )
 
     at_other_sizes = compare_at_varied_sizes(file, outputs_at, advice=advice)
-    # At other sizes, other shapes: an output that follows these alone is compared there.
+    # At other sizes, shapes differ: outputs that depend on sizes only are compared there.
     draws = (second, *written.proof.draws)
     answers = [draw.reference for draw in (written.draw, *draws, *(varied.draw for varied in values.varied))]
     constant = constant_outputs(answers)
@@ -148,10 +148,10 @@ def _verify(
 
 
 def _refuse_outputs_by_value(draws: Sequence[Draw]) -> None:
-    """Refuse to compare where it depends on the values of the inputs which outputs a model returns.
+    """Refuse a model whose set of outputs depends on the input values.
 
     Raises:
-        VerificationError: names the outputs of both draws.
+        VerificationError: names the outputs of both samples.
     """
     first, second = (", ".join(draw.reference) for draw in draws)
     if first != second:
@@ -169,20 +169,21 @@ def measure_written_file(
     piece_bytes: int,
     samples: tuple[Sequence[Arrays], QualitySamples] | None,
 ) -> FidelityInfo:
-    """Measure how much of PyTorch's answers is left in a written file that computes with fewer bits.
+    """Measure the output error of a written file with lossy weights relative to PyTorch.
 
-    The weights of a model that was traced without them are not loaded: both sides hold a piece of them at a time.
+    The weights of a model traced without weights are not loaded: both sides hold one piece at a time.
 
     Args:
-        written: The file, and what was traced; its dynamic dimensions are tried at other sizes.
-        prepared: The part it was made from.
-        inputs: Further inputs.
-        least_sqnr_db: Ratio in decibels that every output has to reach.
-        piece_bytes: Size of the weights from which the file is run in pieces of so much, where they are not loaded.
-        samples: What quality is judged on, beside the draws of the export, and what it is; None: the draws alone.
+        written: The file, and the traced sample; its dynamic dimensions are tested at other sizes.
+        prepared: The exported part.
+        inputs: Generator of further inputs.
+        least_sqnr_db: Minimum SQNR of every output in dB.
+        piece_bytes: Weight size per piece when the file is run in pieces.
+        samples: Samples for the quality in addition to those of the export, with their description; ``None``: only
+            those of the export.
 
     Raises:
-        VerificationError: an output does not reach the ratio, or ONNX Runtime cannot run the file.
+        VerificationError: an output is below the minimum, or ONNX Runtime cannot run the file.
     """
     is_streamed = prepared.part.with_references is not None
     arrays, about = samples or ((), None)
@@ -211,10 +212,10 @@ def measure_written_file(
 
 
 def _differs_at_other_sizes(draws: Sequence[Draw], outputs: Sequence[Arrays], least_sqnr_db: float) -> bool:
-    """Return True if outputs reach the minimum at the traced sizes only, and are wrong at others: an axis is frozen."""
+    """Return True if outputs reach the minimum at the traced sizes only, and fail at others: an axis is frozen."""
     at_traced = [draw.sizes == draws[0].sizes for draw in draws]
 
-    def measured(is_traced: bool) -> FidelityInfo | None:  # of two groups
+    def measured(is_traced: bool) -> FidelityInfo | None:  # for one of two groups
         places = [place for place, item in enumerate(at_traced) if item == is_traced]
         references = [draws[place].reference for place in places]
         return measure_fidelity(references, [outputs[place] for place in places], least_sqnr_db) if places else None
@@ -226,17 +227,17 @@ def _differs_at_other_sizes(draws: Sequence[Draw], outputs: Sequence[Arrays], le
 def verify_with_adapter(
     written: WrittenGraph, weighted: PreparedPart, adapter: Path, name: str, least_sqnr_db: float | None
 ) -> None:
-    """Compare a file in which an adapter is active with PyTorch, on the traced inputs.
+    """Compare a file with an active adapter with PyTorch, on the traced inputs.
 
     Args:
-        written: The file, and what was traced.
-        weighted: The part with its values, the adapter merged.
+        written: The file, and the traced sample.
+        weighted: The part with weights and the merged adapter.
         adapter: The adapter, in ONNX Runtime's format.
-        name: What it is called.
-        least_sqnr_db: Ratio in decibels that every output has to reach; None: it has to be equal.
+        name: Name of the adapter.
+        least_sqnr_db: Minimum SQNR of every output in dB; ``None``: outputs must be equal.
 
     Raises:
-        VerificationError: they disagree.
+        VerificationError: the outputs differ.
     """
     draw = run_draw(weighted, written.draw)
     file = WrittenFile(written, weighted, adapter=adapter)
@@ -255,7 +256,7 @@ def verify_with_adapter(
 
 
 def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced: Draw) -> list[Draw]:
-    """Return samples as draws without answers; none where the model does not take the first."""
+    """Convert samples to draws without outputs; ``[]`` if the model refuses the first."""
     draws = [
         Draw({name: to_torch(sample[name]) for name in traced.inputs}, {}, traced.sizes)
         for sample in samples
@@ -270,10 +271,10 @@ def _accepted_samples(prepared: PreparedPart, samples: Sequence[Arrays], traced:
 
 
 def _second_draw(inputs: InputDraws, traced: Draw, run: Callable[[Draw], Draw]) -> Draw:
-    """Return a draw of the traced sizes that the model takes, and its outputs.
+    """Create a second sample of the traced sizes that the model accepts, with its outputs.
 
-    If masks hide something in the traced inputs they hide nothing here, and the other way round: many models take
-    another path when there is no padding.
+    Its masks contain padding if those of the traced inputs do not, and vice versa: many models take another path
+    without padding.
     """
     return inputs.accepted(
         lambda drawing: _draw_second(drawing, traced),
@@ -293,13 +294,13 @@ def _draws_with_outputs(
     *,
     is_streamed: bool,
 ) -> list[Draw]:
-    """Return the traced draw, draws at other sizes, a second draw and samples, all with the outputs of PyTorch."""
+    """Traced sample, samples at other sizes, a second sample and quality samples, all with the outputs of PyTorch."""
     traced = written.draw
-    # Without values the model shows whether it takes the inputs, though not whether it answers with numbers.
+    # Without weights, the model can refuse the inputs, but not detect NaN outputs.
     second = _second_draw(inputs, traced, partial(run_draw, prepared))
     if not is_streamed:
         return [traced, *written.proof.draws, second, *(run_draw(prepared, draw) for draw in samples)]
-    from winml.modelkit.compare.verification.streamed_reference import streamed_outputs  # by need
+    from winml.modelkit.compare.verification.streamed_reference import streamed_outputs  # imported on demand
 
     draws = streamed_outputs(prepared, [traced, *written.proof.draws, second, *samples])
     place = len(written.proof.draws) + 1
@@ -311,18 +312,18 @@ def _draws_with_outputs(
 def _with_reference_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool
 ) -> tuple[WrittenGraph, Draw, input_values.VariedValues, GeneratedText | None]:
-    """Return the file with PyTorch's answer to every draw, a second draw at the traced sizes, other values and a text.
+    """Add PyTorch's outputs to all samples; return the file, a second sample, varied values and a generated text.
 
-    The weights of a model that was traced without them are in memory only here, so that ONNX Runtime finds it free.
-    Where they are streamed, each weight is read once for all draws. Other values of single inputs are tried then where
-    Python read values, and no text is generated: each token would read all weights again.
+    The weights of a model traced without weights are in memory only here, so that ONNX Runtime finds memory free.
+    Streamed weights are read once for all samples. Varied values are then tried only if Python read values, and no text
+    is generated, since each token would read all weights again.
     """
     proof, values = written.proof, input_values.VariedValues()
     text: GeneratedText | None = None
     with ExitStack() as stack:
         weighted = prepared if is_streamed else stack.enter_context(with_values(prepared))
         if is_streamed:
-            # A draw far from the traced sizes costs as much as all others together.
+            # A sample far from the traced sizes costs as much as all others together.
             proof = replace(proof, far_draws=())
         elif weighted is not prepared:
             draws, far_draws = (
@@ -357,7 +358,7 @@ def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: 
 
 
 def _without_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
-    """Return the second draw, with other masks where the file alone answers NaN to it: they may hide whole rows."""
+    """Return the second sample, with other masks if only the file returns NaN: masks may hide whole rows."""
     if holds_nan(second.reference) or not holds_nan(file.run(second)):
         return second
     traced = file.written.draw
@@ -374,7 +375,7 @@ def _without_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
 
 
 def _telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
-    """Return the second draw; where the model answers it as it does the traced one, another that it does not."""
+    """Prefer a sample whose outputs differ from the traced ones."""
 
     def tells(draw: Draw) -> bool:
         is_comparable = list(draw.reference) == list(traced.reference)
@@ -385,7 +386,7 @@ def _telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues)
 
 
 def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: Draw) -> None:
-    """Add to an error which inputs the answers go apart by, and which lines read values, as far as that is known."""
+    """Add the inputs that cause the difference and the lines that read values to an error, if known."""
     written = file.written
     comparisons = compare_outputs([written.draw.reference], [file.run(written.draw)], rounding=file.rounding)
     if comparisons.worst.is_equal:
@@ -398,19 +399,19 @@ def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: D
 def _in_float32(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
 ) -> Iterator[tuple[WrittenGraph, PreparedPart, InputDraws]]:
-    """Yield a file, its part and its inputs such that PyTorch computes in float32, for the time of the block.
+    """Yield a file, its part and its inputs, with PyTorch computing in float32 until the block ends.
 
     Args:
-        written: A file that computes in bfloat16, and what was traced.
-        prepared: The part it was made from; its model is changed in place and restored at the end.
-        inputs: Further inputs.
+        written: A file that computes in bfloat16, and the traced sample.
+        prepared: The exported part; its model is changed in place and restored at the end.
+        inputs: Generator of further inputs.
     """
     with _float32_model(prepared.model):
         part = PreparedPart(_float32_part(prepared.part), prepared.forward)
 
         def widened(draw: Draw) -> Draw:
             draw = replace(draw, inputs=_float32_tensors(draw.inputs))
-            # Without values, what PyTorch answers is computed later.
+            # Without weights, PyTorch's outputs are computed later.
             return draw if part.part.stored is not None else run_draw(part, draw)
 
         proof = written.proof
@@ -425,7 +426,7 @@ def _in_float32(
 
 @contextmanager
 def _float32_model(model: nn.Module) -> Iterator[None]:
-    """Cast the bfloat16 parameters and buffers of a model to float32 for the time of the block."""
+    """Cast the bfloat16 parameters and buffers of a model to float32 until the block ends."""
     held = [
         (module, name, value)
         for module in model.modules()
@@ -433,7 +434,7 @@ def _float32_model(model: nn.Module) -> Iterator[None]:
         for name, value in values(recurse=False, remove_duplicate=False)
         if value.dtype == torch.bfloat16
     ]
-    # What is shared is shared still.
+    # Shared tensors stay shared.
     cast = {id(value): value for _, _, value in held}
     for key, value in cast.items():
         widened = value.detach().float()
