@@ -1,6 +1,6 @@
-"""What does ``winml diff`` do? Compares the structure of two ONNX files module by module; neither is run.
+"""Structural comparison of two ONNX files (``winml diff``), module by module; neither is run.
 
-Weights are compared in the files, piece by piece, so that memory does not grow with them.
+Weights are compared in the files, piece by piece, so that memory use is constant.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
 
 @dataclass
 class _Module:
-    """What one module holds itself, those below it not included."""
+    """Content of one module, without its submodules."""
 
     path: str = ""
     tag: str = ""
     class_name: str = _NO_MODULE
     operators: Counter[str] = field(default_factory=Counter)
     signatures: Counter[str] = field(default_factory=Counter)
-    """Operator with its attributes → nodes."""
+    """Operator with attributes → number of nodes."""
     weights: list[Weight] = field(default_factory=list)
 
     @property
@@ -103,17 +103,17 @@ class _Module:
 
     @property
     def weight_types(self) -> tuple[str, ...]:
-        """Types and shapes of its weights, in no order."""
+        """Sorted types and shapes of its weights."""
         return tuple(sorted(map(_type_words, self.weights)))
 
 
 _Match = tuple[_Module | None, _Module | None]
-"""A module before and after; None where it is missing."""
+"""(module before, module after); ``None`` if missing."""
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One file as it was read."""
+    """One file and its modules."""
 
     path: Path
     structure: onnx.ModelProto
@@ -159,15 +159,15 @@ def _read_modules(tree: OnnxTree, contents: Contents) -> list[_Module]:
 
 
 def _type_words(weight: Weight) -> str:
-    """Return type and shape: ``float32[384, 384]``."""
+    """Format type and shape: ``float32[384, 384]``."""
     return shape_words(weight.dtype, weight.shape)
 
 
 def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[_Match]:
-    """Pair the modules of two graphs, in the order of the second; those that went follow the one they followed.
+    """Pair the modules of two graphs, in the order of the second; removed modules follow their predecessor.
 
-    Modules of one tag are the same. Of the others, those of one path are, then those that look alike: the same class,
-    operators and shapes of weights, or at least the same shapes of weights where it has any.
+    Modules with the same tag are equal, then modules with the same path, then similar modules: the same class,
+    operators and weight shapes, or at least the same weight shapes, if any.
     """
     partner = _partners(before, after)
     by_tag = {module.tag: module for module in before}
@@ -183,7 +183,7 @@ def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[
 
 
 def _partners(before: Sequence[_Module], after: Sequence[_Module]) -> dict[str, str]:
-    """Return the tag after → the tag before, of the modules that are on both sides."""
+    """Tag after → tag before, for the modules on both sides."""
     partner: dict[str, str] = {}
     keys: tuple[Callable[[_Module], object], ...] = (
         lambda module: module.tag,
@@ -207,17 +207,17 @@ def _match_weights(
     after: Sequence[Weight],
     are_equal: Callable[[str, str], bool],
 ) -> list[tuple[Weight | None, Weight | None]]:
-    """Pair the weights of one module that are not the same on both sides.
+    """Pair the weights of one module that differ between the sides.
 
     Args:
         before: Its weights before.
         after: Its weights after.
-        are_equal: Says of two names, before and after, of one type and shape, whether the values are the same.
+        are_equal: (name before, name after) of equal type and shape → True if the values are equal.
 
     Returns:
-        Pairs of one name with other values, type or shape; two names with the same values, or of one shape where the
-        type changed and the name was added to; and the others alone. Weights of one name with the same values are left
-        out.
+        Pairs with one name and other values, type or shape; pairs of two names with equal values, or with one shape if
+        the type changed and the name was extended; and unpaired weights. Weights with one name and equal values are
+        omitted.
     """
     old, new = {weight.name: weight for weight in before}, {weight.name: weight for weight in after}
     matches: list[tuple[Weight | None, Weight | None]] = []
@@ -239,7 +239,7 @@ def _match_weights(
 
 
 def _retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | None:
-    """Return the weight that stands in another type now: tools that change a type add to the name."""
+    """Find the weight with another type before: tools that change a type extend the name."""
     return next(
         (
             other
@@ -252,7 +252,7 @@ def _retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | N
 
 
 def _changed_module(match: _Match, weights: WeightEquality) -> records.ChangedModule | None:
-    """Return what changed of a module; None where nothing did."""
+    """Describe the changes of a module; ``None`` without changes."""
     before, after = match
     old, new = before or _Module(), after or _Module()
     displayed = new if after else old
@@ -288,7 +288,7 @@ def _changed_module(match: _Match, weights: WeightEquality) -> records.ChangedMo
 
 def _weight_change(before: Weight | None, after: Weight | None) -> records.WeightChange:
     if before is None:
-        assert after is not None  # a match has one side at least
+        assert after is not None  # a match has at least one side
         return records.WeightChange(after.name, "added", after=_type_words(after))
     if after is None:
         return records.WeightChange(before.name, "removed", before=_type_words(before))
@@ -299,7 +299,7 @@ def _weight_change(before: Weight | None, after: Weight | None) -> records.Weigh
 
 
 def _changed_attributes(before: _Module, after: _Module) -> int:
-    """Return how many nodes have an operator as before with other attributes."""
+    """Number of nodes with an unchanged operator and changed attributes."""
     by_operator = [Counter[str](), Counter[str]()]
     exchanged = (before.signatures - after.signatures, after.signatures - before.signatures)
     for counts, signatures in zip(by_operator, exchanged, strict=True):
@@ -309,7 +309,7 @@ def _changed_attributes(before: _Module, after: _Module) -> int:
 
 
 def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple[str, ...]:
-    """Return what changed of inputs, outputs, opsets and functions, a sentence each."""
+    """List changes of inputs, outputs and opsets, one sentence each."""
     changes = []
     for kind in ("input", "output"):
         old, new = _declared_values(before.graph, kind), _declared_values(after.graph, kind)

@@ -134,11 +134,12 @@ class FidelityInfo(Record):
     samples: QualitySamples | None = field(default=None, metadata=entry(skip=True))
     """Samples of the comparison; ``None`` for the samples of a verification."""
     beside: SourceFidelity | None = field(default=None, metadata=entry("source", omit_none=True))
-    """Of a compiled file that is compared with the float file behind its source: what the source reaches. Else None."""
+    """Similarity of the quantized source to the float file, for a compiled file compared with that float file; else
+    ``None``."""
 
     @property
     def worst(self) -> OutputFidelity:
-        """The output that is farthest from its reference, of those that are judged."""
+        """The judged output with the lowest quality relative to its limit."""
         compared = self.outputs or ((self.together,) if self.together is not None else ())
         return min(
             judged_outputs(compared),
@@ -147,16 +148,16 @@ class FidelityInfo(Record):
 
     @property
     def is_verified(self) -> bool:
-        """Whether every output is near enough, and the comparison means something."""
+        """True if every judged output meets its limit and there is a signal."""
         return self.has_signal and all(
             not output.problem and self.judged_db(output) >= self.limit_db(output)
             for output in judged_outputs(self.outputs)
         )
 
     def limit_db(self, output: OutputFidelity) -> float:
-        """Return what an output has to reach: the minimum, or less where the source of a compiled file does not.
+        """Limit of an output: the minimum, or less if the source of a compiled file is lower.
 
-        Beside a source, that is its own ratio less the margin, and never less than half of it: an output of zeros has
+        With a source, the limit is the source's SQNR minus the margin, but at least half of it: an output of zeros has
         0 dB.
         """
         beside = self.beside
@@ -166,48 +167,50 @@ class FidelityInfo(Record):
         return min(self.least_sqnr_db, max(own - beside.margin_db, own / 2))
 
     def judged_db(self, output: OutputFidelity) -> float:
-        """Return what the limit judges: over samples, the lower end of the interval; over a few draws, all together."""
+        """SQNR that the limit applies to: the lower end of the interval over samples; without samples the total."""
         return output.sqnr_db if self.samples is None else output.lower_db
 
     @property
     @recorded(entry("quality", before="has_signal", omit_none=True))
     def quality(self) -> dict[str, object] | None:
-        """The quality record, the same in every verb; None where only the answer of all parts was compared."""
+        """Quality record, equal in all commands; ``None`` if only the output of all parts together was compared."""
         if self.samples is None or not self.outputs:
             return None
         return quality_record(self.samples, self.outputs)
 
     @property
     def are_verified_together(self) -> bool:
-        """Whether what all parts answer together is near enough, where it was compared."""
+        """True if the output of all parts together meets its limit or was not compared."""
         text = self.together
         return text is None or (not text.problem and text.sqnr_db >= self.least_together_db)
 
     @property
     @recorded(entry("is_verified", before="has_signal"))
     def is_near(self) -> bool:
-        """Whether both hold: of every output, and of what all parts answer together."""
+        """True if every output and the output of all parts together meet their limits."""
         return self.is_verified and self.are_verified_together
 
     @property
     def least_together_db(self) -> float:
-        """Below it, what all parts answer together counts as wrong: each may be wrong by the least, and errors add."""
+        """Minimum SQNR of the output of all parts together in dB: each part may reach only the minimum, and errors add
+        up.
+        """
         return self.least_sqnr_db - 10 * math.log10(self.parts)
 
 
 def judged_outputs(outputs: Sequence[OutputFidelity]) -> Sequence[OutputFidelity]:
-    """Return the outputs that decide: of a decoder, not the states of its cache, unless one cannot be compared."""
+    """Outputs that limits apply to: without KV cache states of a decoder, unless a state cannot be compared."""
     if not any(_SCORES in output.name for output in outputs):
         return outputs
     return [output for output in outputs if output.problem or not output.is_state]
 
 
 def quality_record(samples: QualitySamples, outputs: Sequence[OutputFidelity]) -> dict[str, object]:
-    """Return the quality of one file against another as every verb writes it; see ``docs/reference/formats.md``.
+    """Build the quality record of one file relative to another; see ``docs/reference/formats.md``.
 
     Args:
-        samples: What both were fed.
-        outputs: Every output; at least one.
+        samples: Samples of both.
+        outputs: All outputs; at least one.
     """
     worst = min(judged_outputs(outputs), key=lambda output: (not output.problem, output.lower_db))
     return {
@@ -234,13 +237,13 @@ def measure_fidelity(
     least_sqnr_db: float,
     samples: QualitySamples | None = None,
 ) -> FidelityInfo:
-    """Measure how near outputs are to those of a reference.
+    """Measure the similarity of outputs to reference outputs.
 
     Args:
-        reference: Outputs of the reference by name, one mapping per draw.
-        answers: Outputs of the other graph by name, in the same order of draws.
-        least_sqnr_db: Ratio in decibels below which an output counts as wrong.
-        samples: What both were fed.
+        reference: Reference outputs by name, one mapping per sample.
+        answers: Outputs of the other graph by name, in the same order of samples.
+        least_sqnr_db: Minimum SQNR of every output in dB.
+        samples: Description of the samples.
     """
     outputs = tuple(
         output_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
@@ -259,12 +262,12 @@ def measure_fidelity(
 
 
 def output_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Array]) -> OutputFidelity:
-    """Return how near an output is to its reference, over all draws together; see :meth:`FidelitySum.of_output`.
+    """Measure the similarity of an output to its reference, over all samples; see :meth:`FidelitySum.of_output`.
 
     Args:
         name: Name of the output.
-        reference: The output in each draw, as it should be.
-        outputs: The output in each draw, as it is.
+        reference: Reference output of each sample.
+        outputs: Compared output of each sample.
     """
     total = FidelitySum(name)
     for expected, actual in zip(reference, outputs, strict=True):
@@ -273,13 +276,13 @@ def output_fidelity(name: str, reference: Sequence[Array], outputs: Sequence[Arr
 
 
 class FidelitySum:
-    """How near one value is to its reference, added up draw by draw, so that no draw is kept."""
+    """Similarity of one value to its reference, accumulated sample by sample without storing samples."""
 
     def __init__(self, name: str) -> None:
-        """Begin with no draw.
+        """Start without samples.
 
         Args:
-            name: Of the value.
+            name: Name of the value.
         """
         self._name = name
         self._problem = ""
@@ -293,11 +296,11 @@ class FidelitySum:
         self._agreeing: list[float] = []
 
     def add(self, expected: Array, actual: Array) -> None:
-        """Add one draw.
+        """Add one sample.
 
         Args:
-            expected: The value as it should be.
-            actual: The value as it is.
+            expected: The reference value.
+            actual: The compared value.
         """
         if expected.size and expected.dtype.kind not in TEXT_KINDS:
             self._has_numbers = True
@@ -318,13 +321,13 @@ class FidelitySum:
             self._agreeing.append(float(np.mean(expected.argmax(-1) == actual.argmax(-1))))
 
     def of_value(self) -> OutputFidelity:
-        """Return how near the value is over all draws."""
+        """Similarity of the value over all samples."""
         if self._problem:
             return _incomparable(self._name, self._problem)
         signal, noise, other = self._signal, self._noise, self._other
         ratios = self._ratios
         if self._are_single and len(ratios) > 1:
-            # A single number may be near zero by itself: its error is measured against the mean signal of all samples.
+            # A single number may be near zero: its error is measured relative to the mean signal of all samples.
             ratios = [_decibels(_relative(item, signal / len(ratios))) for item in self._noises]
         relative, has_top1 = _relative(noise, signal), self._has_scores and not self._are_symbols
         cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
@@ -341,17 +344,17 @@ class FidelitySum:
         )
 
     def of_output(self) -> OutputFidelity:
-        """Return how near the output is over all draws; of nothing finite, none is near.
+        """Similarity of the output over all samples; an output without finite values has a problem.
 
-        Inside a graph, a value that is infinite everywhere may be a mask. An output of which nothing can be compared
-        has a problem: equal NaN prove nothing.
+        Inside a graph, a value that is infinite everywhere may be a mask. An output without comparable values has a
+        problem: equal NaN prove nothing.
         """
         if self._has_numbers and not self._has_finite:
             return _incomparable(self._name, f"the reference returns {silent_words(sorted(self._silent))}")
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:
-        """Add one-hot vectors, so that another symbol is off by the square root of 2."""
+        """Add one-hot vectors, so that each wrong symbol has an error of the square root of 2."""
         self._are_symbols, self._are_single = True, False
         size, equal = expected.size, int(np.count_nonzero(expected == actual))
         self._add_sums(size, 2 * (size - equal), size, equal, expected.astype(np.float64) - actual.astype(np.float64))
@@ -384,12 +387,12 @@ def _relative(noise: float, signal: float) -> float:
 
 
 def _dot(left: Array, right: Array) -> float:
-    """Return the inner product, computed in this thread: those of a BLAS wait for the ones that ONNX Runtime keeps."""
+    """Compute the inner product in this thread: threads of a BLAS would wait for threads of ONNX Runtime."""
     return float(np.einsum("i,i->", left, right))
 
 
 def _place_words(expected: Array, actual: Array) -> str:
-    """Return how many values are NaN or infinite on one side only, or otherwise there, and the first of them."""
+    """Describe the number of non-finite values that differ, and the first of them."""
     left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
     are_same = (left == right) | (np.isnan(left) & np.isnan(right))
     places = np.flatnonzero(~are_same & ~(np.isfinite(left) & np.isfinite(right)))

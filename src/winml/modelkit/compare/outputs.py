@@ -332,8 +332,7 @@ def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str
 
 
 def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, floor: float) -> str:
-    """Describe the slice of an axis with a difference beyond the tolerance of its own values; empty if all slices
-    agree.
+    """Describe a slice with a difference beyond the tolerance of its own values; empty if all slices agree.
 
     Slices of one output may have different units, such as boxes in pixels next to a score: the error of a small slice
     vanishes relative to the values of a large one.

@@ -1,7 +1,7 @@
-"""Compares inputs and outputs of modules on two sides, and finds the first module that diverges.
+"""Comparison of inputs and outputs of modules on two sides, and search for the first module that diverges.
 
-An error travels: every module behind a wrong one is wrong as well. A module's error is its own where its inputs agree
-and its outputs do not.
+Errors propagate: every module after a wrong module is wrong too. A module has an error of its own if its inputs agree
+and its outputs differ.
 
 Inner values are recorded in groups, so that memory holds both models and one group.
 """
@@ -30,15 +30,15 @@ from winml.modelkit.progress import count_progress
 from winml.modelkit.tags import address
 
 FIRST_GROUP = 16
-"""Values recorded in the first group, where nobody knows their sizes yet."""
+"""Number of values recorded in the first group, while their sizes are unknown."""
 TOLERANCE = 1e-3
-"""Relative error of a module that counts as rounding, where nothing else is asked for. Chosen: ten times the tolerance
-of float32 outputs, since inner values may be small differences of large ones."""
+"""Default relative error of a module that counts as rounding. Chosen: ten times the tolerance of float32 outputs, since
+inner values may be small differences of large ones."""
 
 
 _OUTSTANDING = 6.0
-"""Chosen: how many times the usual own error of a module one has to be, where all modules have some because numbers of
-few bits are rounded everywhere. In int8 files with nothing planted, own errors spread over a factor of 4."""
+"""Minimum ratio of an own error to the typical own error, if all modules have errors because of quantization. Chosen.
+In int8 files without an inserted fault, own errors vary by a factor of 4."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,22 @@ class ModuleErrors:
     """Relative errors at the boundary of one module, as shares of the reference."""
 
     inputs: float | None
-    """Largest of its inputs; None where one of them is unknown."""
+    """Largest error of its inputs; ``None`` if an input is unknown."""
     outputs: float
-    """Largest of its outputs; infinite where values are missing, or NaN on one side."""
+    """Largest error of its outputs; infinite for missing values, or NaN on one side."""
     before: tuple[tuple[float, float], ...] = ()
-    """Of a module around others: the largest error of what its own nodes were fed until then, and that of what they
-    feed to a module inside, for each of these in order."""
+    """For a module with submodules, per submodule in order: (largest error of the inputs of its own nodes so far,
+    largest error of the inputs of the submodule)."""
     last_fed: float | None = None
-    """Of a module around others: the largest error of what its nodes were fed until the end. None: as ``inputs``."""
+    """For a module with submodules: largest error of all inputs of its nodes. ``None``: equal to ``inputs``."""
     is_passing_on: bool = False
-    """Whether it computes the same on both sides, so that its error has to come from elsewhere, larger as it may be."""
+    """True if it computes the same on both sides, so that its error must come from elsewhere, even if larger."""
 
     @property
     def steps(self) -> tuple[tuple[float, float], ...]:
-        """Errors of what its own nodes are fed, and of what they hand on; nothing where one of its inputs is unknown.
+        """(input error, output error) of its own nodes; ``()`` if an input is unknown.
 
-        What arises inside of another module is fed to it by that.
+        An error inside a submodule counts as an input error of the own nodes after it.
         """
         if self.inputs is None:
             return ()
@@ -69,11 +69,11 @@ class ModuleErrors:
 
 
 def own_error(errors: ModuleErrors) -> float | None:
-    """Return the part of a module's error that its inputs do not explain; None where nobody knows what it was fed.
+    """Part of a module's error that its inputs do not explain; ``None`` if an input is unknown.
 
-    Errors of rounding are independent of each other, so that their squares add up: it is the square root of
-    error² - inputs². Of a module around others it is what arises in its own nodes, and no more than that: an error that
-    vanishes before its outputs, such as before a scale near 0, is not one of the module.
+    Rounding errors are independent, so that their squares add up: the result is the square root of error² - inputs².
+    For a module with submodules it is the error that arises in its own nodes: an error that vanishes before its
+    outputs, such as before a scale near 0, does not count.
     """
     arising = _largest_step(errors)
     if arising is None or errors.inputs is None or not math.isfinite(arising):
@@ -92,14 +92,13 @@ def _arising(fed: float, handed_on: float) -> float:
 
 
 def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_rounded: bool) -> int | None:
-    """Return the position of the first module whose error is its own, or None.
+    """Find the first module with an error of its own: its position, or ``None``.
 
     Args:
-        modules: In the order their outputs are computed, inner modules before those around them.
-        tolerance: Relative error that is no error, being rounding of the type that is computed in.
-        is_rounded: Whether all modules have errors of their own, since the graph computes with few bits; then one
-            has to stand out from the others, and from what it was fed, of which a difference of large numbers makes
-            more.
+        modules: Errors in the order the outputs are computed, submodules before their parents.
+        tolerance: Relative error that counts as rounding.
+        is_rounded: True if all modules have own errors because of quantization; the error must then exceed the typical
+            own error and the error of the inputs, which a difference of large numbers amplifies.
     """
     own = [_largest_step(errors) for errors in modules if not errors.is_passing_on]
     usual = [error for error in own if error is not None and 0.0 < error < math.inf]
@@ -109,7 +108,7 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
         (
             position
             for position, errors in enumerate(modules)
-            # What is fed something wrong may make more of it: a wrong value before a GELU is no fault of the GELU.
+            # Wrong inputs may be amplified: a wrong value before a GELU is not an error of the GELU.
             if not errors.is_passing_on
             and any(
                 fed <= limit and _arising(fed, handed_on) > max(limit, _OUTSTANDING * fed * is_rounded)
@@ -122,17 +121,17 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
 
 @dataclass(frozen=True)
 class ModuleComparison:
-    """What came of comparing modules."""
+    """Result of the module comparison."""
 
     modules: tuple[ComparedModule, ...]
-    """In the order their outputs are computed."""
+    """Modules in the order their outputs are computed."""
     errors: tuple[tuple[int, ModuleErrors], ...]
-    """Position in ``modules`` and errors of those that can be compared."""
+    """(position in ``modules``, errors) of the comparable modules."""
     is_rounded: bool
-    """Whether one of the sides computes with fewer bits than float32."""
+    """True if a side computes with fewer bits than float32."""
 
     def divergence(self, tolerance: float = TOLERANCE) -> int | None:
-        """Return the position of the first module whose error is its own, or None.
+        """Find the first module with an error of its own: its position, or ``None``.
 
         Args:
             tolerance: Relative error that counts as rounding.
@@ -153,10 +152,10 @@ def compare_modules(
     """Compare modules.
 
     Args:
-        pair: The sides, and what they are fed.
-        matched: What is at the boundary of each module, in the order it is computed.
-        complete: The output of the model that is farthest off.
-        unchanged: Tags of modules that are on both sides as they were; None where nobody knows.
+        pair: The sides and their inputs.
+        matched: Boundary values of each module, in the order they are computed.
+        complete: The model output with the largest error.
+        unchanged: Tags of the modules that are equal on both sides; ``None`` if unknown.
         seconds: Time after which no further values are recorded.
     """
     taps = [names for item in matched if not item.is_root for names in item.taps]
@@ -179,7 +178,7 @@ def compare_modules(
 
 @dataclass(frozen=True)
 class _Measured:
-    """How near each value is, asked by module."""
+    """Measured similarity of each boundary value, queried by module."""
 
     values: Mapping[NamesOfBoth, OutputFidelity]
     whole: OutputFidelity
@@ -187,11 +186,11 @@ class _Measured:
     unchanged: Collection[str] | None
 
     def outputs_of(self, item: MatchedBoundary) -> list[OutputFidelity]:
-        """Return what it hands on, as far as it means the same on both sides."""
+        """Similarity of its outputs with the same meaning on both sides."""
         return [self.whole] if item.is_root else self._comparable(item.outputs)
 
     def reason_of(self, item: MatchedBoundary) -> str:
-        """Return why nothing of it can be compared."""
+        """Reason why none of its outputs can be compared."""
         if item.reason:
             return item.reason
         if any(names not in self.values for names in item.outputs):
@@ -199,7 +198,7 @@ class _Measured:
         return "outputs of different shapes"
 
     def input_error(self, item: MatchedBoundary) -> float | None:
-        """Return the largest error of what it is fed; None where some of that is unknown."""
+        """Largest error of its inputs; ``None`` if an input is unknown."""
         if item.is_root:
             return 0.0
         fed = self._comparable(item.inputs)
@@ -208,13 +207,13 @@ class _Measured:
         return max(map(_error_of, fed), default=0.0)
 
     def errors_of(self, item: MatchedBoundary, outputs: float) -> ModuleErrors:
-        """Return the errors at its boundary, and at those of the modules inside, between which its own nodes are."""
+        """Errors at its boundary, and at the boundaries of submodules, between which its own nodes lie."""
         inputs = self.input_error(item)
         fed, before = inputs or 0.0, []
         for inner in self._inside.get(item.identity.tag, ()):
             inner_error = self.input_error(inner)
             if inner_error is None:
-                continue  # what it returns may be wrong by what it is fed, or by itself
+                continue  # its output error may come from its inputs or from itself
             if inner.inputs:
                 before.append((fed, inner_error))
             fed = max(fed, *map(_error_of, self.outputs_of(inner)))
@@ -222,7 +221,7 @@ class _Measured:
 
     @cached_property
     def _inside(self) -> dict[str, list[MatchedBoundary]]:
-        """Tag of a module that can be compared → calls of those next inside, in order."""
+        """Tag of a comparable module → calls of its direct submodules, in order."""
         seen = [item for item in self.matched if self.outputs_of(item)]
         tags = {item.identity.tag for item in seen}
         inside: dict[str, list[MatchedBoundary]] = defaultdict(list)
@@ -232,7 +231,9 @@ class _Measured:
         return inside
 
     def passes_on(self, item: MatchedBoundary) -> bool:
-        """Say whether its error has to come from elsewhere: it is unchanged, and so is what cannot be seen inside."""
+        """Return True if its error must come from elsewhere: it is unchanged, and so are its submodules that cannot be
+        compared.
+        """
         tag = item.identity.tag
         if self.unchanged is None or tag not in self.unchanged:
             return False
@@ -244,7 +245,7 @@ class _Measured:
 
     def _comparable(self, names: Sequence[NamesOfBoth]) -> list[OutputFidelity]:
         found = [self.values[pair] for pair in names if pair in self.values]
-        # Another shape is another value.
+        # Values of different shapes have different meanings.
         return [fidelity for fidelity in found if not fidelity.problem.startswith("shape")]
 
 
@@ -253,7 +254,7 @@ def _error_of(fidelity: OutputFidelity) -> float:
 
 
 def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
-    """Return how near each value is, recording groups of them on both sides."""
+    """Measure the similarity of each value, recording groups of values on both sides."""
     sums: dict[NamesOfBoth, FidelitySum] = {}
     waiting = list(dict.fromkeys(taps))
     sizes = dict(zip(waiting, pair.value_bytes(waiting), strict=True))
@@ -268,7 +269,7 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
             for names in group:
                 if names[0] in left and all("float" in str(side.dtype) for side in (left[names[0]], right[names[1]])):
                     sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
-            del left, right  # before the next draw is recorded
+            del left, right  # before the next sample is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
         done = len(sizes) - len(waiting)
         count_progress(done, len(sizes), f"{done} of {len(sizes)} values")
@@ -276,11 +277,11 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
 
 
 def _group_length(sizes: Sequence[int | None], count: int) -> int:
-    """Return how many values are recorded together.
+    """Select the number of values to record together.
 
     Args:
-        sizes: Bytes of each value that is left; None where nobody knows.
-        count: Values that go together where a size is not known.
+        sizes: Bytes of each remaining value; ``None`` if unknown.
+        count: Number of values of unknown size per group.
     """
     held = 0
     for number, size in enumerate(sizes):
@@ -291,14 +292,14 @@ def _group_length(sizes: Sequence[int | None], count: int) -> int:
 
 
 _Forms = Mapping[str, Counter[tuple[object, ...]]]
-"""Tag of a module → its nodes, each as what tells it from others."""
+"""Tag of a module → counts of its node signatures."""
 
 
 def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str]:
-    """Return the tags of the modules whose nodes are the same in both files.
+    """Find the modules whose nodes are equal in both files.
 
-    Nodes are compared by operator, attributes, names of inputs and outputs, and content of weights; those of inner
-    modules are left out. A module with other names counts as changed.
+    Nodes are compared by operator, attributes, names of inputs and outputs, and content of weights; nodes of submodules
+    are not included. A module with other names counts as changed.
 
     Raises:
         InputError: data of a file is missing.
@@ -329,7 +330,7 @@ def _forms_of(side: OnnxSide) -> _Forms:
     forms: defaultdict[str, Counter[tuple[object, ...]]] = defaultdict(Counter)
     for number, (item, tag) in enumerate(_tagged(side)):
         node = item.proto
-        # The values of a large constant are not read, so that nobody knows whether it is the same.
+        # Large constants are not read, so their equality is unknown.
         unknown = (id(side), number) if any(map(_is_without_values, node.attribute)) else ()
         forms[tag][node_signature(item), tuple(node.input), tuple(node.output), unknown] += 1
     return forms

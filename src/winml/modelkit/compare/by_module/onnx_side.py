@@ -1,6 +1,6 @@
-"""An ONNX file as one side of a comparison: its modules, the values at their boundaries, and a session for them.
+"""An ONNX file as one side of a comparison: its modules, their boundary values, and a session for them.
 
-Runs the graph node by node as it is written, so that every value that is asked for exists.
+Runs the graph node by node as written, so that every requested value exists.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from winml.modelkit.tags.selector import ModuleAddress
 from winml.modelkit.tags.tagging import listed_modules
 
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE, None})
-"""Types of values that have an error; None is unknown before a run."""
+"""Types of values with a numeric error; ``None`` is unknown before a run."""
 
 
 _FLOAT_BYTES = 4
-"""Of most values that are recorded."""
+"""Bytes per element of most recorded values."""
 
 
 class OnnxSide:
@@ -54,12 +54,12 @@ class OnnxSide:
         path: The file.
         structure: The file without its larger weights.
         output_names: Names of its outputs.
-        shown: The side, for people.
-        boundaries: Every call of every module, by tag and number.
+        shown: Name of the side in messages.
+        boundaries: (tag, call number) → boundary of the module call.
         value_names: Values of the main graph.
-        nodes: Every node, those of subgraphs included.
-        tree: The modules, and the one each of ``nodes`` belongs to; None where modules are not asked for.
-        is_rounded: Whether nodes compute with fewer bits than float32.
+        nodes: All nodes, including nodes of subgraphs.
+        tree: The modules, and the module of each of ``nodes``; ``None`` without ``by_module``.
+        is_rounded: True if nodes compute with fewer bits than float32.
     """
 
     def __init__(
@@ -71,19 +71,19 @@ class OnnxSide:
         as_written: bool = True,
         provider: ChosenProvider | None = None,
     ) -> None:
-        """Read the file; with ``by_module`` its modules as well.
+        """Read the file; with ``by_module`` also its modules.
 
         Args:
             path: The file.
-            by_module: Whether its modules are asked for.
-            shown: The side, for people; the path where left out.
-            as_written: Whether it runs node by node as it is written; else with the optimizations that users get. Where
-                values inside of it are asked for, it does in any case.
-            provider: Where it runs; None: the CPU provider.
+            by_module: Read the modules.
+            shown: Name of the side in messages; default: the path.
+            as_written: Run node by node as written; else with ONNX Runtime's default optimizations. Always as written
+                if inner values are requested.
+            provider: Execution provider; ``None``: the CPU provider.
 
         Raises:
-            UsageError: its modules are asked for, and a provider compiled them.
-            InputError: it is no ONNX model, or its graph has a cycle.
+            UsageError: modules are requested, but compiled by a provider.
+            InputError: the file is no ONNX model, or its graph has a cycle.
         """
         self.path = path
         self.shown = shown or str(path)
@@ -105,12 +105,12 @@ class OnnxSide:
         if by_module:
             refuse_compiled_modules(self.structure, path)
             self._read_modules()
-        # A provider of its own computes with the bits that its device has.
+        # A separate provider computes with the bits of its device.
         self.is_rounded = self.is_rounded or provider is not None
 
     @functools.cached_property
     def module_classes(self) -> Mapping[str, str]:
-        """Path of each module the file tells of → its class, ``""`` where that is unknown; the root is ``""``."""
+        """Path of each module in the file → class, ``""`` if unknown; the root is ``""``."""
         tree = self.tree or self._tree_of(self._placed_nodes())
         return {item.path: item.class_name for item in tree.modules if item.path or address.depth(item.tag) == 1}
 
@@ -126,7 +126,7 @@ class OnnxSide:
 
     @property
     def input_shapes(self) -> Mapping[str, Sequence[int | str | None]]:
-        """Input → sizes as the file states them."""
+        """Input → sizes as declared in the file."""
         return self.session().input_shapes
 
     @property
@@ -142,15 +142,15 @@ class OnnxSide:
 
     @property
     def drawing_nodes(self) -> list[str]:
-        """Names of nodes that draw random numbers, in any graph."""
+        """Names of random nodes, in any graph."""
         found = [item.proto for item in read_contents(self.structure).nodes if item.proto.op_type in RANDOM_OPERATORS]
         return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in found]
 
     def session(self, tapped: Sequence[str] = ()) -> Session:
-        """Return the session, opened the first time with these values as further outputs.
+        """Return the session, opened on first use with these values as additional outputs.
 
-        ONNX Runtime holds every output until a run ends. Where these are too many to be held, each group of values has
-        a session of its own, and there is one session at a time.
+        ONNX Runtime holds every output until a run ends. If these exceed memory, each group of values has a separate
+        session, one at a time.
 
         Raises:
             StageError: ONNX Runtime cannot load the file.
@@ -158,7 +158,7 @@ class OnnxSide:
         return self._opened(tapped) if self._session is None else self._session
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
-        """Return how large inner values are, counted in float32; None where a shape is not known before a run."""
+        """Sizes of inner values in bytes of float32; ``None`` if the shape is unknown before a run."""
         known = {
             size: length
             for key, shape in self.session().input_shapes.items()
@@ -174,7 +174,7 @@ class OnnxSide:
         return list(map(size_of, names))
 
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
-        """Run the model, and return what it answers."""
+        """Run the model, and return its outputs."""
         session = self.session() if self._fits_memory_limit(feeds) else self._opened(())
         return self._states.dequantized(session.run(self._states.quantized(feeds), self.output_names))
 
@@ -188,15 +188,15 @@ class OnnxSide:
         return self._states.dequantized(session.run(self._states.quantized(feeds), list(names)))
 
     def _fits_memory_limit(self, feeds: Arrays) -> bool:
-        """Say whether a run of the open session holds no more of inner values than one side may."""
+        """Return True if the inner values of a run fit the memory limit of one side."""
         self.session()
         sizes = self.value_bytes(sorted(self._tapped), feeds)
         return None not in sizes and 2 * sum(size for size in sizes if size is not None) <= GROUP_BYTES
 
     def _opened(self, tapped: Sequence[str]) -> Session:
-        """Open a session that returns these values as well, in place of the one that is open."""
+        """Replace the open session by one that also returns these values."""
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
-        self._session = None  # two would hold the weights twice
+        self._session = None  # two sessions would hold the weights twice
         is_as_written = self._as_written or bool(names)
         self._session = open_session(self.path, as_written=is_as_written, outputs=names, **self._place)
         self._states = QuantizedStates.of(self.path, self._session)
@@ -205,7 +205,7 @@ class OnnxSide:
         return self._session
 
     def node_tags(self) -> dict[str, str]:
-        """Return the tag of every node that has a name, by that name."""
+        """Name of a node → tag, for named nodes."""
         if self.tree is None:
             return {}
         return {
@@ -242,7 +242,7 @@ class OnnxSide:
 
 
 def _taken_in(model: ir.Model) -> dict[str, str]:
-    """Return module path → node in which its last operators are fused with those of other modules."""
+    """Module path → node that fuses its last operators with those of other modules."""
     found: dict[str, str] = {}
     for node in model.graph:
         listed = listed_modules(node)
@@ -253,7 +253,7 @@ def _taken_in(model: ir.Model) -> dict[str, str]:
         makers = [value.producer() for value in node.inputs if value is not None]
         read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
         for path in {owner, *listed}:
-            # Up to the common module: each that owns the node, or made something the node reads, ends in it.
+            # Up to the common module: modules that own the node, or produced one of its inputs, end in it.
             while path and path != common:
                 if any(_is_inside(other, path) for other in (owner, *read)):
                     found[path] = node.name or node.op_type
@@ -277,7 +277,7 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
             found.append(ModuleBoundary(identity, reason=item.result.reason))
             continue
         fed = dict.fromkeys(map(_as_float, item.result.inputs))
-        # What is given to the model is the same on both sides; whole numbers are positions and masks.
+        # Inputs of the model are equal on both sides; integers are positions and masks.
         inputs = [value for value in fed if value.dtype in _FLOATS and value.producer() is not None]
         outputs = [value for value in dict.fromkeys(map(_as_float, item.result.outputs)) if value.dtype in _FLOATS]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
@@ -294,9 +294,9 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
 
 
 def _as_float(value: ir.Value) -> ir.Value:
-    """Return the floating-point value that a quantized one, its scale or its zero point was made of.
+    """Floating-point source of a quantized value, its scale or its zero point.
 
-    What was not made of one, such as rows of a quantized table, is a number again where it is dequantized.
+    A value without such a source, such as rows of a quantized table, is floating-point after its DequantizeLinear.
     """
     found = value
     while (producer := value.producer()) is not None and producer.op_type in _QUANTIZING:
@@ -309,7 +309,7 @@ def _as_float(value: ir.Value) -> ir.Value:
 
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-"""Operators that change how a value is written, not what it is."""
+"""Operators that change the representation of a value, not its meaning."""
 
 
 def _has_few_bits(node: ir.Node) -> bool:

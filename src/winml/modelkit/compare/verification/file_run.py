@@ -1,8 +1,7 @@
-"""Runs a written file in ONNX Runtime beside PyTorch: whole, or piece by piece.
+"""Run of a written file in ONNX Runtime for comparison with PyTorch: whole, or in pieces.
 
-A piece is a run of nodes in the order of the file; values that later pieces read are kept. Memory holds the weights of
-one piece at a time. ONNX Runtime opens each piece as it opens any file: optimized, with the weight layout of its
-kernels.
+A piece is a run of consecutive nodes of the file; values read by later pieces are kept. Memory holds the weights of one
+piece at a time. ONNX Runtime opens each piece like any file: optimized, with the weight layout of its kernels.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
 
 
 _BFLOAT16 = "bfloat16"
-"""What float32 outputs are computed in if constants of the graph were rounded to bfloat16, as PyTorch in float32 rounds
-none. Measured on Llamas with random weights: 5e-4 with 12 layers, 9e-3 with 32, by a scale of attention that is off by
+"""Dtype of float32 outputs if constants of the graph were rounded to bfloat16, which PyTorch in float32 does not do.
+Measured on Llamas with random weights: 5e-4 with 12 layers, 9e-3 with 32, for a scale of attention that is off by
 1e-4."""
 
 
 class WrittenFile:
-    """A written file in ONNX Runtime, opened when it is first run, and the part in PyTorch that it was made from."""
+    """A written file in ONNX Runtime, opened on the first run, and its exported part in PyTorch."""
 
     def __init__(
         self,
@@ -52,13 +51,13 @@ class WrittenFile:
         adapter: Path | None = None,
         piece_bytes: int | None = None,
     ) -> None:
-        """Take a file.
+        """Store the file and its options.
 
         Args:
-            written: The file, and what was traced.
-            prepared: The part it was made from.
-            adapter: Adapter that is active in every run; None: none.
-            piece_bytes: Weights in memory at a time; None: all of them.
+            written: The file, and the traced sample.
+            prepared: The exported part.
+            adapter: Active adapter of every run, if any.
+            piece_bytes: Maximum weight bytes in memory; ``None``: all weights.
         """
         self.written, self.prepared = written, prepared
         is_bfloat16 = computes_in_bfloat16(written.model)
@@ -74,9 +73,9 @@ class WrittenFile:
         self._accepts_other_ranks = False
 
     def close_before_weights(self) -> None:
-        """Load the weights of the part only after the file is closed, so that memory holds them once.
+        """Close the session before loading weights, so that memory holds the weights once.
 
-        From then on, another order of equal ranked values counts as the order of PyTorch.
+        Afterwards, another order of equal ranked values is accepted.
         """
         self._accepts_other_ranks = True
         load = self.prepared.part.with_weights
@@ -90,37 +89,37 @@ class WrittenFile:
         self.prepared = replace(self.prepared, part=replace(self.prepared.part, with_weights=load_alone))
 
     def run_beforehand(self, draws: Sequence[Draw]) -> None:
-        """Run several draws, each piece of the file once for all of them; keep the outputs."""
+        """Run several samples, each piece of the file once for all of them; store the outputs."""
         try:
             outputs = self.run_all(draws)
         except VerificationError:
-            # Run one by one, the draw that fails is known.
+            # Single runs later identify the failing sample.
             return
         self._known = {id(draw): (draw, output) for draw, output in zip(draws, outputs, strict=True)}
 
     def answer(self, draw: Draw) -> Arrays:
-        """Return the outputs of the file for the inputs of a draw.
+        """Return the outputs of the file for the inputs of a sample.
 
         Raises:
-            StageError: ONNX Runtime cannot run it.
+            StageError: ONNX Runtime cannot run the file.
         """
         known = self._known.get(id(draw))
         return known[1] if known is not None else self._answers([draw])[0]
 
     def run(self, draw: Draw) -> Arrays:
-        """Return the outputs of the file for the inputs of a draw, as :meth:`answer` does.
+        """Return the outputs of the file for the inputs of a sample, like :meth:`answer`.
 
         Raises:
-            VerificationError: ONNX Runtime cannot run it.
+            VerificationError: ONNX Runtime cannot run the file.
         """
         with self._failures_as_unverified():
             return self.answer(draw)
 
     def run_all(self, draws: Sequence[Draw]) -> list[Arrays]:
-        """Return the outputs for several draws, of which each piece of the file is run once.
+        """Return the outputs for several samples, running each piece of the file once.
 
         Raises:
-            VerificationError: ONNX Runtime cannot run it.
+            VerificationError: ONNX Runtime cannot run the file.
         """
         with self._failures_as_unverified():
             return self._answers(draws)
@@ -134,7 +133,7 @@ class WrittenFile:
         return compare_outputs([draw.reference], [self.answer(draw)], rounding=self.rounding).comparisons
 
     def _answers(self, draws: Sequence[Draw]) -> list[Arrays]:
-        # Some decoders take one row after the other.
+        # Some decoders support one row at a time only.
         fed = [feeds_by_rows(draw.arrays) if self._has_single_rows else [draw.arrays] for draw in draws]
         rows = [feeds for parts in fed for feeds in parts]
         pieces = None if self._piece_bytes is None else FilePieces(self.written.path, self._piece_bytes)

@@ -1,7 +1,7 @@
-"""Runs a part of a model in PyTorch, prepared as it is for the export.
+"""Run of a model part in PyTorch, prepared as for the export.
 
-A model whose parameters hold no values computes shapes and dtypes only: enough to record which modules run and what
-comes out. For the values, the same model is loaded with its weights. Knows nothing of graphs.
+A model without weight values computes shapes and dtypes only: enough to record the executed modules and the outputs.
+For values, the same model is loaded with its weights. Independent of graphs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from winml.modelkit.words import shape_words, size_words
 
 @dataclass(eq=False)
 class PreparedPart:
-    """A part whose model is ready to be traced: it takes and returns tensors only."""
+    """A part whose model is ready to be traced: its inputs and outputs are tensors only."""
 
     part: ModelPart
     forward: FlatForward
-    """What the forward of ``part.model`` was replaced by."""
+    """Replacement of the forward of ``part.model``."""
     as_loaded: StateAsFound | None = None
     """State of the model before the first run, if that run replaced modules, such as for short texts; references are
-    computed from it."""
+    computed from this state."""
 
     @property
     def model(self) -> nn.Module:
@@ -51,15 +51,15 @@ class PreparedPart:
 def prepared_part(
     part: ModelPart, names: Sequence[str] | None = None, *, plain_attention: bool = True
 ) -> Iterator[PreparedPart]:
-    """Prepare the model of a part for the time of the block; in place, undone at the end.
+    """Prepare the model of a part until the block ends; in place, undone at the end.
 
     Args:
         part: The part.
-        names: Inputs that it is called with, in order; None: its own.
-        plain_attention: Compute attention as it is exported; else as fast as PyTorch is by itself.
+        names: Inputs of the call, in order; ``None``: the inputs of the part.
+        plain_attention: Compute attention as exported; else with PyTorch's fast kernels.
 
     Raises:
-        ExportError: a module is scripted, which no exporter can look into.
+        ExportError: a module is scripted, which no exporter supports.
     """
     own = [spec.name for spec in part.inputs]
     names = own if names is None else names
@@ -81,8 +81,8 @@ def run_on_arrays(prepared: PreparedPart, feeds: Arrays, shown: str, hint: str) 
     Args:
         prepared: The part.
         feeds: Arrays by name, in the order of its inputs.
-        shown: The model, for people.
-        hint: What to do where it refuses them.
+        shown: Name of the model in messages.
+        hint: Hint of the error.
 
     Raises:
         MeasureError: the module refuses the inputs.
@@ -99,20 +99,20 @@ def run_on_arrays(prepared: PreparedPart, feeds: Arrays, shown: str, hint: str) 
 
 
 def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *, keeps_state: bool = False) -> Arrays:
-    """Run the prepared part and return its outputs by name; of a model without values, arrays that take no memory.
+    """Run the prepared part and return its outputs by name; without weight values, arrays without memory.
 
     Args:
         prepared: The part.
         tensors: Inputs by name.
-        keeps_state: Run the modules as they are, and leave on them what the forward wrote there; else the model runs
-            as it was loaded, and is put back as it was.
+        keeps_state: Run the modules in their current state, and keep attributes set by the forward; else the model runs
+            as loaded, and is restored afterwards.
 
     Raises:
         ExportError: the module refuses the inputs; names the module in which it failed.
     """
     part, model = prepared.part, prepared.model
     try:
-        # A forward may write into its inputs; the next to read them needs them as they were.
+        # A forward may write into its inputs, which are used again.
         with (
             nullcontext() if keeps_state else _restored(prepared),
             unchanged_attributes(model) as state,
@@ -120,7 +120,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
             conditions_as_python(),
         ):
             outputs = model(*copies_for(model, tensors).values())
-            # What is put back must not change what was answered.
+            # Restoring the state must not change the outputs.
             outputs = [value.clone() if state.holds(value) else value for value in outputs]
             if keeps_state:
                 state.keep()
@@ -132,7 +132,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
         raise ExportError(
             f"the model failed on {passed}, in module {path or '(the root)'}: "
             f"{type(error).__name__}: {first_line(error)}",
-            # Most notes of the loading say how inputs were decided.
+            # Most loading notes describe the selection of inputs.
             hint=" ".join(
                 [
                     f"Set valid shapes with {opt.shape_config}, or all inputs with {opt.input_specs}.",
@@ -145,10 +145,10 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
 
 
 def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
-    """Run the prepared part where only shapes and dtypes are asked for; with values where its parameters have some.
+    """Run the prepared part for shapes and dtypes; with values if its parameters have values.
 
-    On the ``meta`` device a model without values runs in a third of the time. Not every model does: tensors that its
-    forward makes on the CPU do not go with others.
+    On the ``meta`` device a model without values runs in a third of the time. Some models do not run there: CPU tensors
+    created by the forward cannot be combined with ``meta`` tensors.
 
     Raises:
         ExportError: the module refuses the inputs; names the module in which it failed.
@@ -164,10 +164,10 @@ def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
 
 
 def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays | None:
-    """Run the prepared part with weights and inputs in float64; `None` if its forward does not run so.
+    """Run the prepared part with weights and inputs in float64; `None` if its forward does not support float64.
 
     Args:
-        prepared: The part, with values.
+        prepared: The part, with weights.
         tensors: Inputs by name.
     """
     return _run_with(prepared, _widened, map(_widened, copies_for(prepared.model, tensors).values()))
@@ -189,7 +189,7 @@ def _run_with(
 
 @contextmanager
 def _restored(prepared: PreparedPart) -> Iterator[None]:
-    """Restore the model as it was loaded for the time of the block; what it logs was shown in its first run."""
+    """Restore the model as loaded until the block ends; its log was shown in the first run."""
     if prepared.as_loaded is None:
         yield
         return
@@ -202,7 +202,7 @@ def _widened(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a copy of each input, without values where the model's parameters have none."""
+    """Copy each input, without values if the model's parameters have none."""
     mode = _fake_mode(model)
     if mode is None:
         return {name: tensor.clone() for name, tensor in tensors.items()}
@@ -210,14 +210,14 @@ def copies_for(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def dtypes_inside(model: nn.Module, outputs: Arrays) -> tuple[str, ...]:
-    """Return the dtypes of a model's parameters and outputs: what it computes in."""
+    """Dtypes of a model's parameters and outputs, in which it computes."""
     parameters = (str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters())
     return tuple(dict.fromkeys([*parameters, *(str(value.dtype) for value in outputs.values())]))
 
 
 @contextmanager
 def with_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
-    """Yield the prepared part as it is where its parameters hold values, else the same one loaded with its weights."""
+    """Yield the prepared part unchanged if its parameters hold values, or else the same part with loaded weights."""
     part = prepared.part
     if part.stored is None or part.with_weights is None:
         yield prepared
@@ -230,14 +230,14 @@ def with_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
 
 @contextmanager
 def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPart]:
-    """Yield the prepared part with other weights, such that what it reads reaches what it answers.
+    """Yield the prepared part with random weights, with which the outputs depend on the inputs.
 
-    Matrices and kernels keep the scale of what they are multiplied by, scales lie near one, biases near zero. The
-    weights of a model that holds values are put back at the end.
+    Matrices and kernels preserve the scale of their inputs, scales are near one, biases near zero. Weights of a model
+    with values are restored at the end.
 
     Args:
         prepared: The part.
-        seed: Of what is drawn.
+        seed: Seed of the weights.
     """
     generator = torch.Generator().manual_seed(seed)
     with with_values(prepared) as weighted, torch.no_grad():
@@ -250,7 +250,7 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
             for name, value in weighted.model.named_parameters():
                 if value.is_floating_point():
                     value.copy_(_drawn_weight(name, tuple(value.shape), generator))
-            # The state as it was loaded holds the values of small weights.
+            # The loaded state contains the values of small weights.
             yield replace(weighted, as_loaded=None)
         finally:
             for name, value in weighted.model.named_parameters():
@@ -267,14 +267,14 @@ def _drawn_weight(name: str, shape: tuple[int, ...], generator: torch.Generator)
 
 @contextmanager
 def _as_exported(model: nn.Module) -> Iterator[None]:
-    """Let a model without values go the way it goes under torch.export, which has none either; its log is not shown.
+    """Run a model without values on the path it takes under torch.export; its log is discarded.
 
-    Forwards ask torch whether they are being exported, and leave out kernels that work with values only.
+    Forwards check whether they are exported, and skip kernels that require values.
     """
     if _fake_mode(model) is None:
         yield
         return
-    # It and what it imports take long to import: by those who use it only.
+    # Slow to import, so imported only on use.
     from torch._export.utils import _compiling_state_context
 
     with quiet_torch(), _compiling_state_context():
@@ -283,9 +283,9 @@ def _as_exported(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def conditions_as_python() -> Iterator[None]:
-    """Let ``torch.cond`` and its relatives call one branch after the other, for the time of the block.
+    """Run ``torch.cond`` and related functions uncompiled until the block ends.
 
-    Outside of an export torch compiles what they are given, which fails where modules have hooks.
+    Outside an export torch compiles their branches, which fails for modules with hooks.
     """
     compile_function = torch.compile
     torch.compile = _uncompiled
@@ -296,7 +296,7 @@ def conditions_as_python() -> Iterator[None]:
 
 
 def _uncompiled(model: object = None, **_options: object) -> Any:
-    """Return what ``torch.compile`` is given as it is; a decorator that does so where it is given options only."""
+    """Return the argument of ``torch.compile`` unchanged, or such a decorator if only options are passed."""
     return model if model is not None else lambda function: function
 
 
@@ -316,16 +316,17 @@ def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
 
 
 _INSIDE_FACTOR = 2.25
-"""Measured on 1.92 GB of weights inside the file: ONNX Runtime holds the file and the weights as its kernels want them,
-4.2 GB with all else. PyTorch's copy is gone by then."""
+"""Memory relative to weights inside the file. Measured on 1.92 GB: ONNX Runtime holds the file and the weights in
+kernel layout, 4.2 GB in total. PyTorch's copy is freed by then."""
 _OUTSIDE_FACTOR = 1.25
-"""Measured on 4.40 GB in a file of their own, which is mapped: 5.4 GB with all else, in PyTorch and in ONNX Runtime."""
+"""Memory relative to weights in an external file. Measured on 4.40 GB, which is mapped: 5.4 GB in total, in PyTorch and
+in ONNX Runtime."""
 
 
 def verification_bytes(model: nn.Module) -> int:
-    """Return about how much memory it takes to compare a model with a file of it, all weights loaded.
+    """Estimate the memory for the comparison of a model with its file, with all weights loaded.
 
-    PyTorch and ONNX Runtime hold them one after the other, those of bfloat16 as float32.
+    PyTorch and ONNX Runtime hold the weights one after the other, bfloat16 as float32.
     """
     weights = sum(
         parameter.numel() * (4 if parameter.dtype == torch.bfloat16 else parameter.element_size())
@@ -335,14 +336,14 @@ def verification_bytes(model: nn.Module) -> int:
 
 
 def refuse_verification_beyond_memory(model: nn.Module, available: int | None) -> None:
-    """Refuse to compare with PyTorch a model whose weights memory cannot hold.
+    """Refuse a comparison with PyTorch if the weights exceed memory.
 
     Args:
         model: The model; its parameters need no values.
-        available: Bytes of memory to be had; None where nobody knows.
+        available: Available bytes of memory; ``None`` if unknown.
 
     Raises:
-        ExportError: they do not fit.
+        ExportError: the weights do not fit.
     """
     needed = verification_bytes(model)
     if available is not None and needed > available:

@@ -1,9 +1,9 @@
-"""Compares a file with PyTorch on inputs whose outputs rounding alone does not determine.
+"""Comparison of a file with PyTorch on inputs for which rounding does not determine the outputs.
 
-Where a model chooses between nearly equal values (the best boxes, the expert of a token), rounding decides, and two
-correct answers may differ completely. Such inputs are found with PyTorch alone: the result of every module, and what is
-ranked, is moved by one unit in its last place, and the outputs are compared. Other inputs then take their place; the
-tolerance stays.
+If a model chooses between nearly equal values (the best boxes, the expert of a token), rounding decides, and two
+correct outputs may differ completely. Such inputs are found with PyTorch alone: results of modules and ranked values
+are changed by one unit in the last place, and the outputs are compared. Other inputs then replace them; the tolerance
+does not change.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.ort.decoding.inputs import SCORES
 
 _MOVED_RUNS = 4
-"""Measured on RT-DETR, which ranks 1,029 boxes: of eight draws seven showed what rounding decides, six of them in the
-first two runs, one in the third."""
+"""Number of runs with changed results. Measured on RT-DETR, which ranks 1,029 boxes: rounding showed in seven of eight
+samples, in six of them in the first two runs, in one in the third."""
 MOST_SET_ASIDE = 6
-"""Chosen: enough for RT-DETR, on which three draws of eight differ; more would be looking for the answer one wants."""
+"""Chosen: enough for RT-DETR, on which three samples of eight differ; a larger number would amount to searching for a
+passing sample."""
 _UNITS_OF_A_KERNEL = 4
-"""A kernel that adds up in another order differs by a few units in the last place, not by one. Measured on ResNet-50
-with random weights and one thread: one unit moves the output by 0.9e-4 of its largest value,
+"""Maximum difference of kernels with another order of additions, relative to a change by one unit in the last place.
+Measured on ResNet-50 with random weights and one thread: one unit changes the output by 0.9e-4 of its largest value,
 and the file differs by 1.7e-4."""
 
 _MOST_ADDED_UP = 2
-"""Chosen: a graph that is wrong by little in every draw is not helped by drawing until two of them happen to pass."""
+"""Chosen: a graph that is slightly wrong on every sample must not pass by sampling until two samples happen to pass."""
 
 NOISE = 1e-3
-"""Chosen: of the largest traced value; far above what rounding takes away, far below what a model is used with."""
+"""Noise relative to the largest traced value. Chosen: far above rounding, far below values in use."""
 _TIED_SHARE = 0.1
-"""Chosen: where ranks decide, one order differs from another by about as much as any two orders do."""
+"""Chosen: if ranks decide, any two orders differ by about the same amount."""
 
 
 def _no_file_hint() -> str:
@@ -67,21 +68,21 @@ def compare_stable_draws(
     draw_inputs: Callable[[int, Draw], Mapping[str, torch.Tensor]],
     run_file: Callable[[Draw], Arrays],
 ) -> VerificationInfo:
-    """Compare, and set aside draws of which PyTorch's own answer is as uncertain as the file's is different.
+    """Compare samples, excluding samples on which rounding changes PyTorch's outputs as much as the file's differ.
 
     Args:
         prepared: The part.
-        draws: Inputs and PyTorch's answers, at the traced sizes.
+        draws: Samples with reference outputs, at the traced sizes.
         rounding: Rounding errors to accept.
-        draw_inputs: Number, and the draw they are to stand in for → further inputs.
+        draw_inputs: (number, replaced sample) → further inputs.
         run_file: Runs the file.
 
     Returns:
-        The comparison of as many draws as came in, and what was set aside.
+        The comparison of as many samples as passed, and the excluded samples.
 
     Raises:
-        VerificationError: the answers show nothing, a draw differs on which PyTorch is certain, or there are too many
-        of the others.
+        VerificationError: there is no signal, a sample differs that rounding does not affect, or too many samples are
+            excluded.
     """
     draws, aside = list(draws), dict[int, OutputComparison]()
     outputs = list(map(run_file, draws))
@@ -114,12 +115,12 @@ def compare_stable_draws(
 def _explained_failure(
     verification: VerificationInfo, prepared: PreparedPart, draws: Sequence[Draw]
 ) -> VerificationError:
-    """Return the error that tells why a comparison failed, as far as that can be found out.
+    """Create the error of a failed comparison, with its likely cause.
 
     Args:
         verification: The comparison.
-        prepared: The part, with values.
-        draws: What was compared.
+        prepared: The part, with weights.
+        draws: The compared samples.
     """
     first = draws[0]
     repeated = compare_outputs([first.reference], [run_reference(prepared, first.inputs)])
@@ -156,7 +157,7 @@ def _explained_failure(
 
 
 def _not_a_number(model: nn.Module) -> str:
-    """Return which parameter holds NaN or infinity, the first one, in words; empty where none does."""
+    """Describe the first parameter with NaN or infinity; empty if all are finite."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             what = "NaN" if torch.isnan(parameter).any() else "infinity"
@@ -167,7 +168,7 @@ def _not_a_number(model: nn.Module) -> str:
 def _compare_remaining_draws(
     draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, object], rounding: Rounding
 ) -> VerificationInfo:
-    """Compare the draws that were not set aside; each keeps its number."""
+    """Compare the samples that were not excluded; each keeps its number."""
     retained = [number for number in range(1, len(draws) + 1) if number not in aside]
     references = [draws[number - 1].reference for number in retained]
     info = compare_outputs(references, [outputs[number - 1] for number in retained], rounding=rounding)
@@ -175,18 +176,18 @@ def _compare_remaining_draws(
 
 
 def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collection[str], rounding: Rounding) -> bool:
-    """Say whether one unit in the last place, of inputs or of results of modules, moves these outputs of a draw.
+    """Return True if a change by one unit in the last place, of inputs or module results, changes these outputs.
 
     Args:
         prepared: The part.
-        draw: Inputs and PyTorch's answer.
+        draw: A sample with reference outputs.
         outputs: Names of outputs.
         rounding: Rounding errors to accept.
     """
     with with_values(prepared) as weighted:
         moved = {name for name, item in _moved_outputs(weighted, draw, rounding).items() if not item.is_equal}
         for seed in range(1, _MOVED_RUNS + 1):
-            # Values that are equal are ranked in any order.
+            # Equal values are ranked in arbitrary order.
             tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
             output = run_reference(weighted, tensors)
             comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
@@ -195,7 +196,7 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
 
 
 def has_uncertain_scores(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> bool:
-    """Return True if rounding alone decides the scores that PyTorch returns for the inputs of a draw."""
+    """Return True if rounding alone determines PyTorch's scores for the inputs of a sample."""
     with with_values(prepared) as weighted:
         return is_decided_by_rounding(weighted, run_draw(weighted, draw), [SCORES], rounding)
 
@@ -203,16 +204,16 @@ def has_uncertain_scores(prepared: PreparedPart, draw: Draw, rounding: Rounding)
 def is_decided_by_ties(
     prepared: PreparedPart, tied: Draw, traced: Draw, outputs: Collection[str], output: Arrays
 ) -> bool:
-    """Say whether the order of equal values decides how an answer to equal inputs differs from PyTorch's.
+    """Return True if the order of equal values explains the difference from PyTorch on equal inputs.
 
-    Then two sets of inputs next to them, equal but for noise, differ from each other by as much.
+    Outputs for two sets of inputs that are equal except for noise then differ by a similar amount.
 
     Args:
         prepared: The part.
-        tied: Inputs that are all equal, and PyTorch's answer.
-        traced: What was traced: of its scale is the noise.
+        tied: A sample of equal inputs, with reference outputs.
+        traced: The traced sample, which sets the scale of the noise.
         outputs: Names of the outputs that differ.
-        output: The other answer.
+        output: The compared outputs.
     """
     noisy = []
     with with_values(prepared) as weighted:
@@ -232,19 +233,19 @@ def is_decided_by_ties(
 
 @dataclass(frozen=True)
 class Ranking:
-    """Values that PyTorch ranked along an axis, and the places it gave. Equal values may have any order."""
+    """Values that PyTorch ranked along an axis, and their indices. Equal values may have any order."""
 
     values: torch.Tensor
     axis: int
     places: torch.Tensor
-    """Of as many axes as the values."""
+    """Indices with as many axes as the values."""
 
     def leads_alike(self, expected: Array, actual: Array) -> bool:
-        """Say whether the answer of PyTorch holds these places, and another answer places of values that are equal.
+        """Return True if PyTorch's output contains these indices, and the other output indices of equal values.
 
         Args:
-            expected: Integers of PyTorch's answer.
-            actual: Those of the other answer, of the same shape.
+            expected: Integers of PyTorch's output.
+            actual: Integers of the other output, of the same shape.
         """
         places = to_numpy(self.places)
         if places.size != expected.size or not np.array_equal(places.reshape(expected.shape), expected):
@@ -261,10 +262,10 @@ class Ranking:
 
 
 def rankings(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> tuple[Ranking, ...]:
-    """Return what PyTorch ranks where a part is run.
+    """Record the values that PyTorch ranks while a part runs.
 
     Args:
-        prepared: The part, with values.
+        prepared: The part, with weights.
         inputs: Its inputs.
     """
     mode = _Rankings()
@@ -274,14 +275,14 @@ def rankings(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> tupl
 
 
 class _Rankings(TorchFunctionMode):
-    """Notes the values that are ranked, with their places."""
+    """Records ranked values with their indices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[Ranking] = []
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and note what it ranks."""
+        """Call the function, and record ranked values."""
         result = func(*args, **(kwargs or {}))
         values = args[0] if args else (kwargs or {}).get("input")
         if getattr(func, "__name__", "") in _RANKING and isinstance(values, torch.Tensor) and values.dim():
@@ -291,7 +292,7 @@ class _Rankings(TorchFunctionMode):
         return result
 
     def _note(self, values: torch.Tensor, places: torch.Tensor) -> None:
-        """Note places along each axis along which they may lie."""
+        """Record indices along each axis that they may refer to."""
         for axis in range(values.dim()):
             others = [size for place, size in enumerate(values.shape) if place != axis]
             along = places if places.dim() == values.dim() else None
@@ -302,45 +303,45 @@ class _Rankings(TorchFunctionMode):
 
 
 _RANKING = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min", "kthvalue", "median", "mode"})
-"""Specified by torch: functions that return places of values by their rank."""
+"""Specified by torch: functions that return indices by rank."""
 
 
 def _noisy(value: torch.Tensor, traced: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return floats that are not the traced ones with noise of their scale; anything else as it is."""
+    """Add noise of the traced scale to floats that differ from the traced ones; other values are unchanged."""
     if not value.is_floating_point() or torch.equal(value, traced):
         return value
     return value + NOISE * traced.abs().max() * torch.randn(value.shape, generator=generator).to(value)
 
 
 def _largest_distance(first: Array, second: Array) -> float:
-    """Return how far two arrays are apart at most; infinity where they have other shapes."""
+    """Largest absolute difference of two arrays; infinity for different shapes."""
     if first.shape != second.shape:
         return float("inf")
     return float(np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0.0))
 
 
 def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparison], *, decides: bool) -> bool:
-    """Say whether rounding explains how an output differs: it decides the output, or adds up to such a difference.
+    """Return True if rounding explains a difference: it determines the output, or accumulates to the difference.
 
     Args:
-        different: How the output differs.
-        moved: Output → how far one unit in the last place moves it.
-        decides: Only the first counts.
+        different: Difference of the output.
+        moved: Output → change by one unit in the last place.
+        decides: Accept only outputs that rounding determines.
     """
     item = moved.get(different.name)
     if item is None or not np.isfinite(different.relative_diff):
         return False
     if different.problem:
-        # Of one channel: rounding explains it where it moves one as far beside the others.
+        # Single channel: explained by rounding if rounding changes a channel as much relative to the others.
         return not item.is_equal
     adds_up = different.relative_diff <= _UNITS_OF_A_KERNEL * item.relative_diff
     return not item.is_equal or (adds_up and not decides)
 
 
 def _moved_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
-    """Return the outputs, each with the most that one unit in the last place of modules' results moves it.
+    """Output → largest change caused by one unit in the last place of module results.
 
-    None where PyTorch answers otherwise without being moved, too: then it is not rounding.
+    ``{}`` if PyTorch is not deterministic without changes: then rounding is not the cause.
     """
     largest: dict[str, OutputComparison] = {}
     for seed in range(_MOVED_RUNS + 1):
@@ -358,7 +359,7 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> di
 
 @contextmanager
 def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
-    """Move what modules without children return, and what is ranked, by one unit in the last place; not for seed 0."""
+    """Change results of modules without children, and ranked values, by one unit in the last place; not for seed 0."""
     generator = torch.Generator().manual_seed(seed)
 
     def hook(_module: nn.Module, _inputs: object, result: object) -> Any:
@@ -375,21 +376,21 @@ def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 class _MovedRanks(TorchFunctionMode):
-    """Moves values before they are ranked: no module returns what a function rounds, such as a softmax (for: Zaya)."""
+    """Changes values before ranking: no module returns results rounded by a function, such as a softmax (for: Zaya)."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self._generator = generator
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function; where it ranks values, with those moved."""
+        """Call the function, with changed values if it ranks them."""
         if args and getattr(func, "__name__", "") in _RANKING:
             args = (_moved(args[0], self._generator), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
 def _moved(value: object, generator: torch.Generator) -> Any:
-    """Return floats moved by one unit in the last place, up or down; anything else as it is."""
+    """Change floats by one unit in the last place, up or down; other values are unchanged."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     directions = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
