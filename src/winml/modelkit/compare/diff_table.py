@@ -1,4 +1,4 @@
-"""Describes what changed in the structure and the weights of a model."""
+"""Document of the changes of structure and weights of a model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.words import count_words, first_words, size_words
 
 DISPLAYED_ROWS = 20
-"""Rows unless all are asked for. Chosen: a table that fits on a screen and in a comment."""
+"""Default number of rows. Chosen: a table that fits on a screen and in a comment."""
 _STATUSES = ("changed", "added", "removed", "renamed")
 DISPLAYED_OPERATORS = 8
-"""Operators named in a line. Chosen: they fit on it."""
+"""Maximum number of operators in a line. Chosen: they fit on it."""
 _NUMBER = re.compile(r"\.\d+(?=/|$)")
-"""The number of a module among its siblings, in a tag."""
+"""Number of a module among its siblings, in a tag."""
 
 
 def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change: bool = False) -> doc.Document:
-    """Describe what changed.
+    """Build the document of the changes.
 
     Args:
         diff: The changes.
-        folds: Whether modules of equal layers that changed alike share a row.
-        by_change: Put the modules that changed most first, as for a comment that shows only these; else in the order
-            of the file.
+        folds: Merge the rows of equally changed modules of repeated layers.
+        by_change: Sort modules by size of the change, for a comment limited to these; else in the order of the file.
     """
     modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
     rows = _rows(modules, folds=folds)
@@ -125,14 +124,14 @@ def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of the table: a module, or several that changed alike."""
+    """A table row of one module, or of several equally changed modules."""
 
     cells: tuple[doc.Cell, ...]
     modules: int
 
 
 def _rows(modules: Iterable[records.ChangedModule], *, folds: bool) -> list[_Row]:
-    """Return a row for each module, or, if folded, for each kind of change of modules that differ in numbers only."""
+    """Build a row per module, or, if folded, per kind of change of modules that differ in numbers only."""
     groups: dict[tuple[str, str | int, tuple[doc.Cell, ...]], list[str]] = {}
     for number, module in enumerate(modules):
         name = module.tag or module.class_name
@@ -189,6 +188,6 @@ def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
 
 
 def _weight_of_change(module: records.ChangedModule) -> int:
-    """Return how much changed, to put the largest change first: bytes of weights, then nodes."""
+    """Size of a change for sorting: bytes of weights, then nodes."""
     bytes_changed = sum(abs(after - before) for before, after in module.dtypes.values())
     return bytes_changed + sum(abs(after - before) for before, after in module.operators.values()) + len(module.weights)

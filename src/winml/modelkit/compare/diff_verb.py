@@ -1,4 +1,4 @@
-"""What does ``winml diff`` do with a request? Compares the structure and the weights of two ONNX files."""
+"""Plan and run of ``winml diff``: comparison of the structure and the weights of two ONNX files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffRequest(PageAnswerRequest):
-    """What is requested of ``winml diff``."""
+    """Request of ``winml diff``."""
 
     before: Path = declare(None, MODEL, is_argument=True)
     """ONNX file or build folder before the change."""
@@ -28,7 +28,7 @@ class DiffRequest(PageAnswerRequest):
 
 
 def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:
-    """Return what would be compared. Nothing is written.
+    """Plan a structural comparison. Nothing is written.
 
     Raises:
         ModelPathError: a folder has no ONNX file.
@@ -40,7 +40,7 @@ def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:
 
 
 def run_diff(plan: AnswerPlan[tuple[Path, Path]]) -> StructureDiff:
-    """Recover what killed commands left, and compare.
+    """Recover files of killed commands, then compare.
 
     Raises:
         InputError: a file is no ONNX model, or its data is missing.
@@ -52,7 +52,7 @@ def run_diff(plan: AnswerPlan[tuple[Path, Path]]) -> StructureDiff:
 
 
 def _found(path: Path) -> Path:
-    """Return the file that a path means; the folder of a build means its model."""
+    """Return the ONNX file of a path; for a build folder, its model."""
     from winml.modelkit.builds.found_models import onnx_file
 
     if path.is_dir() and not any(path.glob("**/*.onnx")):
@@ -60,4 +60,4 @@ def _found(path: Path) -> Path:
             f"{path}: the folder contains no ONNX file",
             hint="Specify an ONNX file or a build folder; export checkpoints first.",
         )
-    return onnx_file(str(path)) or path  # what is no model at all is said by who reads it
+    return onnx_file(str(path)) or path  # other errors are reported by the reader

@@ -1,7 +1,7 @@
-"""What is the quality of a file judged on? The same samples in every verb that tells it.
+"""Samples that the quality of a file is judged on, equal in all commands.
 
-A user's arrays or data set, or samples as the model gets them in use: sentences of the words of its tokenizer, pictures
-and recordings with natural spectra, made arrays by what lies beside the model. Where nothing lies there, random values.
+Arrays or a dataset of the user, or realistic samples: sentences of the tokenizer's words, images and audio with natural
+spectra, converted by the processors beside the model. Without processors, random values.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
 from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
 
 MOST_SAMPLES = 16
-"""Samples where no number is given. Chosen: the ends of the interval are none of single samples, in a second or two."""
+"""Default number of samples. Chosen: the ends of the interval are not single samples, in a second or two."""
 _FEWEST_SAMPLES = 2
 _RUNS_BETWEEN_SAMPLES = 7
-"""Chosen: so that samples are of several texts, and of different places in them."""
+"""Chosen: samples then come from several texts, at different positions."""
 _BYTES_OF_ALL_SAMPLES = 16_000_000_000
-"""Weights read by all samples together where no number is given. Chosen: a model of 1 GB is run on 16 samples, one of
+"""Maximum weight bytes read by all samples together by default. Chosen: a model of 1 GB runs on 16 samples, a model of
 8 GB on 2."""
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Which samples are asked for."""
+    """Requested samples."""
 
     run: RunOptions
-    """Sizes, the file of a user's arrays, and the seed."""
+    """Sizes, file of the user's arrays, and seed."""
     folder: Path | None = None
-    """Folder of what makes arrays of texts, pictures and recordings; None: there is none."""
+    """Folder of the processors for texts, images and audio; ``None`` without processors."""
     data_set: DataSetRequest | None = None
     count: int | None = None
-    """Samples, where they are made or drawn; None: :func:`default_samples`."""
+    """Number of generated samples; ``None``: :func:`default_samples`."""
     tries_sizes: bool = False
-    """Whether sizes are tried of dimensions whose names say nothing; else they are refused."""
+    """Try sizes of dimensions without a known name; else they are refused."""
     model: Path | None = None
-    """File of the reference, whose size decides how many samples are made."""
+    """File of the reference, whose size determines the number of samples."""
 
     @property
     def samples(self) -> int:
-        """Samples that are made or drawn."""
+        """Number of generated samples."""
         if self.count is not None:
             return self.count
         files = () if self.model is None else (self.model, *external_files(self.model))
         return default_samples(sum(file.stat().st_size for file in files))
 
     def read(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
-        """Return the samples alone, and what they are; as :func:`quality_values`."""
+        """Return samples and description; see :func:`quality_values`."""
         found = quality_values(session, self)
         return [values.feeds for values in found.values], found.about
 
@@ -69,20 +69,20 @@ class SampleValues:
     """Samples as arrays."""
 
     values: tuple[Values, ...]
-    """At least one."""
+    """Values of the samples; at least one."""
     source: QualitySource
     seed: int
     note: str = ""
-    """Why they are random although a processor lies beside the model."""
+    """Reason for random values in spite of a processor beside the model."""
 
     @property
     def about(self) -> QualitySamples:
-        """What is told of them beside a quality."""
+        """Description for the quality record."""
         return QualitySamples(self.source, len(self.values), self.seed, self.note)
 
 
 def default_samples(model_bytes: int) -> int:
-    """Return how many samples a file is judged on where nobody says; fewer where each takes long.
+    """Default number of samples for a file; fewer for large files.
 
     >>> default_samples(400_000_000), default_samples(28_000_000_000)
     (16, 2)
@@ -91,21 +91,21 @@ def default_samples(model_bytes: int) -> int:
 
 
 def quality_values(session: Session, request: SampleRequest) -> SampleValues:
-    """Return the samples that a file is judged on.
+    """Create the samples that a file is judged on.
 
     Args:
-        session: The reference, opened: what is made has to run on it.
-        request: Which samples.
+        session: The opened reference; generated samples must run on it.
+        request: The requested samples.
 
     Raises:
         UsageError: sizes or values do not fit the inputs of the graph.
-        InputError: a user's file or data set is damaged.
+        InputError: a file or dataset of the user is damaged.
     """
     run, inputs = request.run, graph_inputs(session)
     if run.input_data is not None:
         return SampleValues((values_for(session, run),), "file", run.seed)
     if request.data_set is not None:
-        assert request.folder is not None  # whoever asks for a data set has refused models without one
+        assert request.folder is not None  # the caller refuses a dataset for models without a folder
         return SampleValues(
             tuple(data_set_values(inputs, run.sizes, request.data_set, request.folder)), "dataset", run.seed
         )
@@ -131,16 +131,16 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
 def data_set_values(
     inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int], request: DataSetRequest, folder: Path
 ) -> list[Values]:
-    """Return the values of each sample of a data set, as what lies beside a model makes arrays of them.
+    """Convert the samples of a dataset to arrays with the processors beside a model.
 
     Args:
-        inputs: What the models take.
-        sizes: Sizes of dynamic dimensions that samples are brought to; others are as each sample has them.
-        request: Which samples.
-        folder: Where what makes arrays of them lies.
+        inputs: Inputs of the models.
+        sizes: Sizes of dynamic dimensions that samples are resized to; other sizes depend on the sample.
+        request: The requested samples.
+        folder: Folder of the processors.
 
     Raises:
-        UsageError: no such data set, or it does not fit the models.
+        UsageError: the dataset is missing, or does not fit the models.
         InputError: a file is damaged.
     """
     with open_data_set(request) as data_set:

@@ -1,4 +1,4 @@
-"""The records of ``winml compare`` and ``winml diff``."""
+"""Records of ``winml compare`` and ``winml diff``."""
 
 from __future__ import annotations
 
@@ -17,42 +17,41 @@ from winml.modelkit.tags.address import ModuleIdentity
 
 @dataclass(frozen=True)
 class ComparedOutput(Record):
-    """One output of both models."""
+    """Comparison of one output of both models."""
 
     fidelity: OutputFidelity = field(metadata=entry(inline=True))
     part: str = field(default="", metadata=entry(before="fidelity", omit_empty=True))
-    """The part that answers it, in the comparison of a model of several parts."""
+    """Part that returns it, in the comparison of a model of several parts."""
 
     @property
     @recorded()
     def top1_agreement(self) -> float | None:
-        """Share of positions at which the largest value along the last axis is at the same place; None where that
-        means nothing.
+        """Share of positions with the same index of the largest value along the last axis; ``None`` for other
+        outputs.
         """
         return self.fidelity.top1_agreement
 
 
 @dataclass(frozen=True)
 class ComparedModule(Record):
-    """One call of one module."""
+    """Comparison of one call of one module."""
 
     identity: ModuleIdentity = field(metadata=entry(inline=True))
     fidelity: OutputFidelity | None = field(metadata=entry(skip=True))
-    """Of its output that is farthest off; None where no value of it is on both sides."""
+    """Similarity of its worst output; ``None`` if no output exists on both sides."""
     input_error: float | None = None
-    """Largest relative error of what it was fed; None where nothing is known of it."""
+    """Largest relative error of its inputs; ``None`` if unknown."""
     own_error: float | None = None
-    """Relative error that it was not fed."""
+    """Relative error that its inputs do not explain."""
     reason: str = field(default="", metadata=entry(last=True, null_if_empty=True))
-    """Why nothing of it can be compared."""
+    """Reason why none of its outputs can be compared."""
     is_unchanged: bool | None = field(default=None, metadata=entry("unchanged"))
-    """Whether its own nodes are the same on both sides: operators, what they read and weights. None where that is
-    unknown."""
+    """True if its own nodes are equal on both sides: operators, inputs and weights. ``None`` if unknown."""
 
     @property
     @recorded(entry(before="input_error", inline=True))
     def measures(self) -> dict[str, Any]:
-        """How near its output is, and its name as ``value``."""
+        """Measures of its worst output, with its name as ``value``."""
         measures = {} if self.fidelity is None else self.fidelity.as_record()
         name = measures.pop("name", None)
         return {**measures, "value": name}
@@ -60,43 +59,43 @@ class ComparedModule(Record):
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """Everything there is to tell about two models on the same values."""
+    """Result of the comparison of two models on the same inputs."""
 
     reference: str
     candidate: str
     samples: QualitySamples
-    """What both were fed."""
+    """Samples of both models."""
     outputs: tuple[ComparedOutput, ...]
     threshold: float | None
-    """Largest accepted relative error of an output; None where nothing is asked for."""
+    """Maximum relative error of an output; ``None`` without a threshold."""
     modules: tuple[ComparedModule, ...] | None = None
-    """In the order their outputs are computed; None where they were not compared."""
+    """Modules in the order their outputs are computed; ``None`` if not compared."""
     divergence: int | None = None
-    """Position in ``modules`` of the first whose error is its own."""
+    """Position in ``modules`` of the first module with an error of its own."""
     tolerance: float = 0.0
     """Relative error of a module that is considered rounding."""
     step: int | None = None
-    """Token of a text at which decoders were compared; None: not at one."""
+    """Step of a generated text at which decoders were compared; ``None`` without a step."""
     notes: tuple[str, ...] = ()
     graph_name: str = ""
-    """Name of the graph in the file of the candidate; empty where it is no file, or was not read by module."""
+    """Name of the graph in the candidate file; empty without a file or without a module comparison."""
     node_tags: Mapping[str, str] = field(default_factory=dict)
-    """Tag of each node of the candidate by its name, for tools that show the file."""
+    """Name of a candidate node → tag, for viewers of the file."""
     parts: Mapping[str, ModelComparison] = field(default_factory=dict)
-    """Of a model of several parts, the comparison of each by its name, in the order they run; ``outputs`` are those of
-    all of them then, and ``modules`` are told part by part."""
+    """Part → its comparison, in execution order, for a model of several parts; ``outputs`` are then those of all parts,
+    and ``modules`` are listed by part."""
 
     @classmethod
     def of_parts(
         cls, reference: str, candidate: str, parts: Mapping[str, ModelComparison], notes: Sequence[str] = ()
     ) -> ModelComparison:
-        """Return the one answer for a model of several parts.
+        """Join the comparisons of the parts of a model.
 
         Args:
-            reference: What is right, for people.
-            candidate: What was compared with it.
-            parts: The comparison of each part by its name, in the order they run; at least one.
-            notes: Sentences on the whole.
+            reference: Name of the reference.
+            candidate: Name of the candidate.
+            parts: Part → its comparison, in execution order; at least one.
+            notes: Notes on the whole comparison.
         """
         first = next(iter(parts.values()))
         outputs = (replace(output, part=name) for name, part in parts.items() for output in part.outputs)
@@ -113,28 +112,28 @@ class ModelComparison:
 
     @property
     def quality(self) -> dict[str, object]:
-        """The quality record, the same in every verb."""
+        """Quality record, equal in all commands."""
         return quality_record(self.samples, [output.fidelity for output in self.outputs])
 
     @property
     def worst(self) -> ComparedOutput:
-        """The output that is farthest off, of those that are judged."""
+        """The judged output with the lowest quality."""
         judged = {id(output) for output in judged_outputs([output.fidelity for output in self.outputs])}
         outputs = (output for output in self.outputs if id(output.fidelity) in judged)
         return min(outputs, key=lambda output: (not output.fidelity.problem, output.fidelity.sqnr_db))
 
     @property
     def first_divergence(self) -> ComparedModule | None:
-        """The first module whose error is its own; of several parts, that of the first part that has one."""
+        """First module with an error of its own; for several parts, in the first part with such a module."""
         if self.parts:
             return next((part.first_divergence for part in self.parts.values() if part.first_divergence), None)
         return self.modules[self.divergence] if self.modules is not None and self.divergence is not None else None
 
     def modules_within(self, depth: int | None) -> tuple[ComparedModule, ...]:
-        """Return the compared modules of the first levels of the tree, and the first to diverge wherever it lies.
+        """Compared modules of the first levels of the tree, and the first diverging module at any level.
 
         Args:
-            depth: Number of levels; None: all.
+            depth: Number of levels; ``None``: all.
         """
         modules, first = self.modules or (), self.first_divergence
         if depth is None:
@@ -142,9 +141,9 @@ class ModelComparison:
         return tuple(module for module in modules if address.depth(module.identity.tag) <= depth or module is first)
 
     def arising_errors(self) -> dict[str, float]:
-        """Return the error that arises in the nodes of each module, by its tag; none does where they are unchanged.
+        """Tag of a module → error that arises in its nodes; 0 for unchanged nodes.
 
-        Modules that were not compared, or whose error is no number, are left out.
+        Modules that were not compared, or without a finite error, are omitted.
         """
         errors: dict[str, float] = {}
         for module in self.modules or ():
@@ -155,16 +154,16 @@ class ModelComparison:
 
     @property
     def is_within(self) -> bool:
-        """Whether every output is as near as was asked for."""
+        """True if every output is within the threshold."""
         return self.threshold is None or all(
             not output.fidelity.problem and output.fidelity.relative_error <= self.threshold for output in self.outputs
         )
 
     def as_record(self, *, depth: int | None = None) -> dict[str, Any]:
-        """Return a JSON-ready record; errors are shares of the reference, SQNR is in decibels.
+        """Return a JSON-ready record; errors are relative to the reference, SQNR is in dB.
 
         Args:
-            depth: Levels of the module tree to tell; None: all.
+            depth: Levels of the module tree to list; ``None``: all.
         """
         first = self.first_divergence
         return {
@@ -197,7 +196,7 @@ BeforeAfter = tuple[int, int]
 
 
 def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """Return what differs between two counts: before and after, the largest change first."""
+    """Name → (before, after) of differing counts, the largest change first."""
     difference = Counter(after)
     difference.subtract(before)
     ordered = sorted(difference.items(), key=lambda item: (-abs(item[1]), item[0]))
@@ -206,34 +205,34 @@ def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[
 
 @dataclass(frozen=True)
 class ComparedFile(Record):
-    """One side in numbers."""
+    """Properties of one file."""
 
     path: Path
     size_bytes: int
-    """With its data files."""
+    """Size including data files."""
     nodes: int
     parameters: int
     weight_bytes: int
     opset: int
     tree_source: str
-    """What says which module a node belongs to."""
+    """Source of the module tree."""
 
 
 @dataclass(frozen=True)
 class WeightChange(Record):
-    """One weight that is not on both sides as it was; its values are not told."""
+    """Change of one weight, without its values."""
 
     name: str
     status: Literal["added", "removed", "changed", "renamed"]
     before: str = field(default="", metadata=entry(null_if_empty=True))
-    """Type and shape before: ``float32[384, 384]``; empty where it is new."""
+    """Type and shape before: ``float32[384, 384]``; empty if added."""
     after: str = field(default="", metadata=entry(null_if_empty=True))
     renamed_from: str = field(default="", metadata=entry(null_if_empty=True))
 
 
 @dataclass(frozen=True)
 class ChangedModule(Record):
-    """One module that is not on both sides as it was; nodes and weights of modules below it not included."""
+    """Change of one module, without nodes and weights of its submodules."""
 
     status: ModuleStatus
     module: str
@@ -244,19 +243,19 @@ class ChangedModule(Record):
     parameters: BeforeAfter
     size_bytes: BeforeAfter
     operators: Mapping[str, BeforeAfter] = field(default_factory=dict)
-    """Operator → nodes before and after, where they differ."""
+    """Operator → numbers of nodes before and after, if different."""
     dtypes: Mapping[str, BeforeAfter] = field(default_factory=dict)
-    """Type of weights → bytes before and after, where they differ."""
+    """Type of weights → bytes before and after, if different."""
     weights: tuple[WeightChange, ...] = field(default=(), metadata=entry(last=True))
     attributes_changed: int = 0
-    """Nodes whose operator is as before and whose attributes are not."""
+    """Number of nodes with an unchanged operator and changed attributes."""
     renamed_from: str = field(default="", metadata=entry(before="nodes", null_if_empty=True))
-    """Tag it had before."""
+    """Previous tag."""
 
     @property
     @recorded(entry(before="attributes_changed"))
     def fusions(self) -> dict[str, int]:
-        """Operators that came while others went → how many more there are."""
+        """Operator → number of added nodes, if nodes of other operators were removed."""
         if not any(after < before for before, after in self.operators.values()):
             return {}
         return {name: after - before for name, (before, after) in self.operators.items() if after > before}
@@ -264,24 +263,24 @@ class ChangedModule(Record):
 
 @dataclass(frozen=True)
 class StructureDiff(Record, schema_version=1):
-    """Everything that changed from one file to another."""
+    """Structural differences of two files."""
 
     before: ComparedFile
     after: ComparedFile
     operators: Mapping[str, BeforeAfter]
-    """Operator → nodes before and after, where they differ; the largest change first."""
+    """Operator → numbers of nodes before and after, if different; the largest change first."""
     interface: tuple[str, ...]
-    """What changed of inputs, outputs and opsets, a sentence each."""
+    """Changes of inputs, outputs and opsets, one sentence each."""
     modules: tuple[ChangedModule, ...]
-    """Those that changed, in the order of the file after, removed ones where they stood."""
+    """Changed modules, in the order of the file after, removed modules at their previous position."""
     same_modules: int
-    """Modules that are as they were."""
+    """Number of unchanged modules."""
     is_rewired: bool = False
-    """Whether nodes and weights of all modules are as they were and yet the graph is another one."""
+    """True if nodes and weights of all modules are equal, but the graph is connected differently."""
     notes: tuple[str, ...] = ()
 
     @property
     @recorded(entry(before="before"))
     def is_same(self) -> bool:
-        """Whether both compute the same with the same weights, as far as the structure tells."""
+        """True if both files are structurally equal with the same weights."""
         return not (self.modules or self.interface or self.is_rewired)

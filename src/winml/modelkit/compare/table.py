@@ -1,4 +1,4 @@
-"""How two models agree and which module diverges first; how well a model does its task; what it generated."""
+"""Document of a comparison: similarity of two models, and first diverging module."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, decibel_words, percent_words
 
 DISPLAYED_BARS = 10
-"""Modules in a chart of bars. Chosen: it fits on a screen beside the numbers above it."""
+"""Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
 DISPLAYED_MODULES = 12
-"""Rows of the module table unless all are asked for. Chosen: the answer fits on a screen."""
+"""Default number of rows of the module table. Chosen: the output fits on a screen."""
 LEAST, MOST = 1e-8, 1.0
-"""Chosen: ends of the colour scale: below rounding of float32, and an error as large as the value."""
+"""Chosen: ends of the color scale: below rounding of float32, and an error as large as the value."""
 
 _ERRORS = (
     doc.Column("error", "error"),
@@ -31,11 +31,11 @@ _ERRORS = (
 
 
 def comparison_document(result: records.ModelComparison, *, depth: int | None = None) -> doc.Document:
-    """Describe a comparison; of several parts what is farthest off in all of them first, then each part by itself.
+    """Build the document of a comparison; for several parts the worst output first, then each part.
 
     Args:
         result: The comparison.
-        depth: Levels of the module tree. None: all.
+        depth: Levels of the module tree. ``None``: all.
     """
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
@@ -113,7 +113,7 @@ def _fields(result: records.ModelComparison) -> Iterator[doc.Field]:
 
 
 def _threshold_words(result: records.ModelComparison, threshold: float) -> str:
-    """Return whether the relative error of every output is within the threshold, and how large the largest is."""
+    """State if the relative error of every output is within the threshold, with the largest error."""
     outputs = [output.fidelity for output in result.outputs]
     largest = max(outputs, key=lambda output: math.inf if output.problem else output.relative_error)
     problem, name = largest.problem, largest.name
@@ -124,7 +124,7 @@ def _threshold_words(result: records.ModelComparison, threshold: float) -> str:
 
 
 def output_words(output: records.ComparedOutput) -> str:
-    """Return how near one output is."""
+    """Describe the similarity of one output."""
     fidelity = output.fidelity
     name = f"{fidelity.name} of {output.part}" if output.part else fidelity.name
     if fidelity.problem:
@@ -141,7 +141,7 @@ def output_words(output: records.ComparedOutput) -> str:
 
 
 def _first_words(result: records.ModelComparison) -> str:
-    """Return which module diverges first; where none does, how large the errors are that add up."""
+    """Describe the first diverging module, or the largest errors that add up."""
     first = result.first_divergence
     if first is None or first.fidelity is None:
         modules = result.modules or ()
@@ -221,7 +221,7 @@ def _module_row(module: records.ComparedModule, *, is_first: bool) -> list[doc.C
 
 
 def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
-    """Return the cells of the columns :data:`_ERRORS`."""
+    """Cells of the columns :data:`_ERRORS`."""
     if fidelity is None or fidelity.problem:
         return (None,) * len(_ERRORS)
     return fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff
@@ -239,7 +239,7 @@ def _output_row(output: records.ComparedOutput) -> list[doc.Cell]:
 
 
 def _boxes(modules: Sequence[records.ComparedModule], first: records.ComparedModule | None) -> Iterator[doc.Box]:
-    """Yield a box for each module, dark where its own error is large; calls share a box."""
+    """Yield a box for each module, dark for a large own error; calls share a box."""
 
     def size(module: records.ComparedModule) -> float:
         return -1.0 if module.own_error is None else module.own_error

@@ -1,4 +1,4 @@
-"""What does ``winml compare`` do with a request? Runs two models on the same values, and compares their outputs."""
+"""Plan and run of ``winml compare``: two models run on the same inputs, and their outputs compared."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from winml.modelkit.compare.records import ModelComparison
 
 MOST_SAMPLES = 16
-"""Samples of a dataset without --samples. Chosen: as many as a quantized file is compared on."""
+"""Default number of dataset samples. Chosen: as many as for a quantized file."""
 _COMPARISON = "Comparison"
 _ONLY_BY_MODULE = ("depth", "report", "node_data")
 _OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
-"""What one graph is fed."""
+"""Options for the inputs of one graph."""
 
 
 def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -40,7 +40,7 @@ def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest(ModuleAnswerRequest, DataSetFields):
-    """What is requested of ``winml compare``."""
+    """Request of ``winml compare``."""
 
     reference: str = declare(None, MODEL, is_argument=True)
     """Reference: an ONNX file, a build folder, a checkpoint or a Hub id."""
@@ -73,10 +73,10 @@ class CompareRequest(ModuleAnswerRequest, DataSetFields):
 
 
 def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
-    """Return what would be compared with what. Nothing is written, and no model is loaded.
+    """Plan a comparison. Nothing is written, and no model is loaded.
 
     Raises:
-        UsageError: a name means nothing that can be used, or options do not go together.
+        UsageError: a name is unusable, or options contradict each other.
         InputError: a file of a folder is damaged.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
@@ -112,7 +112,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
 
 
 def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> ModelComparison:
-    """Recover what killed commands left, and compare.
+    """Recover files of killed commands, then compare.
 
     Raises:
         WinMLError: as :func:`winml.modelkit.builds.compared_models.compare_models` raises.

@@ -1,4 +1,4 @@
-"""Words for the comparison of a file with its source or with PyTorch, and for the coverage of tags."""
+"""Sentences on the comparison of a file with its source or with PyTorch, and on the coverage of tags."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _SOURCES: Mapping[QualitySource, tuple[str, bool]] = {
     "random": ("of random values", True),
     "file": ("of the file", False),
 }
-"""Where samples come from → the words for it, and whether another seed gives others."""
+"""Origin of samples → (words, True if they depend on the seed)."""
 
 
 def comparison_words(comparison: VerificationInfo | FidelityInfo | None) -> str:
-    """Return the outcome of comparing the result with its source in one sentence."""
+    """Describe the comparison of the result with its source in one sentence."""
     if comparison is None or isinstance(comparison, VerificationInfo):
         return equality_words(comparison)
     return fidelity_words(comparison)
 
 
 def fidelity_words(fidelity: FidelityInfo) -> str:
-    """Return how near the result is to its source, where it is farthest."""
+    """Describe the similarity of the worst output to the source."""
     if not fidelity.has_signal:
         return _inconclusive(fidelity.silent)
     if not fidelity.outputs:
@@ -47,7 +47,7 @@ def fidelity_words(fidelity: FidelityInfo) -> str:
 
 
 def _source_words(fidelity: FidelityInfo, output: OutputFidelity) -> str:
-    """Return what the source of a compiled file reaches, where both were compared with a float file."""
+    """Describe the SQNR of a compiled file's source, if both were compared with a float file."""
     beside = fidelity.beside
     if beside is None:
         return ""
@@ -62,7 +62,7 @@ def _inconclusive(silent: tuple[str, ...] | None) -> str:
 
 
 def _together_words(fidelity: FidelityInfo) -> str:
-    """Return how near the text of several parts is, where it was compared."""
+    """Describe the similarity of the text of several parts, if compared."""
     text = fidelity.together
     if text is None:
         return ""
@@ -71,7 +71,7 @@ def _together_words(fidelity: FidelityInfo) -> str:
 
 
 def nearness_words(output: OutputFidelity) -> str:
-    """Return how near one output is to that of the reference."""
+    """Describe the similarity of one output to the reference."""
     share = "" if output.equal_share is None else f"{100 * output.equal_share:.1f} % of its values equal, "
     top1 = "" if output.top1_agreement is None else f", top-1 agreement {100 * output.top1_agreement:.1f} %"
     ratio = f"SQNR {output.sqnr_db:.1f} dB{interval_words(output)}"
@@ -79,7 +79,7 @@ def nearness_words(output: OutputFidelity) -> str:
 
 
 def interval_words(output: OutputFidelity) -> str:
-    """Return the interval of the SQNR over the samples, where there is one."""
+    """Format the interval of the SQNR over the samples, if any."""
     spread = output.spread
     if spread is None or spread.p95 - spread.p05 < _LEAST_SPREAD_DB:
         return ""
@@ -87,7 +87,7 @@ def interval_words(output: OutputFidelity) -> str:
 
 
 def samples_words(samples: QualitySamples) -> str:
-    """Return what two files were fed.
+    """Describe the samples of a comparison.
 
     >>> from winml.modelkit.compare.fidelity import QualitySamples
     >>> samples_words(QualitySamples("processor", 16, 0))
@@ -98,14 +98,14 @@ def samples_words(samples: QualitySamples) -> str:
 
 
 def difference_words(verification: VerificationInfo) -> str:
-    """Return by how much the result differs from its source, where it differs most."""
+    """Describe the largest difference between the result and its source."""
     worst = verification.worst
     how = worst.problem or f"largest relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
     return f"output {worst.name!r}, sample {worst.draw}: {how.replace('PyTorch returns', 'the source returns')}"
 
 
 def equality_words(verification: VerificationInfo | None) -> str:
-    """Return the outcome of comparing the result with its source in one sentence."""
+    """Describe the comparison of the result with its source in one sentence."""
     if verification is None:
         return "skipped: the files were not compared"
     if not verification.has_signal:
@@ -121,11 +121,11 @@ def equality_words(verification: VerificationInfo | None) -> str:
 
 
 def coverage_words(coverage: Coverage, *, is_tagged: bool = True) -> str:
-    """Return how many nodes carry a tag, and how many of them only that of the root.
+    """Describe the number of tagged nodes, and of nodes tagged with the root only.
 
     Args:
         coverage: The counts.
-        is_tagged: Whether the source of the file has tags.
+        is_tagged: True if the source of the file has tags.
 
     >>> coverage_words(Coverage(8, 8, {"direct": 8}, at_root=2))
     '8 of 8 nodes tagged (100 %), 2 at the root (25 %)'
@@ -137,18 +137,18 @@ def coverage_words(coverage: Coverage, *, is_tagged: bool = True) -> str:
 
 
 def at_root_words(coverage: Coverage) -> str:
-    """Return how many nodes only the root stands for: ``2 at the root (25 %)``."""
+    """Describe the number of nodes tagged with the root only: ``2 at the root (25 %)``."""
     if not coverage.at_root:
         return "none at the root"
     return f"{coverage.at_root} at the root ({coverage.at_root_percent:.0f} %)"
 
 
 _DISPLAYED_FIXED = 2
-"""Inputs named in the outcome; the notes name all."""
+"""Maximum number of inputs in the sentence; the notes list all."""
 
 
 def verification_words(verification: VerificationInfo | None) -> str:
-    """Return the outcome of a verification in one sentence."""
+    """Describe the result of a verification in one sentence."""
     if verification is None:
         return "skipped: this file was not compared with the model"
     worst = verification.worst
@@ -179,7 +179,7 @@ def verification_words(verification: VerificationInfo | None) -> str:
 
 
 def _assumed_words(verification: VerificationInfo) -> str:
-    """Return how much is assumed of other inputs, and whether that was accepted."""
+    """Describe the number of assumptions about other inputs, and if they were accepted."""
     if not verification.assumed:
         return ""
     accepted = "accepted" if verification.accepts_assumptions else "not verified for other inputs"
@@ -187,7 +187,7 @@ def _assumed_words(verification: VerificationInfo) -> str:
 
 
 def _fixed_words(verification: VerificationInfo) -> str:
-    """Return for which values of inputs alone the outcome holds."""
+    """Describe the fixed input values that the result is limited to."""
     fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
     if len(fixed) > _DISPLAYED_FIXED:
         fixed = [*fixed[:_DISPLAYED_FIXED], f"{len(fixed) - _DISPLAYED_FIXED} more inputs fixed"]
@@ -195,9 +195,7 @@ def _fixed_words(verification: VerificationInfo) -> str:
 
 
 def verification_notes(verification: VerificationInfo | None) -> tuple[str, ...]:
-    """Return one sentence for each draw that was set aside, each input with one value, each output with NaN, and a
-    prompt that is not to be read in pieces.
-    """
+    """Notes on excluded samples, inputs with one value, outputs with NaN, and prompts not to be read in pieces."""
     if verification is None:
         return ()
     set_aside_notes = [

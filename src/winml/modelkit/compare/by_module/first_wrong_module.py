@@ -1,7 +1,7 @@
-"""Names the first wrong module in the error of a failed verification.
+"""Search for the first wrong module after a failed verification, for the error message.
 
-Runs only after a failure, in bounded time and memory, and never replaces the failure by another one: where modules
-cannot be compared, the error says why.
+Runs only after a failure, in bounded time and memory, and never replaces the failure by another error: if modules
+cannot be compared, the error states the reason.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from winml.modelkit.compare.verification.reference_run import PreparedPart
 
 _MOST_SECONDS = 60.0
-"""Chosen: who waits for an answer that is a failure waits a minute longer at most."""
+"""Chosen: a failure is reported at most a minute later."""
 _FINEST = 0.01
-"""Chosen: where no module is off by more than the tolerance, a hundredth of it is looked for."""
+"""Share of the tolerance. Chosen: if no module exceeds the tolerance, the search uses a hundredth of it."""
 
 
 def name_first_wrong_module(
@@ -42,16 +42,16 @@ def name_first_wrong_module(
     candidate: Path,
     provider: ChosenProvider | None = None,
 ) -> None:
-    """Add to an error which module is the first to be wrong, or why that cannot be said; in place.
+    """Add the first wrong module to an error, or the reason why it is unknown; in place.
 
-    Nothing is added where the error does not come from different answers.
+    Errors without different outputs are not changed.
 
     Args:
         error: The failure.
-        reference: What is right: a file, or a model in PyTorch.
-        candidate: The file that answers otherwise.
-        provider: The provider that ``candidate`` is compiled for. What was compiled cannot be looked into: the
-            provider runs ``reference`` with the outputs of its modules as further outputs, beside the CPU.
+        reference: The reference: a file, or a model in PyTorch.
+        candidate: The file with different outputs.
+        provider: The provider that ``candidate`` is compiled for. Compiled graphs have no inner values: the provider
+            runs ``reference`` with the outputs of its modules as additional outputs, compared with the CPU provider.
     """
     if error.inputs is None:
         return
@@ -61,7 +61,7 @@ def name_first_wrong_module(
             return
         module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs), provider)
     except Exception as problem:
-        # A file that is removed at the end is not named.
+        # The file is temporary and not named.
         reason = first_line(problem).replace(str(candidate), "the file").rstrip(".")
         error.hint += f" The first wrong module was not found: {reason}."
         return
@@ -80,8 +80,8 @@ def _words(module: ComparedModule | None) -> str:
 
 
 def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
-    """Return why two models should not be run beside each other; empty where they may."""
-    # A model in PyTorch is there with its weights, or reads them as it goes.
+    """Reason not to run two models at once; empty if possible."""
+    # A PyTorch model is already in memory with its weights, or streams them.
     models = [candidate, *([reference] if isinstance(reference, Path) else [])]
     needed = GROUP_BYTES + sum(file.stat().st_size for path in models for file in (path, *external_files(path)))
     available = available_bytes()
@@ -91,10 +91,10 @@ def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
 
 
 def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
-    """Return arrays; of tensors, their values."""
+    """Convert tensors to arrays."""
     if all(isinstance(value, np.ndarray) for value in values.values()):
         return dict(values)
-    from winml.modelkit.models.tensors import to_numpy  # loads torch, whose tensors are here
+    from winml.modelkit.models.tensors import to_numpy  # loads torch, already loaded for tensors
 
     return {name: to_numpy(value) for name, value in values.items()}
 

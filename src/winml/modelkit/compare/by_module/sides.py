@@ -1,4 +1,4 @@
-"""The contract of the two models of a comparison, and their inputs."""
+"""Contract of the two sides of a comparison, and their inputs."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from winml.modelkit.progress import counted
 from winml.modelkit.tags.address import ModuleIdentity
 
 CallKey = tuple[str, int]
-"""Tag of a module and number of its call, from 1."""
+"""(tag of a module, number of its call from 1)."""
 NamesOfBoth = tuple[str, str]
-"""Name of a value in the reference and in the candidate."""
+"""(name in the reference, name in the candidate) of a value."""
 GROUP_BYTES = 256_000_000
-"""Values recorded at a time, of both sides. Chosen: small beside a model, large enough that few groups are needed."""
+"""Maximum bytes of values recorded at a time, on both sides. Chosen: small relative to a model, large enough that few
+groups are needed."""
 
 
 @dataclass(frozen=True)
 class ModuleBoundary:
-    """What goes into one call of a module, and what comes out of it."""
+    """Inputs and outputs of one call of a module."""
 
     identity: ModuleIdentity
     inputs: tuple[str, ...] = ()
-    """Names of floating-point values that are computed before, in the order they are first read."""
+    """Names of floating-point values computed before, in the order they are first read."""
     outputs: tuple[str, ...] = ()
     """Names of values, in the order they are computed."""
     position: int = 0
-    """When the last of them is computed, beside the other boundaries of one side."""
+    """Position of its last output in the order of computation."""
     reason: str = ""
-    """Why there is no such boundary."""
+    """Reason for a missing boundary."""
     ends_in: str = ""
-    """Name of a node in which its last operators are fused with those of other modules, so that ``outputs`` are not
-    the values that it returns; empty if there is none."""
+    """Name of a node that fuses its last operators with those of other modules, so that ``outputs`` are not its return
+    values; empty if there is none."""
 
     @property
     def key(self) -> CallKey:
-        """Which call of which module."""
+        """Tag and number of the call."""
         return self.identity.tag, self.identity.call
 
 
@@ -50,11 +51,11 @@ class Side(Protocol):
 
     @property
     def shown(self) -> str:
-        """The side, for people."""
+        """Name of the side in messages."""
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it computes with fewer bits than float32."""
+        """True if it computes with fewer bits than float32."""
 
     @property
     def inputs(self) -> Sequence[InputTensorSpec]:
@@ -62,7 +63,7 @@ class Side(Protocol):
 
     @property
     def declared_names(self) -> Sequence[str]:
-        """Names of inputs and outputs that are known before a run."""
+        """Names of inputs and outputs known before a run."""
 
     @property
     def states(self) -> Mapping[str, str]:
@@ -70,17 +71,17 @@ class Side(Protocol):
 
     @property
     def input_shapes(self) -> Mapping[str, Sequence[int | str | None]]:
-        """Input → sizes as the model states them."""
+        """Input → sizes as declared by the model."""
 
     @property
     def module_classes(self) -> Mapping[str, str]:
-        """Path of each module that is known → its class, ``""`` where that is unknown; the root is ``""``."""
+        """Path of each known module → class, ``""`` if unknown; the root is ``""``."""
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
-        """Return how large inner values are; None where that is not known before a run."""
+        """Sizes of inner values in bytes; ``None`` if unknown before a run."""
 
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
-        """Run the model, and return what it answers."""
+        """Run the model, and return its outputs."""
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inner values by name."""
@@ -88,20 +89,20 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class SidePair:
-    """Two sides and what they are fed."""
+    """Two sides and their inputs."""
 
     reference: Side
     candidate: Side
     draws: Sequence[Arrays]
-    """Sets of values, by the names of the candidate."""
+    """Samples, named as in the candidate."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Name in the reference → name in the candidate, of inputs and outputs with different names."""
 
     def compared_outputs(self) -> tuple[tuple[ComparedOutput, ...], tuple[Sequence[str], Sequence[str]]]:
-        """Run both on all draws, and return how near their outputs are, and the outputs of each side alone.
+        """Run both on all samples, and compare their outputs; also return the unmatched outputs of each side.
 
         Raises:
-            UsageError: they have no output in common.
+            UsageError: the models have no output in common.
         """
         compared: dict[str, tuple[str, FidelitySum]] = {}
         missing: tuple[Sequence[str], Sequence[str]] = ((), ())
@@ -118,7 +119,7 @@ class SidePair:
     def _common_names(
         self, expected: Arrays, outputs: Arrays
     ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
-        """Return name in the reference → name in the candidate, and the outputs of each side alone, in their order."""
+        """Match output names: name in the reference → name in the candidate; and the unmatched outputs of each side."""
         names = {name: self.names.get(name, name) for name in expected}
         common = {name: other for name, other in names.items() if other in outputs}
         if not common:
@@ -132,7 +133,7 @@ class SidePair:
         return common, alone
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
-        """Return what recording each value takes on both sides, in one draw; None where that is not known."""
+        """Bytes of recording each value on both sides, in one sample; ``None`` if unknown."""
         feeds = max(self.draws, key=lambda draw: sum(array.nbytes for array in draw.values()))
         left = self.reference.value_bytes([name for name, _ in taps], self.reference_feeds(feeds))
         right = self.candidate.value_bytes([name for _, name in taps], self.candidate_feeds(feeds))
@@ -140,7 +141,7 @@ class SidePair:
         return [None if size is None else 2 * size for size in known]
 
     def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
-        """Run both on each draw, and yield the inner values of a group, by their names on each side."""
+        """Run both on each sample, and yield the inner values of a group, by their names on each side."""
         left, right = (list(dict.fromkeys(names[side] for names in group)) for side in (0, 1))
         for feeds in self.draws:
             yield (
@@ -149,17 +150,17 @@ class SidePair:
             )
 
     def reference_feeds(self, feeds: Arrays) -> dict[str, Array]:
-        """Return the values of a draw under the names and in the types of the reference."""
+        """Convert a sample to the names and types of the reference."""
         original = {other: name for name, other in self.names.items()}
         return _typed({original.get(name, name): array for name, array in feeds.items()}, self.reference)
 
     def candidate_feeds(self, feeds: Arrays) -> dict[str, Array]:
-        """Return the values of a draw in the types of the candidate."""
+        """Convert a sample to the types of the candidate."""
         return _typed(feeds, self.candidate)
 
 
 def _typed(feeds: Arrays, side: Side) -> dict[str, Array]:
-    """Return floating-point values in the types a side takes, which may compute in another one."""
+    """Cast floating-point values to the input types of a side, which may compute in another type."""
     dtypes = {item.name: item.dtype for item in side.inputs}
 
     def typed(name: str, array: Array) -> Array:

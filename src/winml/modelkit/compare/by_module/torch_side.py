@@ -1,6 +1,6 @@
-"""A PyTorch model as one side of a comparison: outputs of its modules, by forward hooks.
+"""A PyTorch model as one side of a comparison: outputs of its modules, recorded by forward hooks.
 
-Loads and calls the model as the export does. Hooks keep what is asked for, and nothing else.
+Loads and calls the model like the export. Hooks store requested values only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from winml.modelkit.tags.tree import build_tree
 
 
 class TorchSide:
-    """One PyTorch model, ready to be called."""
+    """One PyTorch model, ready to run."""
 
     def __init__(self, prepared: PreparedPart, shown: str) -> None:
-        """Take a prepared model.
+        """Store a prepared model.
 
         Args:
-            prepared: Its parameters hold values.
-            shown: The model, for people.
+            prepared: The part; its parameters hold values.
+            shown: Name of the model in messages.
         """
         self.shown = shown
         self.part = prepared.part
@@ -43,24 +43,24 @@ class TorchSide:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether it computes with fewer bits than float32."""
+        """True if it computes with fewer bits than float32."""
         return any(parameter.dtype in _HALVES for parameter in self._prepared.part.module.parameters())
 
     @property
     def module_classes(self) -> Mapping[str, str]:
-        """Path of every module → its class."""
+        """Path of every module → class."""
         return {path: type(module).__name__ for path, module in self._prepared.model.named_modules()}
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:  # noqa: ARG002 - others look
-        """Return nothing: how large values are shows in a run."""
+        """Return ``None`` for every name: sizes are unknown before a run."""
         return [None] * len(names)
 
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
-        """Run the model, and return what it answers.
+        """Run the model, and return its outputs.
 
         Raises:
-            UsageError: it takes an input that there is no value for.
-            ExportError: it refuses the values; names the module.
+            UsageError: an input has no value.
+            ExportError: the model refuses the values; names the module.
         """
         names = self.declared_names
         if missing := [name for name in names if name not in feeds]:
@@ -69,12 +69,12 @@ class TorchSide:
                 hint=f"Compare it with a file that was exported from it, or map the input with {opt.map}.",
             )
         tensors = {name: to_torch(feeds[name]) for name in names}
-        # Parameters that are read when they are computed with have no views under inference_mode.
+        # Streamed parameters have no views under inference_mode.
         with torch.no_grad():
             return dict(run_reference(self._prepared, tensors))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
-        """Run the model, and return what its modules take and return, by the names of :meth:`calls`."""
+        """Run the model, and return inputs and outputs of its modules, by the names of :meth:`calls`."""
         requested, retained = set(names), dict[str, Array]()
         if not requested:
             return retained
@@ -82,7 +82,7 @@ class TorchSide:
         def keep(key: CallKey, kind: str, tensors: Sequence[torch.Tensor]) -> None:
             for name, tensor in zip(_value_names(key, kind, len(tensors)), tensors, strict=True):
                 if name in requested:
-                    # What a module returns may be changed in place by the next.
+                    # The next module may change an output in place.
                     retained[name] = to_numpy(tensor).copy()
 
         with self._hooked(keep):
@@ -90,7 +90,7 @@ class TorchSide:
         return retained
 
     def calls(self, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
-        """Run the model, and return module path and number of the call → its tensors, in the order in which calls end.
+        """Run the model: (module path, number of the call) → its tensors, in the order in which calls end.
 
         The tag of a module outside the hierarchy is empty.
         """
@@ -115,7 +115,7 @@ class TorchSide:
 
     @contextmanager
     def _hooked(self, keep: Callable[[CallKey, str, Sequence[torch.Tensor]], None]) -> Iterator[None]:
-        """Call ``keep`` with the floating-point tensors that each call of a module takes (``input``) or returns."""
+        """Call ``keep`` with the floating-point inputs (``input``) and outputs (``output``) of each module call."""
         calls: dict[str, int] = {}
 
         def keep_floats(path: str, kind: str, values: object) -> None:
@@ -146,7 +146,7 @@ def _value_names(key: CallKey, kind: str, count: int) -> tuple[str, ...]:
 
 @contextmanager
 def opened_torch_side(part: ModelPart, shown: str) -> Iterator[TorchSide]:
-    """Prepare a part of a model and give it its weights, for the time of the block."""
+    """Prepare a part of a model with its weights until the block ends."""
     with prepared_part(part) as prepared, with_values(prepared) as weighted:
         yield TorchSide(weighted, shown)
 
@@ -155,7 +155,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _tensors_in(output: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in what a module returns, in order: of tuples, lists and mappings, and of records of them."""
+    """Yield the tensors of a module output, in order, from nested tuples, lists and mappings."""
     if isinstance(output, torch.Tensor):
         yield output
     elif isinstance(output, Mapping):

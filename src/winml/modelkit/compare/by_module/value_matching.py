@@ -1,8 +1,8 @@
-"""Which values of two models correspond to each other?
+"""Matching of the values of two models.
 
-Values of two files are the same where they have one name, which exporters, optimizers and quantizers keep; else where a
-module has as many outputs on both sides, in order. What a PyTorch module returns is what its nodes hand on, in order;
-of two PyTorch models, what modules of one path take and return.
+Values of two files match by name, which exporters, optimizers and quantizers preserve; else by position, if a module
+has equally many outputs on both sides. Return values of a PyTorch module match the outputs of its nodes, by position;
+in two PyTorch models, inputs and outputs match for modules of the same path.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MatchedBoundary:
-    """The values at the boundary of one call of a module that both sides have."""
+    """Boundary values of one module call that exist on both sides."""
 
     identity: ModuleIdentity
     inputs: tuple[NamesOfBoth, ...]
-    """Floating-point values it is fed that were computed before."""
+    """Floating-point inputs that were computed before."""
     outputs: tuple[NamesOfBoth, ...]
     unknown_inputs: int = 0
-    """Number of such values that are not on both sides."""
+    """Number of such inputs that do not exist on both sides."""
     reason: str = ""
-    """Why there is no output to compare."""
+    """Reason for missing outputs."""
 
     @property
     def taps(self) -> tuple[NamesOfBoth, ...]:
-        """Inputs and outputs, to be recorded."""
+        """Inputs and outputs to record."""
         return tuple(dict.fromkeys((*self.inputs, *self.outputs)))
 
     @property
     def is_root(self) -> bool:
-        """Whether it is the whole model, whose outputs are compared by themselves."""
+        """True for the whole model, whose outputs are compared separately."""
         return address.depth(self.identity.tag) == 1
 
 
@@ -49,7 +49,7 @@ _NOT_THERE = ModuleBoundary(ModuleIdentity("", "", ""), reason="not in the candi
 
 
 def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundary]:
-    """Match the boundaries of two files, in the order the reference computes them, inner modules first."""
+    """Match the boundaries of two files, in the order the reference computes them, submodules first."""
     matched = []
     for boundary in _in_order(reference.boundaries):
         other = candidate.boundaries.get(boundary.key, _NOT_THERE)
@@ -64,9 +64,9 @@ def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundar
 
 
 def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
-    """Run the PyTorch models of a pair on its first draw, and match the boundaries of both sides.
+    """Run the PyTorch models of a pair on its first sample, and match the boundaries of both sides.
 
-    The order is that of the file, inner modules first; of two PyTorch models, that in which modules return.
+    In the order of the file, submodules first; for two PyTorch models, in the order in which modules return.
     """
     reference_feeds, candidate_feeds = pair.reference_feeds(pair.draws[0]), pair.candidate_feeds(pair.draws[0])
     if isinstance(pair.candidate, OnnxSide):
@@ -78,7 +78,7 @@ def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
     matched = []
     for key, boundary in _calls_of(pair.reference, reference_feeds).items():
         other = others.get(key, _NOT_THERE)
-        # A call that neither takes nor returns floats is not there, either.
+        # A call without floating-point inputs and outputs counts as missing.
         other = other if other.inputs or other.outputs else _NOT_THERE
         if boundary.identity.tag:
             inputs, outputs = _paired(boundary.inputs, other.inputs), _paired(boundary.outputs, other.outputs)
@@ -87,7 +87,7 @@ def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
 
 
 def _calls_of(side: Side, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
-    assert not isinstance(side, OnnxSide)  # a side is a file, or a model in PyTorch
+    assert not isinstance(side, OnnxSide)  # a side is a file or a model in PyTorch
     return cast("TorchSide", side).calls(feeds)
 
 
@@ -98,7 +98,7 @@ def _in_order(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBounda
 def _matched_in_file(
     boundary: ModuleBoundary, calls: Mapping[CallKey, ModuleBoundary], *, is_candidate: bool
 ) -> MatchedBoundary:
-    """Match a boundary of a file with a call in PyTorch; of one tensor returned, with the value computed last."""
+    """Match a boundary of a file with a call in PyTorch; a single returned tensor matches the last computed value."""
     call = calls.get((boundary.identity.module, boundary.identity.call), ModuleBoundary(boundary.identity))
     outputs: tuple[NamesOfBoth, ...] = ()
     if not boundary.ends_in:
@@ -129,5 +129,5 @@ def _matched(
 
 
 def _last_node(boundary: ModuleBoundary, other: ModuleBoundary) -> str:
-    """Return the node that fuses the last operators of a module with those of others; `""` if there is none."""
+    """Node that fuses the last operators of a module with those of other modules; `""` if there is none."""
     return boundary.ends_in or other.ends_in

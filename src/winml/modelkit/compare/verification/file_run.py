@@ -154,7 +154,7 @@ class WrittenFile:
         return self._session
 
     def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
-        """Return answers with PyTorch's places of ranked values where theirs lead to equal values, in another order."""
+        """Replace indices of equal ranked values in another order by PyTorch's indices."""
         differing = [
             name
             for name, expected in draw.reference.items()
@@ -186,11 +186,11 @@ class WrittenFile:
 
 
 _MISSING_KERNEL = ("NOT_IMPLEMENTED", "Could not find an implementation", "Type Error", "not implemented")
-"""Specified: how ONNX Runtime words that it has no kernel for an operator of these types."""
+"""Specified: ONNX Runtime's messages for a missing kernel."""
 
 
 def _failure_hint(reason: str, model: nn.Module) -> str:
-    """Return what may be wrong where ONNX Runtime fails, and what helps; kernels are named only where it lacks one."""
+    """Hint for an error of ONNX Runtime; kernels are mentioned only if one is missing."""
     if "Only 4b and 8b quantization is supported" in reason:
         return "2-bit weights need onnxruntime 1.24 or newer (Python 3.11 or newer)"
     if not any(words in reason for words in _MISSING_KERNEL):
@@ -205,14 +205,14 @@ def _failure_hint(reason: str, model: nn.Module) -> str:
 
 
 class FilePieces:
-    """A file that is cut into pieces."""
+    """A file cut into pieces."""
 
     def __init__(self, path: Path, piece_bytes: int) -> None:
         """Cut a file; no weight is read.
 
         Args:
             path: An ONNX file, its data beside it.
-            piece_bytes: Weights of a piece, unless one node alone has more.
+            piece_bytes: Maximum weight bytes of a piece, unless one node has more.
         """
         self._path = path
         self._model = load_by_reference(path)
@@ -221,11 +221,11 @@ class FilePieces:
 
     @property
     def count(self) -> int:
-        """How many pieces there are; 0 where the file has few weights or cannot be cut."""
+        """Number of pieces; 0 for a file with few weights, or that cannot be cut."""
         return len(self._cuts)
 
     def run(self, draws: Sequence[Arrays]) -> list[dict[str, Array]]:
-        """Return what the graph answers to each of several feeds; a piece answers all before the next is opened.
+        """Run the graph on several feeds; each piece runs on all feeds before the next is opened.
 
         Raises:
             StageError: ONNX Runtime cannot load or run a piece.
@@ -243,7 +243,7 @@ class FilePieces:
         return [{name: values[name] for name in names} for values in known]
 
     def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
-        # ONNX Runtime is loaded by those who verify only.
+        # Only verification loads ONNX Runtime.
         from winml.modelkit.ort.graph_sessions import session_of_graph
 
         for value in cut.inputs:
@@ -254,7 +254,7 @@ class FilePieces:
 
 
 def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
-    """Return the pieces of a graph; none where it has to stay whole."""
+    """Cut a graph into pieces; ``()`` if it must stay whole."""
     cutter = Cutter(model)
     pieces = [list(nodes) for nodes in _pieces(model.graph, cutter, piece_bytes)]
     if len(pieces) < 2:
@@ -267,9 +267,9 @@ def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
 
 
 def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[ir.Node]]:
-    """Yield the nodes of a graph in order, in runs that read no more weights than a piece may.
+    """Yield the nodes of a graph in order, in runs that read at most the weights of a piece.
 
-    What is computed of weights alone comes with the node that reads it, wherever it stands.
+    Nodes computed from weights alone belong to the piece of their reader.
     """
     outputs = set(graph.outputs)
     nodes: list[ir.Node] = []
@@ -287,7 +287,7 @@ def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[
 
 
 def _weights_behind(node: ir.Node, cutter: Cutter) -> Iterator[tuple[ir.Value, int]]:
-    """Yield the weights that a node reads, also by way of nodes that compute constants of them, with their sizes."""
+    """Yield (weight, size) for the weights of a node, including weights read through constant nodes."""
     for value in cutter.reads(node):
         maker = value.producer()
         if value.const_value is not None:

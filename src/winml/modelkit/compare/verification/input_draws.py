@@ -1,8 +1,8 @@
-"""Draws the inputs a part is traced with and compared on: example inputs first, then seeded random ones.
+"""Generation of the inputs of the trace and the comparison: example inputs first, then seeded random values.
 
-Which values make sense is not always known beforehand. So what the model refuses, or answers with NaN, is drawn in
-other ways: masks the other way round, rows of integers as lengths, floats as the traced ones, or not at all. What was
-learned holds for every later draw.
+Valid values are not always known in advance. Inputs that the model refuses, or for which it returns NaN, are therefore
+drawn by other rules: inverted masks, rows of integers as lengths, floats in the traced range, or traced values. Learned
+rules apply to all later samples.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from winml.modelkit.ort.feeds import FeedRules, hiding_value, is_mask, make_feed
 Tensors = Mapping[str, torch.Tensor]
 
 _MOST_MASKS = 3
-"""Chosen: with more, only all of them together are turned round; each may else be by itself."""
+"""Chosen: with more masks, only all of them are inverted together; otherwise also each alone."""
 _MOST_AXES = 3
 """Chosen: rows are counted along one of the first axes after the batch, or the last."""
 
 
 @dataclass(frozen=True)
 class _Learned:
-    """What the model was found to take."""
+    """Learned rules of valid inputs."""
 
     rules: FeedRules = field(default_factory=FeedRules)
     as_traced: frozenset[str] = frozenset()
@@ -44,25 +44,25 @@ class _Learned:
 
 @dataclass
 class InputDraws:
-    """All inputs drawn for one part, and what was learned about them."""
+    """Random inputs of one part, and their learned rules."""
 
     part: ModelPart
     seed: int
     traced: Tensors | None = None
-    """What was traced, once that is known."""
+    """The traced inputs, once known."""
     notes: list[str] = field(default_factory=list)
-    """What was learned, one sentence each."""
+    """Learned rules, one sentence each."""
     learned: _Learned = field(default_factory=_Learned)
 
     def draw(
         self, number: int, sizes: Mapping[str, int] | None = None, *, with_padding: bool = True
     ) -> dict[str, torch.Tensor]:
-        """Return one set of inputs, on the device of the model.
+        """Create one sample of inputs, on the device of the model.
 
         Args:
-            number: Which set, from 1; the first is the user's example where there is one.
-            sizes: Size of every dynamic dimension; None: as traced.
-            with_padding: Whether random masks hide something.
+            number: Number of the sample, from 1; the first is the user's example if any.
+            sizes: Size of every dynamic dimension; ``None``: as traced.
+            with_padding: Let random masks hide positions.
         """
         part = self.part
         if self.is_example(number):
@@ -83,24 +83,24 @@ class InputDraws:
         return {spec.name: tensors[spec.name].to(device) for spec in part.inputs}
 
     def is_example(self, number: int) -> bool:
-        """Say whether this set is the user's own."""
+        """Return True if this sample is the user's example."""
         return number == 1 and self.part.example is not None
 
     def hides(self, inputs: Tensors) -> bool:
-        """Say whether some mask among these inputs hides something."""
+        """Return True if a mask among these inputs hides a position."""
         rules = self.learned.rules
         masks = [spec for spec in self.part.inputs if is_mask(spec, rules)]
         return any(bool((inputs[spec.name] == hiding_value(spec, rules)).any()) for spec in masks)
 
     def accepted(self, make: Callable[[InputDraws], Tensors], run: Callable[[Tensors], Draw]) -> Draw:
-        """Return a draw that the model takes and answers with numbers, drawn in another way where it must be.
+        """Create a sample that the model accepts without returning NaN, changing the rules if necessary.
 
         Args:
-            make: Draws the inputs, by what was learned.
-            run: Runs the model; raises ExportError where it refuses.
+            make: Creates inputs by the learned rules.
+            run: Runs the model; raises ExportError if the model refuses the inputs.
 
         Raises:
-            ExportError: the model refuses whatever is drawn.
+            ExportError: the model refuses inputs of all rules.
         """
         tensors = make(self)
         refusal, first = None, None
@@ -125,13 +125,13 @@ class InputDraws:
                 return draw
         if first is not None:
             return first
-        assert refusal is not None  # the model answered, or did not
+        assert refusal is not None  # there is an output or a refusal
         raise self._drawn_refusal(refusal, tensors)
 
     def other_masks(self, make: Callable[[InputDraws], Tensors]) -> Iterator[tuple[Tensors, Callable[[], None]]]:
-        """Yield what is drawn with some masks the other way round, and what makes this the way to draw from now on.
+        """Yield (inputs with some masks inverted, function that makes this rule permanent).
 
-        For files that answer NaN to a draw that PyTorch answers with numbers.
+        For files that return NaN for a sample for which PyTorch does not.
         """
         rules = self.learned.rules
         for turned in self._turned_masks():
@@ -139,14 +139,14 @@ class InputDraws:
             yield make(replace(self, learned=learned)), partial(self._learn, learned, None, "the file")
 
     def _drawn_spec(self, spec: InputTensorSpec) -> InputTensorSpec:
-        """Return a specification with the range in which its values are drawn."""
+        """Restrict the range of a specification to the traced values if learned."""
         if self.traced is None or spec.name not in self.learned.as_traced:
             return spec
         values = self.traced[spec.name].double()
         return spec.model_copy(update={"value_range": (float(values.min()), float(values.max()))})
 
     def _other_ways(self, tensors: Tensors, refusal: ExportError | None) -> Iterator[_Learned]:
-        """Yield ways to draw that were not tried yet, those that keep the least first."""
+        """Yield untried rules, those with the fewest traced values first."""
         traced = self.traced
         is_traced_size = traced is None or all(traced[name].shape == value.shape for name, value in tensors.items())
         masks = list(self._turned_masks()) if is_traced_size or refusal is None else []
@@ -168,10 +168,10 @@ class InputDraws:
             yield replace(self.learned, kept=self.learned.kept | retained, as_traced=floats)
 
     def _turned_masks(self) -> Iterator[dict[str, int]]:
-        """Yield masks that hide with the other value than their name says, as many together as may be."""
+        """Yield masks with the opposite hiding value, the largest combinations first."""
         rules = self.learned.rules
         turned = {
-            # Flags that are not named as a mask are drawn at random first.
+            # Boolean inputs not named as a mask are random flags at first.
             spec.name: 1 - hiding_value(spec)
             for spec in self.part.inputs
             if spec.name not in rules.masks and (is_mask(spec) or spec.dtype == "bool") and spec.shape
@@ -182,7 +182,7 @@ class InputDraws:
                 yield {name: turned[name] for name in names}
 
     def _length_axes(self, tensors: Tensors) -> Iterator[dict[str, int]]:
-        """Yield axes along which rows of integers may count the length of each row of the others."""
+        """Yield axes along which rows of integers may count the row lengths of other inputs."""
         names = [
             name
             for name, value in tensors.items()
@@ -195,7 +195,7 @@ class InputDraws:
             yield dict.fromkeys(names, axis)
 
     def _learn(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
-        """Draw in this way from now on, and note it."""
+        """Make the rules permanent, with a note."""
         before, self.learned = self.learned, learned
         why = f"{who} returns NaN for others" if refusal is None else f"PyTorch rejects others ({_cause(refusal)})"
         for name in learned.rules.masks.keys() - before.rules.masks.keys():
@@ -210,7 +210,7 @@ class InputDraws:
             self.notes.append(f"Input {name} has its traced values in every random input: {why}.")
 
     def _drawn_refusal(self, refusal: ExportError, tensors: Tensors) -> ExportError:
-        """Return the refusal, told as one of values that nobody but us chose, where they are ours."""
+        """Explain a refusal of automatically chosen values; a refusal of the user's values is unchanged."""
         if self.is_example(1) and self.traced is None:
             return refusal
         integers = [name for name, value in tensors.items() if not value.is_floating_point()]
@@ -226,7 +226,7 @@ class InputDraws:
 
 
 def holds_nan(outputs: Arrays) -> bool:
-    """Say whether some output holds NaN."""
+    """Return True if an output contains NaN."""
     return any(bool(np.isnan(value).any()) for value in outputs.values() if value.dtype.kind not in "biu")
 
 
@@ -235,7 +235,7 @@ def _are_equal(first: Tensors, second: Tensors) -> bool:
 
 
 def _cause(refusal: ExportError) -> str:
-    """Return what PyTorch said, without what it was given."""
+    """Error message of PyTorch without the inputs."""
     cause = refusal.__cause__
     words = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message
     return words.strip().splitlines()[0][:120]

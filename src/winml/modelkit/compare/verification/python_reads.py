@@ -1,4 +1,4 @@
-"""Finds which inputs a forward reads in Python: those that a value taken out of a tensor was computed from."""
+"""Detection of the inputs that a forward reads in Python: the sources of values taken out of tensors."""
 
 from __future__ import annotations
 
@@ -28,67 +28,67 @@ from winml.modelkit.onnx.assumptions import Place
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _CHECK = "aten::_linalg_check_errors"
-"""Operator that raises by values, such as for a matrix that is not positive definite."""
+"""Operator that raises depending on values, such as for a matrix that is not positive definite."""
 _INDEX = "aten::index.Tensor"
-"""Has a size by values only if an index holds flags, whatever its tags say."""
+"""Its output size depends on values only if an index contains flags, whatever its tags state."""
 _UNSEEN = frozenset({"aten::equal", "aten::allclose"})
-"""Operators that decide without a trace knowing; of all others torch warns where it traces them."""
+"""Operators that decide unnoticed by a trace; for all others torch warns during the trace."""
 _TAKING_ALL = (
     *("__array__", "__dlpack__", "__reduce_ex__", "__repr__", "apply_", "data_ptr", "map_", "map2_", "numpy"),
     *("storage", "tolist", "untyped_storage"),
 )
-"""Methods that take all values past torch's dispatcher; a trace knows of ``numpy`` and ``tolist`` alone."""
+"""Methods that take all values without torch's dispatcher; a trace notices ``numpy`` and ``tolist`` only."""
 _IS_NONZERO = "is_nonzero"
-"""A function and a method that decide as ``bool()`` does, by the same operator, without a trace knowing."""
+"""Function and method that decide like ``bool()``, by the same operator, unnoticed by a trace."""
 _WATCHED = (
     *((torch.Tensor, name) for name in (*_TAKING_ALL, _IS_NONZERO)),
     *((torch, _IS_NONZERO), (dlpack, "to_dlpack")),
 )
 _storage_of = torch.Tensor.untyped_storage
-"""The method itself, which is replaced while reads are recorded."""
+"""The original method, which is replaced while reads are recorded."""
 _OURS = Path(__file__).parents[2]
 _OPERATORS = torch.Tensor.__contains__.__code__.co_filename
-"""The file of torch that has the operators of its tensors; what it reads is asked for one line up."""
+"""File of torch with the operators of tensors; the reading frame is one level up."""
 _WRAPPERS = tuple(str(Path(torch.__file__).parent / name) for name in ("_compile.py", "_dynamo/eval_frame.py"))
-"""Files of torch whose frames stand between an operator and a dispatch mode."""
+"""Files of torch whose frames lie between an operator and a dispatch mode."""
 _COPYING = (copy.__file__, pickle.__file__, torch.serialization.__file__)
-"""Files whose functions copy a tensor by its methods."""
+"""Files whose functions copy tensors by their methods."""
 
 
 @dataclass(frozen=True)
 class ReadLine:
-    """A line of the user's Python that reads a value."""
+    """A source line of the user that reads a value."""
 
     inputs: frozenset[str]
-    """Inputs from which the value comes; none where it is one of weights and constants."""
+    """Inputs that the value comes from; empty for values of weights and constants."""
     value: str
-    """What was read first, in words."""
+    """The first value read, in words."""
     is_unseen: bool
-    """Whether torch does not warn of it where it traces the line."""
+    """True if torch does not warn when it traces the line."""
     takes_all: bool = False
-    """Whether the line takes all values out of a tensor."""
+    """True if the line takes all values out of a tensor."""
 
 
 @dataclass(frozen=True)
 class ValueReads:
-    """What Python reads of the inputs in one run, or of what was computed from them."""
+    """Values that Python reads in one run from the inputs or from results computed from them."""
 
     inputs: frozenset[str] = frozenset()
-    """Inputs of which a value is read, or a shape is made of their values."""
+    """Inputs with a value that is read or determines a shape."""
     deciding: frozenset[str] = frozenset()
-    """Those of which a value is read."""
+    """Inputs with a value that is read."""
     lines: Mapping[Place, ReadLine] = field(default_factory=dict)
-    """Lines of the user's Python that read a value."""
+    """Source lines of the user that read a value."""
     has_run: bool = False
-    """Whether PyTorch ran, so that no other line reads one."""
+    """True if PyTorch ran, so that the lines are complete."""
 
 
 @contextmanager
 def recorded_reads(inputs: Mapping[str, torch.Tensor]) -> Iterator[Callable[[], ValueReads]]:
-    """Yield what returns what Python read of inputs in the block, once the block is over.
+    """Record the values that Python reads in the block; yield a function that returns them afterwards.
 
     Args:
-        inputs: Inputs of the forward that is run in the block; copies of them count as well.
+        inputs: Inputs of the forward that runs in the block; reads of copies are recorded too.
     """
     mode = _ReadMode(inputs)
     with mode, mode.watching_methods():
@@ -96,10 +96,10 @@ def recorded_reads(inputs: Mapping[str, torch.Tensor]) -> Iterator[Callable[[], 
 
 
 def read_inputs(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> ValueReads:
-    """Return what Python reads of the inputs; nothing where PyTorch refuses them.
+    """Run the part and record the values that Python reads; empty if PyTorch refuses the inputs.
 
     Args:
-        prepared: The part, with values.
+        prepared: The part, with weights.
         inputs: Inputs to run it with, by name.
     """
     try:
@@ -111,9 +111,9 @@ def read_inputs(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> V
 
 
 class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows which inputs each tensor is computed from.
+    """Tracks the inputs that each tensor is computed from.
 
-    Tensors that share memory share their inputs: a write through a view changes the tensor that it is a view of.
+    Tensors that share memory share their inputs: a write through a view changes the base tensor.
     """
 
     def __init__(self, inputs: Mapping[str, torch.Tensor]) -> None:
@@ -124,17 +124,19 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._thread = threading.current_thread()
         self._of_storages: dict[StorageWeakRef, frozenset[str]] = {}
         self._of_tensors: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()
-        """Inputs, which may share memory with one another, and tensors that have no storage, such as sparse ones."""
+        """Inputs, which may share memory, and tensors without storage, such as sparse tensors."""
         for name, value in inputs.items():
             self._of_tensors[value] = frozenset({name})
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Let torch not import ``torch._dynamo`` to run this mode: it takes seconds, and nothing is compiled here."""
+        """Prevent torch from importing ``torch._dynamo`` for this mode: it takes seconds, and nothing is compiled
+        here.
+        """
         return False
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operator, and note from which inputs its results and the tensors that it writes into come."""
+        """Run the operator, and record the input sources of its results and of tensors that it writes into."""
         kwargs = kwargs or {}
         sources = self._sources((args, kwargs))
         name = func.name()
@@ -147,7 +149,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_unseen = name in _UNSEEN or is_operator or threading.current_thread() is not self._thread
             self._add_read(frame, sources, str(result), is_unseen=is_unseen)
         elif torch.Tag.dynamic_output_shape in func.tags:
-            # A graph has these operators, too.
+            # A graph has these operators too.
             self.read |= self._sources(_flags_of(args[1])) if name == _INDEX else sources
         written = [
             kwargs[argument] if argument in kwargs else args[position]
@@ -158,7 +160,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _sources(self, values: object) -> frozenset[str]:
-        """Return the inputs that the tensors among nested values come from."""
+        """Inputs that the nested tensors come from."""
         sources = frozenset[str]()
         for value in _tensors(values):
             sources |= self._of_tensors.get(value, frozenset())
@@ -187,7 +189,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if Path(file).is_relative_to(_OURS):
             return
         self.read |= sources
-        # Asserting something decides nothing in the graph.
+        # Assertions decide nothing in the graph.
         if frame is not None and asserts_only_at(frame):
             return
         self.deciding |= sources
@@ -200,7 +202,9 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def watching_methods(self) -> Iterator[None]:
-        """Note calls of the methods above, and what other threads read, inside the block; patches torch and Python."""
+        """Record calls of the methods above, and reads of other threads, until the block ends; patches torch and
+        Python.
+        """
         run = threading.Thread.run
 
         def run_watched(thread: threading.Thread) -> None:
@@ -227,13 +231,13 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reads_values(operator: Any) -> bool:
-    """Return True if an operator hands values to Python."""
+    """Return True if an operator passes values to Python."""
     return torch.Tag.data_dependent_output in operator.tags or operator.name() == f"aten::{_IS_NONZERO}"
 
 
 @cache
 def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
-    """Return position and name of the arguments that an operator writes into."""
+    """(position, name) of the arguments that an operator writes into."""
     return tuple(
         (position, argument.name)
         for position, argument in enumerate(operator._schema.arguments)
@@ -250,7 +254,7 @@ def _flags_of(indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
 
 
 def _weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """Return the identity of the memory of a tensor, which no later memory shares; `None` if it has no storage."""
+    """Identity of the memory of a tensor, never reused by later memory; `None` for a tensor without storage."""
     try:
         return StorageWeakRef(_storage_of(tensor))  # type: ignore[no-untyped-call]
     except NotImplementedError:
@@ -258,11 +262,11 @@ def _weak_storage(tensor: torch.Tensor) -> StorageWeakRef | None:
 
 
 def _calling_frame(frame: FrameType | None, further: Iterable[str] = ()) -> tuple[FrameType | None, bool]:
-    """Return the frame that called torch, and whether by an operator of Python's (``9 in ids``).
+    """Find the frame that called torch; also return True for a Python operator (``9 in ids``).
 
     Args:
-        frame: The frame to begin with.
-        further: Files to pass over, besides those of torch's operators.
+        frame: The first frame.
+        further: Files to skip in addition to those of torch's operators.
     """
     is_operator = False
     while frame is not None and frame.f_code.co_filename in (__file__, _OPERATORS, *_WRAPPERS, *further):

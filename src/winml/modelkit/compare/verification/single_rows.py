@@ -1,6 +1,6 @@
-"""Runs a decoder row by row if its operators support several tokens after a cache for one row only.
+"""Row-by-row runs of a decoder whose operators support several tokens after a cache for one row only.
 
-ONNX Runtime's ``GroupQueryAttention`` refuses more. Rows do not depend on each other, so the answer is the same.
+ONNX Runtime's ``GroupQueryAttention`` has this limit. Rows are independent, so the outputs are equal.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _TOKENS = (TOKEN_IDS, TOKEN_VECTORS)
 
 
 def takes_single_rows(model: ir.Model) -> bool:
-    """Say whether a graph takes several tokens after a cache for one row at a time only."""
+    """Return True if a graph supports several tokens after a cache for one row at a time only."""
     return any(node.op_type == _OPERATOR for node in all_nodes(model))
 
 
 def feeds_by_rows(feeds: Arrays) -> list[Arrays]:
-    """Return what such a graph is fed one after the other: all rows at once where it takes them, else each row.
+    """Split the feeds of such a graph into runs: all rows at once if supported, else one row each.
 
     Args:
-        feeds: One array for each input.
+        feeds: Input name → array.
     """
     tokens, mask = next((feeds[name] for name in _TOKENS if name in feeds), None), feeds.get(MASK)
     if tokens is None or mask is None or len(tokens) < 2 or not 1 < tokens.shape[1] < mask.shape[1]:
@@ -36,11 +36,11 @@ def feeds_by_rows(feeds: Arrays) -> list[Arrays]:
 
 
 def _row_of(name: str, array: Array, row: int) -> Array:
-    # Of positions in several rows, those of a text are along the second axis.
+    # Positions in several rows have the rows of texts along the second axis.
     return array[:, row : row + 1] if name == POSITIONS and array.ndim > 2 else array[row : row + 1]
 
 
 def joined_rows(outputs: Sequence[Arrays]) -> Arrays:
-    """Return the answers to what :func:`feeds_by_rows` returned as one."""
+    """Join the outputs of the runs of :func:`feeds_by_rows`."""
     first, *others = outputs
     return {name: np.concatenate([output[name] for output in outputs]) for name in first} if others else first
