@@ -62,7 +62,8 @@ def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytes
     whole = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
     monkeypatch.setattr(activation_statistics, "GROUP_BYTES", 100)
     assert whole == measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "percentile")
-    assert [["a"], ["b", "c"], ["d"]] == list(activation_statistics._groups({"a": 90, "b": 50, "c": 50, "d": 500}))
+    groups = activation_statistics._group_values({"a": 90, "b": 50, "c": 50, "d": 500})
+    assert [["a"], ["b", "c"], ["d"]] == list(groups)
 
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "infinite")])
@@ -89,7 +90,7 @@ def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
 
 def test_activations_do_not_outlive_their_readers(model: ir.Model) -> None:
     """No value is an output of the file that finds extremes, and each reduction stands behind its maker."""
-    observed = activation_statistics._observed(model, ("x", "h"), with_sizes=False)
+    observed = activation_statistics._add_reductions(model, ("x", "h"), with_sizes=False)
     assert ["x"] * 3 + ["h"] * 3 == [str(value.name).split("/")[0] for value in observed.graph.outputs]
     assert [*["Reduce"] * 3, "MatMul", *["Reduce"] * 3, "Log"] == [
         node.op_type.removesuffix(end) if node.op_type.startswith("Reduce") else node.op_type

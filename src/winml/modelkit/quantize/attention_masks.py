@@ -44,7 +44,7 @@ def make_masks_finite(model: ir.Model) -> None:
                     continue
                 if value not in finite:
                     fresh = fresh or FreshNames.of_graph(graph)
-                    finite[value] = add_initializer(graph, _clipped(value, fresh.take(f"{value.name}_finite")))
+                    finite[value] = add_initializer(graph, _clip_mask(value, fresh.take(f"{value.name}_finite")))
                 node.replace_input_with(index, finite[value])
     drop_unused_initializers(graph, finite)
     if finite:
@@ -121,7 +121,7 @@ def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, fl
     return low <= _MASKING if low is not None else name in ranges and ranges[name][0] <= _MASKING / 2
 
 
-def _clipped(value: ir.Value, name: str) -> ir.TensorProtocol:
+def _clip_mask(value: ir.Value, name: str) -> ir.TensorProtocol:
     assert value.const_value is not None  # its minimum was read
     array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(_MASKING))
     return ir.Tensor(array, name=name)

@@ -53,7 +53,7 @@ from winml.modelkit.words import size_words
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Format:
     """Candidate format of a module: precision, block size and algorithm."""
 
     precision: str
@@ -172,7 +172,7 @@ class _Unit:
     """A module, and its cost and loss in each candidate format."""
 
     part: ModulePart
-    choices: dict[_Form, Choice]
+    choices: dict[_Format, Choice]
     alone: dict[str, float | None]
     parameters: int
 
@@ -194,7 +194,7 @@ class _Study:
         self._quantizer = functools.partial(quantize, calibration=tools.statistics, solver=tools.solver)
         plan = planning.plan_quantization(graph.model, base, graph.modules)
         self._in_blocks = {node.name for node in plan.nodes if node.mode is not None}
-        parts = list_parts(plan if base.mode == "qdq" else self._with_halves(plan), graph.modules, None, None)
+        parts = list_parts(plan if base.mode == "qdq" else self._add_half_nodes(plan), graph.modules, None, None)
         self._parts = [part for part in parts if part.is_unit and part.nodes]
         self._float_bytes = weight_bytes(graph.model)
         from winml.modelkit.onnx.contents import read_contents
@@ -226,27 +226,27 @@ class _Study:
             self._evaluator, self._float_perplexity = held_out_evaluator(tools.data, session, budget.max_drop)
         assert tools.unfinished is not None  # always set for a search
         self._stored = quantized_variants.MeasuredVariants(
-            tools.unfinished / "measured.json", self._depends_on(), overwrite=True
+            tools.unfinished / "measured.json", self._measurement_identity(), overwrite=True
         )
         self._variants = quantized_variants.QuantizedVariants(
             graph, self._samples, self._quantizer, self._stored, evaluator=self._evaluator
         )
         self._units: list[_Unit] = []
-        self._uniform: dict[_Form, MeasuredVariant] = {}
-        self._trials: dict[tuple[_Form, ...], MeasuredVariant] = {}
-        self._file_sizes: dict[tuple[_Form, ...], int] = {}
+        self._uniform: dict[_Format, MeasuredVariant] = {}
+        self._trials: dict[tuple[_Format, ...], MeasuredVariant] = {}
+        self._file_sizes: dict[tuple[_Format, ...], int] = {}
 
-    def _with_halves(self, plan: planning.QuantizationPlan) -> planning.QuantizationPlan:
+    def _add_half_nodes(self, plan: planning.QuantizationPlan) -> planning.QuantizationPlan:
         """Add nodes that only 16-bit floats support to the plan, such as convolutions with weights."""
         halves: dict[str, planning.PlannedNode] = {}
         with contextlib.suppress(UsageError):  # no node supports the format
-            options = _with_form(self._base, _HALF)
+            options = _set_format(self._base, _HALF)
             planned = planning.plan_quantization(self._graph.model, options, self._graph.modules).nodes
             halves = {node.name: node for node in planned if node.mode is not None and node.has_weight}
         nodes = (halves.get(node.name, node) if node.mode is None else node for node in plan.nodes)
         return planning.QuantizationPlan(tuple(nodes))
 
-    def _depends_on(self) -> dict[str, object]:
+    def _measurement_identity(self) -> dict[str, object]:
         """Identify the inputs of a measurement other than the options of the variant."""
         return {
             "graph": graph_digest(self._graph.model),
@@ -257,7 +257,7 @@ class _Study:
             "onnxruntime": onnxruntime_version(),
         }
 
-    def _variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
+    def _measure_variant(self, options: QuantizeOptions, *, is_judged: bool = False) -> MeasuredVariant:
         """Measure a variant, or read the measurement of an interrupted run."""
         key = digest_of(options.model_dump(mode="json"), is_judged)
         if not self._variants.has_measured(key):
@@ -266,21 +266,21 @@ class _Study:
 
     def measure(self) -> None:
         """Measure each module alone, and the whole model, in each lossy format."""
-        lossy = [form for form in self._forms() if form.precision != FLOAT32]
+        lossy = [form for form in self._list_formats() if form.precision != FLOAT32]
         # The whole model first: the block solver walks through the model once for each format.
         for number, form in enumerate(lossy, 1):
-            with self._part(1, f"format {number} of {len(lossy)}"):
+            with self._report_step(1, f"format {number} of {len(lossy)}"):
                 if self._tools.solver is not None and form.block_size is not None:
                     # Required even if an interrupted run measured the format: mixtures use these blocks.
                     options = self._options((form,) * len(self._parts))
                     with contextlib.suppress(QuantizeError):  # reported by the measurement
                         self._quantizer(self._graph.model.clone(), options, self._graph.modules)
-                self._uniform[form] = self._measured((form,) * len(self._parts))
+                self._uniform[form] = self._measure_whole((form,) * len(self._parts))
         for number, part in enumerate(self._parts, 1):
-            with self._part(2, f"module {number} of {len(self._parts)}"):
-                self._units.append(self._unit(part, lossy))
+            with self._report_step(2, f"module {number} of {len(self._parts)}"):
+                self._units.append(self._measure_unit(part, lossy))
 
-    def _part(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
+    def _report_step(self, number: int, words: str) -> contextlib.AbstractContextManager[None]:
         """Report the progress of a search step, such as the formats or the modules."""
         return part_of_step(f"step {number} of {self._step_count}, {words}")
 
@@ -290,7 +290,7 @@ class _Study:
         is_smallest = budget is not None and budget.is_smallest
         return 4 if is_smallest and self._evaluator is None else 3
 
-    def _forms(self) -> tuple[_Form, ...]:
+    def _list_formats(self) -> tuple[_Format, ...]:
         """Candidate formats of a module; 16-bit activations only for a selected provider that supports them."""
         if self._base.mode != "qdq":
             return (*_FORMS, *_BY_OWN_OUTPUTS) if self._compares_algorithms else _FORMS
@@ -298,16 +298,16 @@ class _Study:
         forms = _searched_forms(with_activations=True)
         return tuple(form for form in forms if (PRECISIONS[form.precision].activation_bits or 8) in taken)
 
-    def _unit(self, part: ModulePart, forms: Sequence[_Form]) -> _Unit:
+    def _measure_unit(self, part: ModulePart, forms: Sequence[_Format]) -> _Unit:
         parameters = self._graph.parameters_of(part.node_names)
         size = sum(tensor.nbytes for tensor in self._graph.weights_of(part.node_names).values())
-        choices = {_Form(FLOAT32): Choice(size, 0.0)}
+        choices = {_Format(FLOAT32): Choice(size, 0.0)}
         alone: dict[str, float | None] = {}
         for form in forms:
-            if form in _BY_OWN_OUTPUTS or not self._takes(part, form):
+            if form in _BY_OWN_OUTPUTS or not self._supports(part, form):
                 continue
             options = only_options(part, self._base, self._graph.modules)
-            measured = self._variant(_with_form(options, form))
+            measured = self._measure_variant(_set_format(options, form))
             alone[form.name] = decibels = _decibels(measured)
             if decibels is not None:
                 noise = max(10 ** (-decibels / 10), _LEAST_NOISE)
@@ -316,31 +316,31 @@ class _Study:
                     cost += cost // _WIDE_ACTIVATIONS
                 choices[form] = Choice(cost, noise)
         if self._compares_algorithms:
-            choices |= self._by_own_outputs(part, choices)
+            choices |= self._estimate_choices(part, choices)
         return _Unit(part, choices, alone, parameters)
 
     @property
     def _compares_algorithms(self) -> bool:
         return self._base.algorithm == "auto" and self._tools.solver is not None
 
-    def _by_own_outputs(self, part: ModulePart, choices: Mapping[_Form, Choice]) -> dict[_Form, Choice]:
+    def _estimate_choices(self, part: ModulePart, choices: Mapping[_Format, Choice]) -> dict[_Format, Choice]:
         """Estimate cost and loss of formats that were not run for a module, from the error of its outputs."""
-        compared, found = self._found_blocks(part, _COMPARED), {}
+        compared, found = self._solved_blocks(part, _COMPARED), {}
         error = _own_error(compared)
         if _COMPARED not in choices or not error:
             return {}
         for form in _BY_OWN_OUTPUTS:
-            if self._uniform[form].runs and len(solved := self._found_blocks(part, form)) == len(compared):
+            if self._uniform[form].runs and len(solved := self._solved_blocks(part, form)) == len(compared):
                 loss = choices[_COMPARED].loss * _own_error(solved) / error
-                cost = _cost_beside(choices[_COMPARED].cost, self._graph.parameters_of(part.node_names), form)
+                cost = _estimate_cost(choices[_COMPARED].cost, self._graph.parameters_of(part.node_names), form)
                 found[form] = Choice(cost, max(loss, _LEAST_NOISE))
         return found
 
-    def _takes(self, part: ModulePart, form: _Form) -> bool:
+    def _supports(self, part: ModulePart, form: _Format) -> bool:
         """Return True if a module supports a format; modules of convolutions support no blocks."""
-        return form in (_HALF, _Form(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
+        return form in (_HALF, _Format(FLOAT32)) or not self._in_blocks.isdisjoint(part.node_names)
 
-    def _found_blocks(self, part: ModulePart, form: _Form) -> list[SolvedWeight]:
+    def _solved_blocks(self, part: ModulePart, form: _Format) -> list[SolvedWeight]:
         """Blocks solved on samples for the weights of a module in a format; ``[]`` without a solver."""
         solver = self._tools.solver
         if solver is None or form.block_size is None:
@@ -353,14 +353,14 @@ class _Study:
         """Select the best variant within the limit, and return its options and the search."""
         reached = 0
         if budget.is_smallest:
-            forms = self._smallest()
+            forms = self._find_smallest()
         else:
             reached = self._limit(budget)
-            forms = self._best(reached, budget)
+            forms = self._select_best(reached, budget)
         for limit in self._frontier_limits():
             # Smaller mixtures were measured during the selection.
             if limit > reached and (mixed := self._mixture(limit)) is not None:
-                self._measured(mixed)
+                self._measure_whole(mixed)
         return self._options(forms), self._record(budget, forms)
 
     def _limit(self, budget: BitBudget) -> int:
@@ -382,7 +382,7 @@ class _Study:
 
     @property
     def _unit_bytes(self) -> int:
-        return sum(unit.choices[_Form(FLOAT32)].cost for unit in self._units)
+        return sum(unit.choices[_Format(FLOAT32)].cost for unit in self._units)
 
     @property
     def _fixed_bytes(self) -> int:
@@ -397,21 +397,21 @@ class _Study:
     def _least_graph_bytes(self) -> int:
         """Approximate minimum size of graph and metadata: variants differ in added nodes and rules."""
         tried = [self._smallest_mixture, *[(form,) * len(self._parts) for form in self._uniform][:1]]
-        run = [forms for forms in tried if self._measured(forms).runs]
-        return min((self._file_bytes(forms) - self._measured(forms).weight_bytes for forms in run), default=0)
+        run = [forms for forms in tried if self._measure_whole(forms).runs]
+        return min((self._file_bytes(forms) - self._measure_whole(forms).weight_bytes for forms in run), default=0)
 
     @property
-    def _smallest_mixture(self) -> tuple[_Form, ...]:
+    def _smallest_mixture(self) -> tuple[_Format, ...]:
         return tuple(min(unit.choices, key=unit.choices.__getitem__) for unit in self._units)
 
-    def _best(self, limit: int, budget: BitBudget) -> tuple[_Form, ...]:
+    def _select_best(self, limit: int, budget: BitBudget) -> tuple[_Format, ...]:
         """Select the variant with the best quality within a limit: a mixture or a uniform variant.
 
         Raises:
             UsageError: the smallest variant exceeds the limit.
             QuantizeError: no variant can be built and run.
         """
-        found = self._candidates(limit)
+        found = self._measure_candidates(limit)
         fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
         for forms in sorted(fitting, key=lambda forms: (-self._quality_of(forms), self._bytes_of(forms))):
             if budget.max_bytes is None or self._file_bytes(forms) <= budget.max_bytes:
@@ -421,33 +421,33 @@ class _Study:
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
         if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
             return least  # its graph is smaller than the graphs that the limit of weights was computed from
-        raise self._too_small(budget, found)
+        raise self._limit_error(budget, found)
 
-    def _least_file(self, found: Sequence[tuple[_Form, ...]]) -> tuple[_Form, ...]:
+    def _find_smallest_file(self, found: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
         """Variant with the smallest file; its weights are not necessarily the smallest."""
         least, *others = sorted(found, key=self._bytes_of)
         for forms in others:
-            if self._measured(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
+            if self._measure_whole(forms).weight_bytes + self._least_graph_bytes < self._file_bytes(least):
                 least = min(least, forms, key=self._file_bytes)
         return least
 
-    def _candidates(
-        self, limit: int, is_enough: Callable[[tuple[_Form, ...]], bool] | None = None
-    ) -> list[tuple[_Form, ...]]:
+    def _measure_candidates(
+        self, limit: int, is_enough: Callable[[tuple[_Format, ...]], bool] | None = None
+    ) -> list[tuple[_Format, ...]]:
         """Measured variants of the whole model: uniform variants, and mixtures on a grid of sizes up to a limit.
 
         Noise adds up only approximately, so each size is also derived from measurements of the whole model: modules of
         the best smaller variant are raised, and modules of a slightly larger uniform variant are lowered. Sizes
         increase; the search ends at the first size with a sufficient mixture.
         """
-        uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._of_one_algorithm(limit))]
-        found = [forms for forms in uniform if self._measured(forms).runs]
+        uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._single_algorithm_formats(limit))]
+        found = [forms for forms in uniform if self._measure_whole(forms).runs]
         found.append(self._smallest_mixture)
         least = self._least_bytes
         steps = [step for step in map(self._bytes_at, _grid()) if least <= step <= limit]
         for number, step in enumerate(steps, 1):
-            with self._part(self._step_count, f"size {number} of {len(steps)}"):
-                mixed = self._fitted(step)
+            with self._report_step(self._step_count, f"size {number} of {len(steps)}"):
+                mixed = self._solve_fitting(step)
                 reached = -math.inf if mixed is None else self._quality_of(mixed)
                 smaller = [forms for forms in found if self._bytes_of(forms) <= step]
                 larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
@@ -455,27 +455,29 @@ class _Study:
                 for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
                     best = max(beside, key=self._quality_of, default=None)
                     if best is not None and self._quality_of(best) > reached:
-                        tried.append(self._fitted(step, self._choices_beside(best, compared)))
+                        tried.append(self._solve_fitting(step, self._filter_choices(best, compared)))
                 found += (made := [forms for forms in tried if forms is not None])
                 if is_enough is not None and any(is_enough(forms) for forms in made):
                     break
-        return [forms for forms in dict.fromkeys(found) if self._measured(forms).runs]
+        return [forms for forms in dict.fromkeys(found) if self._measure_whole(forms).runs]
 
-    def _quality_of(self, forms: tuple[_Form, ...]) -> float:
-        decibels = _decibels(self._measured(forms))
+    def _quality_of(self, forms: tuple[_Format, ...]) -> float:
+        decibels = _decibels(self._measure_whole(forms))
         return -math.inf if decibels is None else decibels
 
-    def _choices_beside(
-        self, forms: tuple[_Form, ...], compared: Callable[[int, int], bool]
-    ) -> list[dict[_Form, Choice]]:
+    def _filter_choices(
+        self, forms: tuple[_Format, ...], compared: Callable[[int, int], bool]
+    ) -> list[dict[_Format, Choice]]:
         """Choices of each module that cost at least (``ge``) or at most (``le``) as much as its format in a variant."""
         found = []
         for unit, form in zip(self._units, forms, strict=True):
-            held = unit.choices.get(form, unit.choices[_Form(FLOAT32)])
+            held = unit.choices.get(form, unit.choices[_Format(FLOAT32)])
             found.append({other: choice for other, choice in unit.choices.items() if compared(choice.cost, held.cost)})
         return found
 
-    def _fitted(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
+    def _solve_fitting(
+        self, limit: int, choices: Sequence[Mapping[_Format, Choice]] | None = None
+    ) -> tuple[_Format, ...] | None:
         """Mixture with the smallest sum of noise whose measured weights fit the limit; ``None`` if no mixture fits.
 
         A weight shared by two modules may make a mixture larger than its solved size.
@@ -491,7 +493,7 @@ class _Study:
             tried -= over
         return None
 
-    def _file_bytes(self, forms: tuple[_Form, ...]) -> int:
+    def _file_bytes(self, forms: tuple[_Format, ...]) -> int:
         """File size of a variant, metadata included."""
         if forms not in self._file_sizes:
             reasons = {choice.tag: choice.why for choice in self._choices(forms)}
@@ -500,7 +502,7 @@ class _Study:
             self._file_sizes[forms] = self._bytes_of_file(result.model)
         return self._file_sizes[forms]
 
-    def _too_small(self, budget: BitBudget, found: Sequence[tuple[_Form, ...]]) -> UsageError:
+    def _limit_error(self, budget: BitBudget, found: Sequence[tuple[_Format, ...]]) -> UsageError:
         """Build the error for a limit that no variant fits: the smallest variant and its largest weights."""
         if budget.max_bytes is None:
             least = min(found, key=self._bytes_of)
@@ -514,8 +516,8 @@ class _Study:
                     lambda forms: f"{math.ceil(10 * self._mean_bits(self._bytes_of(forms))) / 10:g}bits",
                 ),
             )
-        least = self._least_file(found)
-        size, weights = self._file_bytes(least), self._measured(least).weight_bytes
+        least = self._find_smallest_file(found)
+        size, weights = self._file_bytes(least), self._measure_whole(least).weight_bytes
         return UsageError(
             f"{opt.max_size} {budget.words}: the smallest file has {size_words(size)}, of which weights take "
             f"{size_words(weights)}, graph and metadata the rest; {self._largest_words(least, 0.0)}",
@@ -524,9 +526,9 @@ class _Study:
 
     def _sufficient_words(
         self,
-        least: tuple[_Form, ...],
-        found: Sequence[tuple[_Form, ...]],
-        limit_of: Callable[[tuple[_Form, ...]], str],
+        least: tuple[_Format, ...],
+        found: Sequence[tuple[_Format, ...]],
+        limit_of: Callable[[tuple[_Format, ...]], str],
     ) -> str:
         """Return the hint with the smallest limit whose variant also reaches the minimum SQNR.
 
@@ -535,9 +537,9 @@ class _Study:
             found: All measured variants.
             limit_of: Returns the limit that a variant keeps.
         """
-        reaching = [forms for forms in found if self._minimum_of(forms).is_met(self._measured(forms))]
+        reaching = [forms for forms in found if self._minimum_of(forms).is_met(self._measure_whole(forms))]
         reached = min(reaching, key=self._bytes_of, default=None)
-        quality = self._minimum_of(least).quality(self._measured(least))
+        quality = self._minimum_of(least).quality(self._measure_whole(least))
         # Without a finite quality the minimum does not apply.
         if least in reaching or not math.isfinite(quality):
             return f"Allow {limit_of(least)} or more."
@@ -546,7 +548,7 @@ class _Study:
         )
         return f"Allow {lowered}." if reached is None else f"Allow {limit_of(reached)} or more, or {lowered}."
 
-    def _minimum_of(self, forms: tuple[_Form, ...]) -> FidelityTarget:
+    def _minimum_of(self, forms: tuple[_Format, ...]) -> FidelityTarget:
         """Return the minimum SQNR of a variant, with the margin between the samples of the search and those judged."""
         least_db = self._requested.min_sqnr_db
         if least_db is None:
@@ -554,7 +556,7 @@ class _Study:
             least_db = min(used, default=-math.inf)
         return FidelityTarget("sqnr_db", least_db + _MARGIN_DB)
 
-    def _largest_words(self, forms: tuple[_Form, ...], mean_bits: float) -> str:
+    def _largest_words(self, forms: tuple[_Format, ...], mean_bits: float) -> str:
         """Describe the weights that most exceed a number of bits, and the tensors that belong to no searched module."""
         choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
         words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
@@ -563,7 +565,7 @@ class _Study:
             words.append(f"biases, normalizations and others that stay floating-point {size_words(left)}")
         return f"largest: {', '.join(words)}"
 
-    def _of_one_algorithm(self, limit: int) -> Iterator[_Form]:
+    def _single_algorithm_formats(self, limit: int) -> Iterator[_Format]:
         """Yield the best uniform format within a limit with each single algorithm, if modules may differ."""
         forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
         fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
@@ -573,7 +575,7 @@ class _Study:
                 if algorithm != "hqq" or best.precision == INT4:
                     yield replace(best, algorithm=algorithm)
 
-    def _smallest(self) -> tuple[_Form, ...]:
+    def _find_smallest(self) -> tuple[_Format, ...]:
         """Find the smallest variant of sufficient quality, by bisection of the size.
 
         Quality does not rise with every size, and bisection may skip smaller variants of sufficient quality. All
@@ -582,20 +584,22 @@ class _Study:
         """
         low = self._least_bytes
         high = self._unit_bytes
-        best: tuple[_Form, ...] | None = None
+        best: tuple[_Format, ...] | None = None
         nearest, number = max(self._unit_bytes // 200, 1), 0
         while high - low > nearest:
             middle, number = (low + high) // 2, number + 1
-            with self._part(3, f"bisection {number} of {number + math.ceil(math.log2((high - low) / nearest)) - 1}"):
+            with self._report_step(
+                3, f"bisection {number} of {number + math.ceil(math.log2((high - low) / nearest)) - 1}"
+            ):
                 mixed = self._mixture(middle)
-                if mixed is not None and self._is_good(mixed):
+                if mixed is not None and self._is_sufficient(mixed):
                     best, high = mixed, min(middle, self._bytes_of(mixed))
                 else:
                     low = middle
         if self._evaluator is None:
-            self._candidates(high if best is None else self._bytes_of(best), self._is_good)
+            self._measure_candidates(high if best is None else self._bytes_of(best), self._is_sufficient)
         for forms in list(self._trials):  # uniform variants, and mixtures outside the bisection
-            if self._is_good(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
+            if self._is_sufficient(forms) and (best is None or self._bytes_of(forms) < self._bytes_of(best)):
                 best = forms
         if best is None:
             options = self._requested
@@ -611,7 +615,9 @@ class _Study:
             )
         return best
 
-    def _mixture(self, limit: int, choices: Sequence[Mapping[_Form, Choice]] | None = None) -> tuple[_Form, ...] | None:
+    def _mixture(
+        self, limit: int, choices: Sequence[Mapping[_Format, Choice]] | None = None
+    ) -> tuple[_Format, ...] | None:
         """Solve for the formats with the smallest sum of noise within a limit; ``None`` if no mixture fits."""
         if limit <= 0:
             return None
@@ -621,22 +627,22 @@ class _Study:
             return None
         return tuple([*of_unit][place] for of_unit, place in zip(choices, found, strict=True))
 
-    def _measured(self, forms: tuple[_Form, ...]) -> MeasuredVariant:
+    def _measure_whole(self, forms: tuple[_Format, ...]) -> MeasuredVariant:
         if forms not in self._trials:
             if all(form.precision == FLOAT32 for form in forms):
                 return MeasuredVariant(None, 0, self._float_bytes)
-            self._trials[forms] = self._variant(self._options(forms), is_judged=True)
+            self._trials[forms] = self._measure_variant(self._options(forms), is_judged=True)
         return self._trials[forms]
 
-    def _bytes_of(self, forms: tuple[_Form, ...]) -> int:
+    def _bytes_of(self, forms: tuple[_Format, ...]) -> int:
         """Measured bytes of the modules' weights in a variant."""
-        return self._unit_bytes - (self._float_bytes - self._measured(forms).weight_bytes)
+        return self._unit_bytes - (self._float_bytes - self._measure_whole(forms).weight_bytes)
 
-    def _is_good(self, forms: tuple[_Form, ...]) -> bool:
+    def _is_sufficient(self, forms: tuple[_Format, ...]) -> bool:
         """Return True if a variant meets the requested quality; False for a variant without a quantized module."""
         if all(form.precision == FLOAT32 for form in forms):
             return False
-        measured, least_db = self._measured(forms), self._requested.min_sqnr_db
+        measured, least_db = self._measure_whole(forms), self._requested.min_sqnr_db
         if self._evaluator is not None and not self._evaluator.target.is_met(measured):
             return False
         return least_db is None or FidelityTarget("sqnr_db", least_db).is_met(measured)
@@ -646,10 +652,10 @@ class _Study:
         for step in range(1, _FRONTIER + 1):
             yield round(least * (self._unit_bytes / 2 / least) ** (step / (_FRONTIER + 1)))
 
-    def _options(self, forms: Sequence[_Form]) -> QuantizeOptions:
+    def _options(self, forms: Sequence[_Format]) -> QuantizeOptions:
         """Options that assign each module its format."""
         if len(set(forms)) == 1:
-            return _with_form(self._base, forms[0])
+            return _set_format(self._base, forms[0])
         pairs = sorted(zip(self._parts, forms, strict=True), key=lambda pair: -address.depth(pair[0].module.tag))
         rules = {escape(part.module.tag): form.precision for part, form in pairs}
         sizes = {escape(part.module.tag): form.block_size for part, form in pairs if form.block_size is not None}
@@ -658,7 +664,7 @@ class _Study:
             algorithms = {escape(part.module.tag): form.algorithm or self._base.algorithm for part, form in pairs}
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
-    def _record(self, budget: BitBudget, chosen: tuple[_Form, ...]) -> BudgetSearch:
+    def _record(self, budget: BitBudget, chosen: tuple[_Format, ...]) -> BudgetSearch:
         trials = [
             BudgetTrial(
                 _name_of(forms),
@@ -683,16 +689,16 @@ class _Study:
             self._stored.reused,
         )
 
-    def _choices(self, forms: tuple[_Form, ...]) -> tuple[BudgetChoice, ...]:
+    def _choices(self, forms: tuple[_Format, ...]) -> tuple[BudgetChoice, ...]:
         return tuple(self._choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
 
-    def _choice(self, unit: _Unit, form: _Form) -> BudgetChoice:
-        if not self._takes(unit.part, form):
-            form = _Form(FLOAT32)
+    def _choice(self, unit: _Unit, form: _Format) -> BudgetChoice:
+        if not self._supports(unit.part, form):
+            form = _Format(FLOAT32)
         size = unit.choices[form].cost if form in unit.choices else 0
         tag, parameters = unit.part.module.tag, unit.parameters
         choice = BudgetChoice(tag, form.precision, form.block_size, parameters, size, unit.alone)
-        solved = self._found_blocks(unit.part, form) if self._compares_algorithms else []
+        solved = self._solved_blocks(unit.part, form) if self._compares_algorithms else []
         if not solved:
             return choice if form.algorithm is None else replace(choice, algorithm=form.algorithm)
         names = dict.fromkeys(name for found in solved for name in found.errors)
@@ -702,7 +708,7 @@ class _Study:
         return replace(choice, algorithm=algorithm, own_db=own_db)
 
 
-def _cost_beside(cost: int, parameters: int, form: _Form) -> int:
+def _estimate_cost(cost: int, parameters: int, form: _Format) -> int:
     """Bytes of weights in a 4-bit format; ``cost`` is their size in :data:`_COMPARED`."""
     assert _COMPARED.block_size is not None
     assert form.block_size is not None
@@ -748,7 +754,7 @@ def _sufficient_size(size_bytes: int) -> str:
     return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
 
 
-def _name_of(forms: Sequence[_Form]) -> str:
+def _name_of(forms: Sequence[_Format]) -> str:
     return forms[0].name if len(set(forms)) == 1 else "mixed"
 
 

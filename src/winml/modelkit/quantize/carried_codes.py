@@ -95,7 +95,7 @@ class _CarriedWeight(PackedWeight):
         parts, form = self.coded.read(), self.form
         codes, scales, middle = parts.codes, parts.scales, 1 << (form.bits - 1)
         if self.coded.kind in _EXACT_IN_8_BITS:
-            codes, scales = _as_integers(self.coded, parts)
+            codes, scales = _convert_to_integers(self.coded, parts)
         blocks = form.block_count(self.coded.depth)
         row_bytes = blocks * form.block_size // form.values_per_byte
         if missing := row_bytes - codes.shape[1]:
@@ -107,7 +107,7 @@ class _CarriedWeight(PackedWeight):
         return self._finished(Blocks(codes.reshape(len(codes), blocks, -1), scales, packed_points))
 
 
-def _as_integers(coded: coded_weights.CodedWeight, parts: coded_weights.CodedParts) -> tuple[Array, Array]:
+def _convert_to_integers(coded: coded_weights.CodedWeight, parts: coded_weights.CodedParts) -> tuple[Array, Array]:
     """Convert 4-bit floats to 8-bit integers of twice their value, with half their scales."""
     table = (np.asarray(coded_weights.CODE_TABLES[coded.kind]) * 2 + 128).astype(np.uint8)
     return table[coded_weights.unpack_codes(parts.codes, 4, coded.depth)], parts.scales / 2
@@ -150,8 +150,8 @@ def carry_codes(
     _retain_halves(model.graph)
     if packing.done:
         model.opset_imports.setdefault(DOMAIN, 1)
-    modules = _modules_of(model.graph)
-    notes = _notes_on_floats(model.graph)
+    modules = _list_modules(model.graph)
+    notes = _dequantization_notes(model.graph)
     formats = dict.fromkeys(weight.source_format for weight in packing.done)
     if packing.done:
         record = {
@@ -179,14 +179,14 @@ def _separate_experts(graph: ir.Graph) -> None:
             continue
         fresh = fresh or FreshNames.of_graph(graph)
         experts: dict[int, ir.Value] = {}
-        for index, old in list(_taken_experts(value, len(tensor.weight.members))):
+        for index, old in list(_find_selected_experts(value, len(tensor.weight.members))):
             if index not in experts:
                 experts[index] = add_initializer(graph, tensor.expert(index, fresh.take(f"{name}.{index}")))
             old.replace_all_uses_with(experts[index])
         _remove_unread(graph, value)
 
 
-def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]]:
+def _find_selected_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]]:
     """Yield (expert index, value of its matrix) for each expert selected from a stacked weight."""
     for node, position in list(value.uses()):
         if node.op_type == "Gather" and position == 0 and node.attributes.get_int("axis", 0) == 0:
@@ -194,24 +194,24 @@ def _taken_experts(value: ir.Value, count: int) -> Iterator[tuple[int, ir.Value]
             if index is not None and not index.shape.numpy():
                 yield int(index.numpy()) % count, node.outputs[0]
         elif node.op_type == "Slice" and position == 0:
-            bounds = [_numbers(bound) for bound in node.inputs[1:]]
+            bounds = [_read_integers(bound) for bound in node.inputs[1:]]
             if len(bounds) < 3 or bounds[2] != [0] or bounds[3:] not in ([], [[1]]) or not (bounds[0] and bounds[1]):
                 continue
             experts = range(count)[bounds[0][0] : bounds[1][0]]
             if len(experts) == 1:
-                yield from ((experts[0], matrix) for matrix in _squeezed(node.outputs[0]))
+                yield from ((experts[0], matrix) for matrix in _find_squeezed(node.outputs[0]))
         elif node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0 and len(node.outputs) == count:
             for number, output in enumerate(node.outputs):
-                yield from ((number, matrix) for matrix in _squeezed(output))
+                yield from ((number, matrix) for matrix in _find_squeezed(output))
 
 
-def _squeezed(value: ir.Value) -> list[ir.Value]:
+def _find_squeezed(value: ir.Value) -> list[ir.Value]:
     """Outputs of the Squeeze nodes that remove exactly the first axis of a value."""
     readers = [reader for reader, _ in value.uses() if reader.op_type == "Squeeze"]
-    return [reader.outputs[0] for reader in readers if _numbers((*reader.inputs, None)[1]) == [0]]
+    return [reader.outputs[0] for reader in readers if _read_integers((*reader.inputs, None)[1]) == [0]]
 
 
-def _numbers(value: ir.Value | None) -> list[int] | None:
+def _read_integers(value: ir.Value | None) -> list[int] | None:
     """Integers of a constant vector; ``None`` for other values."""
     constant = value.const_value if value is not None else None
     return None if constant is None else constant.numpy().reshape(-1).tolist()
@@ -228,7 +228,7 @@ def _remove_unread(graph: ir.Graph, weight: ir.Value) -> None:
     drop_unused_initializers(graph, [weight])
 
 
-def _coded_of(node: ir.Node) -> coded_weights.CodedTensor | None:
+def _find_coded_tensor(node: ir.Node) -> coded_weights.CodedTensor | None:
     """Coded weight of a node; ``None`` without a coded weight."""
     value = constant_weight(node)
     tensor = value.const_value if value is not None else None
@@ -251,7 +251,7 @@ class _CodesPacking(Packing):
 
     def carry(self, node: ir.Node) -> None:
         """Replace a node; a node whose weight no operator supports stays."""
-        tensor = _coded_of(node)
+        tensor = _find_coded_tensor(node)
         assert tensor is not None  # checked by the caller
         if tensor.weight.kind in _BNB_KINDS and (operand := operand_of(node)) is not None:
             new = self._bnb_product(node, operand)
@@ -259,12 +259,12 @@ class _CodesPacking(Packing):
             new = self.replace(node)
         if new is not None:
             self.done.append(tensor.weight)
-            new.metadata_props[QUANTIZATION_KEY] = json.dumps(_record_of(new, tensor.weight))
+            new.metadata_props[QUANTIZATION_KEY] = json.dumps(_node_record(new, tensor.weight))
 
     def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
         coded = _tensor_of(operand).weight
-        if coded.read_order is not None and _is_carried(coded, operand):
-            ordered = self._in_order(node, coded.read_order())
+        if coded.read_order is not None and _is_representable(coded, operand):
+            ordered = self._reorder_channels(node, coded.read_order())
             node.replace_input_with(0, ordered)
         return super()._product(node, operand)
 
@@ -273,7 +273,7 @@ class _CodesPacking(Packing):
         :meth:`replace`.
         """
         weight = _tensor_of(operand).weight
-        if node.op_type == "Gather" or not _is_by_rows(operand):
+        if node.op_type == "Gather" or not _is_read_by_rows(operand):
             return self.replace(node)
         name = operand.value.name or ""
         if name not in self._bnb_parts:
@@ -294,7 +294,7 @@ class _CodesPacking(Packing):
         self._exchange(node, last)
         return new
 
-    def _in_order(self, node: ir.Node, order: Array) -> ir.Value:
+    def _reorder_channels(self, node: ir.Node, order: Array) -> ir.Value:
         """Activation of a node with reordered channels, shared by all readers."""
         activation = node.inputs[0]
         assert activation is not None
@@ -322,7 +322,7 @@ class _CodesPacking(Packing):
         is_table_only = readers == {"Gather"}
         # Row lookups support whole zero points only.
         is_taken = not (tensor.weight.has_float_zero_points and "Gather" in readers)
-        if is_taken and _is_carried(tensor.weight, operand):
+        if is_taken and _is_representable(tensor.weight, operand):
             return _CarriedWeight(tensor.weight, matrix, use, self._desk, is_table_only=is_table_only)
         form = BlockForm(8, _NEAREST_BLOCK_SIZE, is_symmetric=True, algorithm="rtn")
         weight = NearestWeight(matrix, form, use, self._desk, is_table_only=is_table_only)
@@ -341,14 +341,14 @@ def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
     return tensor
 
 
-def _is_by_rows(operand: Operand) -> bool:
+def _is_read_by_rows(operand: Operand) -> bool:
     """Return True if the rows of a coded weight, as a node reads it, are output channels or looked-up rows."""
     return operand.is_transposed == (_tensor_of(operand).permutation is None)
 
 
-def _is_carried(coded: coded_weights.CodedWeight, operand: Operand) -> bool:
+def _is_representable(coded: coded_weights.CodedWeight, operand: Operand) -> bool:
     """Return True if integers represent the codes of a weight in the orientation that a node reads."""
-    return _is_by_rows(operand) and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
+    return _is_read_by_rows(operand) and (coded.kind == "integer" or coded.kind in _EXACT_IN_8_BITS)
 
 
 def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyTensor, ir.LazyTensor]:
@@ -367,7 +367,7 @@ def _bnb_tensors(weight: coded_weights.CodedWeight, name: str) -> tuple[ir.LazyT
     )
 
 
-def _record_of(node: ir.Node, weight: coded_weights.CodedWeight) -> dict[str, object]:
+def _node_record(node: ir.Node, weight: coded_weights.CodedWeight) -> dict[str, object]:
     """Quantization record of a node's weight."""
     bits = node.attributes.get_int("bits", weight.bits)
     is_carried = weight.kind != "number" and (node.op_type == "MatMulBnb4" or bits == weight.bits)
@@ -400,7 +400,7 @@ def _retain_halves(graph: ir.Graph) -> None:
                 continue
             if whole is None:
                 cast = cast_node(value, ir.DataType.FLOAT, node, fresh)
-                graph.insert_before(_first_of(graph, uses), cast)
+                graph.insert_before(_find_first(graph, uses), cast)
                 whole = cast.outputs[0]
             node.replace_input_with(index, whole)
 
@@ -418,13 +418,13 @@ def _cast_rows(graph: ir.Graph, node: ir.Node, fresh: FreshNames) -> None:
     output.type = table.type
 
 
-def _first_of(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node:
+def _find_first(graph: ir.Graph, uses: Sequence[tuple[ir.Node, int]]) -> ir.Node:
     """First of some nodes in graph order."""
     nodes = {node for node, _ in uses}
     return next(node for node in graph if node in nodes)
 
 
-def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
+def _list_modules(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
     """Results by module and precision; weights that are float in the checkpoint have no precision."""
     nodes: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for node in graph:
@@ -433,7 +433,7 @@ def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
         if (text := node.metadata_props.get(QUANTIZATION_KEY)) is not None:
             precision = str(json.loads(text)["precision"])
             nodes[name, precision][precision] += 1
-        elif (half := _half_of(node)) is not None:
+        elif (half := _float_precision(node)) is not None:
             nodes[name, ""][half] += 1
     modules = []
     for (name, precision), counts in nodes.items():
@@ -445,7 +445,7 @@ def _modules_of(graph: ir.Graph) -> tuple[ModulePrecision, ...]:
     return tuple(modules)
 
 
-def _half_of(node: ir.Node) -> str | None:
+def _float_precision(node: ir.Node) -> str | None:
     """Precision of an uncoded weight of a node; ``None`` without a weight."""
     value = constant_weight(node)
     if value is None:
@@ -460,7 +460,7 @@ def _half_of(node: ir.Node) -> str | None:
     return float_name(value.dtype.name) if value.dtype is not None else None
 
 
-def _notes_on_floats(graph: ir.Graph) -> tuple[str, ...]:
+def _dequantization_notes(graph: ir.Graph) -> tuple[str, ...]:
     """Note the quantized weights that are written as floats, since one of their readers supports no codes."""
     left = {
         name: value

@@ -81,7 +81,7 @@ class _Slot:
     @property
     def tensor(self) -> ir.TensorProtocol:
         value = self.node.inputs[self.index]
-        assert value is not None  # _slot() checked it
+        assert value is not None  # _find_slot() checked it
         assert value.const_value is not None
         return value.const_value
 
@@ -122,8 +122,10 @@ def equalize(
     forms: dict[str, str] = {}
     count, notes = 0, []
     if options.cross_layer_equalization:
-        sites = [site for site in _sites(model, names) if any(slot.node.op_type in _LAYERS for slot in site.makers)]
-        _apply(model, _cross_layer_factors(sites), forms)
+        sites = [
+            site for site in _find_sites(model, names) if any(slot.node.op_type in _LAYERS for slot in site.makers)
+        ]
+        _apply_factors(model, _cross_layer_factors(sites), forms)
         count += len(sites)
         notes.append(
             f"Cross-layer equalization balanced {len(sites)} pairs of layers."
@@ -131,7 +133,7 @@ def equalize(
             else "Cross-layer equalization changed nothing: no two layers are connected through ReLU or pooling only."
         )
     if options.smooth_quant is not None:
-        sites = list(_sites(model, names))
+        sites = list(_find_sites(model, names))
         maxima = activations.channel_maxima(model, {site.value.name or "": site.axis for site in sites})
         factors = {
             site: _smoothing_factors(maxima[site.value.name or ""], _weight_maxima(site.readers), options.smooth_quant)
@@ -147,7 +149,7 @@ def equalize(
             >= _output_error(site, rows[site.value.name or ""], names, None, has_channel_scales)
         }
         factors = {site: numbers for site, numbers in factors.items() if site not in worse}
-        _apply(model, factors, forms)
+        _apply_factors(model, factors, forms)
         count += len(factors)
         notes.append(_smoothing_words(options.smooth_quant, list(factors), len(worse)))
     return Equalization(forms, count, tuple(notes))
@@ -181,14 +183,14 @@ def _output_error(
     for slot in site.readers:
         values = read_once(slot.tensor)
         weight = values if slot.axis == 0 else values.T
-        activations = _rounded(rows / numbers, 2 ** bits[slot.node.name or ""] - 1, None)
+        activations = _simulate_rounding(rows / numbers, 2 ** bits[slot.node.name or ""] - 1, None)
         scaled = weight * numbers[:, None]
-        integers = _rounded(scaled, _WEIGHT_STEPS, 0 if has_channel_scales else None)
+        integers = _simulate_rounding(scaled, _WEIGHT_STEPS, 0 if has_channel_scales else None)
         error += float(((activations @ integers - rows @ weight) ** 2).sum())
     return error
 
 
-def _rounded(values: Array, steps: int, axis: int | None) -> Array:
+def _simulate_rounding(values: Array, steps: int, axis: int | None) -> Array:
     """Round values to integers of so many steps and back; one scale, or one per channel along all axes except
     ``axis``.
     """
@@ -198,11 +200,11 @@ def _rounded(values: Array, steps: int, axis: int | None) -> Array:
     return np.asarray(np.rint(values / step) * step)
 
 
-def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
+def _find_sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
     """Yield each activation read by at least one named layer, with these layers."""
     readers: defaultdict[ir.Value, list[tuple[_Slot, int]]] = defaultdict(list)
     for node in model.graph:
-        found = _reader(node) if node.name in names else None
+        found = _find_reader(node) if node.name in names else None
         if found is not None and (value := node.inputs[0]) is not None and not value.is_initializer():
             readers[value].append(found)
     for value, read in readers.items():
@@ -214,23 +216,23 @@ def _sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
         path: list[ir.Value] = []
         makers: tuple[_Slot, ...] | None = None
         if len(list(value.uses())) == len(slots) and not value.is_graph_output():
-            makers = _makers(value, axis, channels, path)
+            makers = _find_makers(value, axis, channels, path)
         yield _Site(value, axis, channels, slots, makers or (), tuple(path) if makers else ())
 
 
-def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
+def _find_reader(node: ir.Node) -> tuple[_Slot, int] | None:
     """Weight of a layer and the channel axis of its input; ``None`` without a constant weight."""
     if node.domain:
         return None
     if node.op_type == "MatMul":
-        slot = _slot(node, 1, 0, rank=2)
+        slot = _find_slot(node, 1, 0, rank=2)
         return None if slot is None else (slot, -1)
     if node.op_type == "Gemm" and not node.attributes.get_int("transA", 0):
-        slot = _slot(node, 1, 1 if node.attributes.get_int("transB", 0) else 0, rank=2)
+        slot = _find_slot(node, 1, 1 if node.attributes.get_int("transB", 0) else 0, rank=2)
         return None if slot is None else (slot, -1)
     if node.op_type == "Conv":
         groups = node.attributes.get_int("group", 1)
-        slot = _slot(node, 1, 1 if groups == 1 else 0)
+        slot = _find_slot(node, 1, 1 if groups == 1 else 0)
         if slot is None:
             return None
         shape = slot.tensor.shape.numpy()
@@ -239,7 +241,7 @@ def _reader(node: ir.Node) -> tuple[_Slot, int] | None:
     return None
 
 
-def _slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slot | None:
+def _find_slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slot | None:
     """Constant float32 input of a node; ``None`` for other inputs."""
     tensor = constant_tensor(node.inputs[index]) if index < len(node.inputs) else None
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
@@ -250,7 +252,7 @@ def _slot(node: ir.Node, index: int, axis: int, rank: int | None = None) -> _Slo
     return _Slot(node, index, axis % dimensions)
 
 
-def _makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> tuple[_Slot, ...] | None:
+def _find_makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> tuple[_Slot, ...] | None:
     """Find the constants whose division divides a value; ``None`` if no set of constants does.
 
     Args:
@@ -264,45 +266,45 @@ def _makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]) -> 
         return None
     path.append(value)
     if node.op_type in _HOMOGENEOUS:
-        return _makers_of_input(node, 0, axis, channels, path)
+        return _find_input_makers(node, 0, axis, channels, path)
     if node.op_type in _NORMALIZATIONS and axis == -1 and node.attributes.get_int("axis", -1) == -1:
-        return _all_scaled(node, (1, 2), -1, channels)
+        return _find_scaled(node, (1, 2), -1, channels)
     if node.op_type == "Conv" and axis < -1:
-        return _all_scaled(node, (1, 2), 0, channels)
+        return _find_scaled(node, (1, 2), 0, channels)
     if node.op_type == "MatMul" and axis == -1:
-        return _all_scaled(node, (1,), -1, channels, rank=2)
+        return _find_scaled(node, (1,), -1, channels, rank=2)
     if node.op_type == "Gemm" and axis == -1:
-        weight = _slot(node, 1, 0 if node.attributes.get_int("transB", 0) else 1, rank=2)
-        bias = _all_scaled(node, (2,), -1, channels) if len(node.inputs) > 2 else ()
+        weight = _find_slot(node, 1, 0 if node.attributes.get_int("transB", 0) else 1, rank=2)
+        bias = _find_scaled(node, (2,), -1, channels) if len(node.inputs) > 2 else ()
         return None if weight is None or bias is None else (weight, *bias)
     if node.op_type in ("Add", "Mul"):
         for index in (1, 0):
-            constant = _channel_constant(node, index, axis, channels)
+            constant = _find_channel_constant(node, index, axis, channels)
             if constant is None:
                 continue
             if node.op_type == "Mul":
                 return (constant,)
-            others = _makers_of_input(node, 1 - index, axis, channels, path)
+            others = _find_input_makers(node, 1 - index, axis, channels, path)
             return None if others is None else (constant, *others)
         if node.op_type == "Mul":  # a gate: one factor is sufficient
             for index in (0, 1):
                 length = len(path)
-                if (found := _makers_of_input(node, index, axis, channels, path)) is not None:
+                if (found := _find_input_makers(node, index, axis, channels, path)) is not None:
                     return found
                 del path[length:]
     return None
 
 
-def _makers_of_input(
+def _find_input_makers(
     node: ir.Node, index: int, axis: int, channels: int, path: list[ir.Value]
 ) -> tuple[_Slot, ...] | None:
     value = node.inputs[index]
     if value is None or len(list(value.uses())) != 1 or value.is_graph_output():
         return None
-    return _makers(value, axis, channels, path)
+    return _find_makers(value, axis, channels, path)
 
 
-def _all_scaled(
+def _find_scaled(
     node: ir.Node, indices: tuple[int, ...], axis: int, channels: int, rank: int | None = None
 ) -> tuple[_Slot, ...] | None:
     """Constants at these inputs, ignoring missing inputs; ``None`` if a constant cannot be divided."""
@@ -310,16 +312,16 @@ def _all_scaled(
     for index in indices:
         if index >= len(node.inputs) or node.inputs[index] is None:
             continue
-        slot = _slot(node, index, axis, rank)
+        slot = _find_slot(node, index, axis, rank)
         if slot is None or slot.tensor.shape.numpy()[slot.axis] != channels:
             return None
         slots.append(slot)
     return tuple(slots) or None
 
 
-def _channel_constant(node: ir.Node, index: int, axis: int, channels: int) -> _Slot | None:
+def _find_channel_constant(node: ir.Node, index: int, axis: int, channels: int) -> _Slot | None:
     """Constant with one value per channel, broadcast over the other axes; ``None`` for other inputs."""
-    slot = _slot(node, index, axis)
+    slot = _find_slot(node, index, axis)
     if slot is None:
         return None
     shape = slot.tensor.shape.numpy()
@@ -341,14 +343,16 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
                 continue  # a bias follows its layer
             values = np.abs(read_once(slot.tensor).astype(np.float64))
             for site, axis, sign in of_slot[slot.node, slot.index]:
-                values = values * _along(factors[site] ** sign, axis, values.ndim)
+                values = values * _reshape_along(factors[site] ** sign, axis, values.ndim)
             found = np.maximum(found, values.max(axis=tuple(a for a in range(values.ndim) if a != slot.axis)))
         return found
 
     for _ in range(_SWEEPS):
         for site in sites:
             first, second = maxima(site.makers), maxima(site.readers)
-            factors[site] = factors[site] * _usable(np.sqrt(first / np.where(second > 0, second, 1)), first, second)
+            factors[site] = factors[site] * _drop_unusable(
+                np.sqrt(first / np.where(second > 0, second, 1)), first, second
+            )
     return factors
 
 
@@ -357,10 +361,10 @@ def _smoothing_factors(activations: Array, weights: Array, strength: float) -> A
     largest = activations.astype(np.float64)
     largest = np.where(largest > 0, largest, largest[largest > 0].min(initial=np.inf))
     safe = np.where(weights > 0, weights, 1)
-    return _usable(largest**strength / safe ** (1 - strength), largest, weights)
+    return _drop_unusable(largest**strength / safe ** (1 - strength), largest, weights)
 
 
-def _usable(factors: Array, first: Array, second: Array) -> Array:
+def _drop_unusable(factors: Array, first: Array, second: Array) -> Array:
     """Replace factors by 1 if a side is zero or the factor is not a positive float32."""
     tiny = float(np.finfo(np.float32).tiny)
     is_usable = (first > 0) & (second > 0) & np.isfinite(factors) & (factors > tiny) & (factors < 1 / tiny)
@@ -381,7 +385,7 @@ def _has_outliers(maxima: Array) -> bool:
     return middle > 0 and float(maxima.max()) > _OUTLIERS * middle
 
 
-def _apply(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:
+def _apply_factors(model: ir.Model, factors: Mapping[_Site, Array], forms: dict[str, str]) -> None:
     """Divide activations and multiply weights, in place; record the changed values in ``forms``."""
     fresh = FreshNames.of_graph(model.graph)
     for site, numbers in factors.items():
@@ -404,7 +408,7 @@ def _multiply(graph: ir.Graph, slot: _Slot, numbers: Array, fresh: FreshNames) -
     tensor, shape = slot.tensor, slot.tensor.shape.numpy()
     assert before is not None  # the slot has a constant
     name = fresh.take(f"{before.name}_equalized")
-    factors = _along(numbers, slot.axis, len(shape))
+    factors = _reshape_along(numbers, slot.axis, len(shape))
     product = computed_tensor(lambda: read_once(tensor) * factors, tensor.dtype, shape, name)
     slot.node.replace_input_with(slot.index, add_initializer(graph, product))
     drop_unused_initializers(graph, [before])
@@ -431,5 +435,5 @@ def _insert_division(graph: ir.Graph, site: _Site, numbers: Array, fresh: FreshN
     return output
 
 
-def _along(numbers: Array, axis: int, rank: int) -> Array:
+def _reshape_along(numbers: Array, axis: int, rank: int) -> Array:
     return numbers.reshape([-1 if other == axis else 1 for other in range(rank)])

@@ -101,7 +101,7 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
     fresh = FreshNames.of_graph(model.graph)
     found = list(attentions_over_cache(model.graph))
     for states in found:
-        scales = [_registered(model.graph, value, maxima, fresh) for value in states.present]
+        scales = [_register_scales(model.graph, value, maxima, fresh) for value in states.present]
         _set_inputs(states.node, scales)
         for kind in ("k", "v"):
             states.node.attributes.add(ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL"))
@@ -118,7 +118,7 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
     return (f"{count_noun(left, 'attention')} with a KV cache in floating point: {reason}",) if left else ()
 
 
-def _record_of(model: ir.Model) -> dict[str, Any]:
+def _read_record(model: ir.Model) -> dict[str, Any]:
     """Quantization record of a model; ``{}`` if missing or damaged."""
     try:
         record = load_metadata(model.metadata_props.get(QUANTIZATION_KEY, "{}"))
@@ -127,7 +127,7 @@ def _record_of(model: ir.Model) -> dict[str, Any]:
     return record if isinstance(record, dict) and isinstance(record.get("requested", {}), dict) else {}
 
 
-def _registered(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:
+def _register_scales(graph: ir.Graph, present: ir.Value, maxima: Mapping[str, Array], fresh: FreshNames) -> ir.Value:
     """Register the scales of keys or values: heads × 1 × channels."""
     largest = maxima[str(present.name)]
     if not np.isfinite(largest).all():

@@ -73,9 +73,11 @@ def _mark_quantized_nodes(
             if item.name in by_name and QUANTIZATION_KEY in by_name[item.name].metadata_props:
                 reached.add(item.name)
             continue
-        new = list(_nodes_behind(makers.get(outputs[item.name]), before))
+        new = list(_new_ancestors(makers.get(outputs[item.name]), before))
         half = ir.DataType[item.requested.float_type] if item.requested.float_type else None
-        kinds = {node: _kind_of(node) if half is None else _half_kind_of(node, half, before) for node in new}
+        kinds = {
+            node: _classify_node(node) if half is None else _classify_half_node(node, half, before) for node in new
+        }
         if not {"operator", "weight"}.intersection(kinds.values()):
             continue
         reached.add(item.name)
@@ -88,7 +90,7 @@ def _mark_quantized_nodes(
     return frozenset(reached)
 
 
-def _nodes_behind(node: ir.Node | None, known: Container[str | None]) -> Iterator[ir.Node]:
+def _new_ancestors(node: ir.Node | None, known: Container[str | None]) -> Iterator[ir.Node]:
     """Yield a node and its new ancestors, up to values of the original graph."""
     waiting, seen = [node], set()
     while waiting:
@@ -112,7 +114,9 @@ def _reads_few_bits(node: ir.Node) -> bool:
     return False
 
 
-def _half_kind_of(node: ir.Node, half: ir.DataType, before: Mapping[str | None, ir.DataType | None]) -> str | None:
+def _classify_half_node(
+    node: ir.Node, half: ir.DataType, before: Mapping[str | None, ir.DataType | None]
+) -> str | None:
     """Classify a node of a half-precision graph: weight, operator or ``None``.
 
     Args:
@@ -127,7 +131,7 @@ def _half_kind_of(node: ir.Node, half: ir.DataType, before: Mapping[str | None, 
     return "operator" if created and node.op_type != "Cast" else None
 
 
-def _kind_of(node: ir.Node) -> str | None:
+def _classify_node(node: ir.Node) -> str | None:
     """Classify a node of a quantized graph: ``weight``, ``activation``, ``operator`` or ``None``."""
     if node.op_type in _CONVERTING:
         first = node.inputs[0]
@@ -179,7 +183,7 @@ def quantize(
     _drop_records(model, plan.nodes)
     if options.needs_ranges and calibration is None:
         raise InternalError("activations have to be measured, and nothing was passed that measures them")
-    tasks, equalized = _tasks(plan, options, modules, provider), Equalization()
+    tasks, equalized = _create_tasks(plan, options, modules, provider), Equalization()
     if provider.is_by_unit and options.needs_ranges:
         # Before units are searched, each of which reads a separate weight.
         give_products_own_weights(model, frozenset().union(*(task.nodes for task in tasks)))
@@ -191,7 +195,7 @@ def quantize(
     if provider.finite_masks and options.needs_ranges:
         make_masks_finite(model)
         masked = mask_values(model)
-    tasks = [replace(task, placement=_placement(model, task)) for task in tasks]
+    tasks = [replace(task, placement=_place_values(model, task)) for task in tasks]
     measured = _measured_values(tasks, masked, equalized)
     if measured:
         assert calibration is not None  # checked above
@@ -224,7 +228,7 @@ def quantize(
         *integer_weights.shared_weight_notes(model, reached, quantized),
         *algorithm_notes(quantized, options),
     )
-    earlier = _earlier_record(model)
+    earlier = _read_earlier_record(model)
     outcome = _module_outcomes(model, plan.nodes, reached, reasons or {})
     is_quantized_further = any(node.op_type in QUANTIZED_OPERATORS for node in all_nodes(model))
     if not (reached if is_quantized_further else any(module.quantized for module in outcome)):
@@ -234,7 +238,7 @@ def quantize(
             hint=f"Use a different {opt.mode} or {opt.precision}.",
         )
     outcome = (*(earlier.modules if earlier is not None else ()), *outcome)
-    record = _record(
+    record = _create_record(
         options,
         outcome,
         solver if options.solves_weights else calibration if measured or equalized.count else None,
@@ -278,7 +282,7 @@ def _refuse_quantized_exclusions(original: ir.Model, quantized: ir.Model, names:
             raise InternalError(f"node {node.name} ({node.op_type}) was requested to stay float and is quantized")
 
 
-def _tasks(
+def _create_tasks(
     plan: planning.QuantizationPlan, options: QuantizeOptions, modules: GraphModules, provider: Placement
 ) -> list[planning.EngineTask]:
     """Create a task per mode and precision; for providers by unit, modules without weights are included."""
@@ -317,7 +321,7 @@ def _measured_values(
     return tuple(found.values())
 
 
-def _placement(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
+def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:
     """Values to quantize, if the mode of a task needs ranges."""
     if not MODES[task.mode].needs_ranges:
         return QdqPlacement()
@@ -378,7 +382,7 @@ class _EarlierRecord:
     """Modules that it quantized; unchanged nodes are counted by the new quantization."""
 
 
-def _earlier_record(model: ir.Model) -> _EarlierRecord | None:
+def _read_earlier_record(model: ir.Model) -> _EarlierRecord | None:
     """Read the record of an earlier quantization; `None` without a record, or if it is damaged."""
     try:
         record = load_json(model.metadata_props[QUANTIZATION_KEY])
@@ -395,7 +399,7 @@ def _earlier_record(model: ir.Model) -> _EarlierRecord | None:
 _NOT_RECORDED = {"precision", "calibration_data", "calibration_cache"}
 
 
-def _record(
+def _create_record(
     options: QuantizeOptions,
     outcome: Sequence[planning.ModulePrecision],
     calibration: CalibrationStatistics | LayerCalibration | None,

@@ -285,8 +285,8 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
         return f"{mode} does not support {node.op_type}"
     tensor = weight.const_value
     assert tensor is not None
-    if not _reads(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight):
-        place = 1 + next((index for index, value in enumerate(node.inputs) if _reads(value, weight)), 0)
+    if not _reads_weight(node.inputs[_WEIGHT_INPUTS.get(node.op_type, 1)], weight):
+        place = 1 + next((index for index, value in enumerate(node.inputs) if _reads_weight(value, weight)), 0)
         side = "on the left" if place == 1 else f"as input {place}"
         return f"{mode} does not support {node.op_type} with its weight {side}"
     if tensor.dtype.name not in rules.float_types:
@@ -301,7 +301,7 @@ def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: Quant
     return ""
 
 
-def _reads(value: ir.Value | None, weight: ir.Value) -> bool:
+def _reads_weight(value: ir.Value | None, weight: ir.Value) -> bool:
     """Return True if an input is the weight, directly or through a Transpose."""
     maker = value.producer() if value is not None else None
     return value is weight or (maker is not None and maker.inputs[0] is weight)

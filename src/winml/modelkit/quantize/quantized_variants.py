@@ -93,7 +93,7 @@ def take_samples(
     outputs = []
     for item in values:
         with refusals_explained(item):
-            outputs.append(_numbers(session.run(item.feeds)))
+            outputs.append(_numeric_outputs(session.run(item.feeds)))
     if not any(np.any(np.isfinite(array) & (array != 0)) for output in outputs for array in output.values()):
         raise StageError(
             f"{options.shown} returns only zeros, NaN or infinity on these inputs, so a loss of precision "
@@ -105,7 +105,7 @@ def take_samples(
     return Samples(values, tuple({name: output[name] for name in names} for output in outputs), found.about, left_out)
 
 
-def _numbers(outputs: Arrays) -> dict[str, Array]:
+def _numeric_outputs(outputs: Arrays) -> dict[str, Array]:
     """Numeric outputs."""
     return {name: array for name, array in outputs.items() if array.dtype.kind not in "USO"}
 
@@ -212,9 +212,9 @@ class QuantizedVariants:
         """Yield the outputs of a variant for each sample; outputs before its start come from the float graph."""
         for number, (item, answers) in enumerate(zip(self._samples.values, self._samples.answers, strict=True)):
             if start is None:
-                yield _numbers(session.run(item.feeds))
+                yield _numeric_outputs(session.run(item.feeds))
             else:
-                yield {**answers, **_numbers(session.run(feeds_of(session, start, number, item.feeds)))}
+                yield {**answers, **_numeric_outputs(session.run(feeds_of(session, start, number, item.feeds)))}
 
     def float_scores(self) -> dict[str, float]:
         """Metric → score of the float graph; ``{}`` without an evaluator."""
@@ -363,7 +363,7 @@ class SharedStarts:
         self._nodes = tuple(model.graph)
         self._starts: list[Start] = []
         is_random = any(node.op_type in RANDOM_OPERATORS for node in all_nodes(model))
-        places = {} if is_random or not feeds else _places(model)
+        places = {} if is_random or not feeds else _find_positions(model)
         if not places:
             return
         names = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
@@ -373,7 +373,7 @@ class SharedStarts:
         try:
             session = sessions.open(tapped, threads=threads, name="the float graph")
             samples = [session.run(feeds[0])]
-            places = _within_limit(places, samples[0], _STORED_BYTES // len(feeds))
+            places = _fit_positions(places, samples[0], _STORED_BYTES // len(feeds))
             wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
             samples += [session.run(item, wanted) for item in feeds[1:]] if wanted else []
         except StageError:  # variants are run from the inputs
@@ -385,7 +385,7 @@ class SharedStarts:
 
     def last_before(self, form: ir.Model) -> Start | None:
         """Last position before which a variant equals the float graph; ``None`` for its beginning."""
-        same = _unchanged_nodes(self._nodes, form)
+        same = _count_unchanged(self._nodes, form)
         fitting = (start for start in self._starts if len(start.names) <= same)
         return max(fitting, key=lambda start: len(start.names), default=None)
 
@@ -411,7 +411,7 @@ def feeds_of(session: Session, start: Start, sample: int, feeds: Arrays) -> dict
     return {name: values[name] for name in session.inputs}
 
 
-def _places(model: ir.Model) -> dict[int, tuple[str, ...]]:
+def _find_positions(model: ir.Model) -> dict[int, tuple[str, ...]]:
     """Number of nodes before a position → names of the values that cross it, for positions with few crossing values."""
     nodes = list(model.graph)
     cutter = Cutter(model)
@@ -427,7 +427,7 @@ def _places(model: ir.Model) -> dict[int, tuple[str, ...]]:
     return found
 
 
-def _within_limit(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: int) -> dict[int, tuple[str, ...]]:
+def _fit_positions(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: int) -> dict[int, tuple[str, ...]]:
     """Evenly spaced subset of the positions whose values fit the limit in bytes."""
     for every in (1, 2, 4, 8):
         chosen = dict(list(places.items())[every - 1 :: every])
@@ -437,7 +437,7 @@ def _within_limit(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: 
     return {}
 
 
-def _unchanged_nodes(nodes: Sequence[ir.Node], form: ir.Model) -> int:
+def _count_unchanged(nodes: Sequence[ir.Node], form: ir.Model) -> int:
     """Number of initial nodes that a variant shares with the float graph, weights included."""
     own = {node.name: node for node in form.graph}
     for count, node in enumerate(nodes):

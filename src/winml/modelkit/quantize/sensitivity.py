@@ -94,9 +94,9 @@ class _ExcludeSearch:
             return self._lists[-1]
         if not self.most or not self._try(self.most, f"the {self.most} most sensitive in float").is_met:
             return max(self._lists, key=lambda found: self.target.quality(found.form))
-        return self._without_needless(self._halved())
+        return self._remove_needless(self._bisect())
 
-    def _halved(self) -> FoundList:
+    def _bisect(self) -> FoundList:
         too_few, found = 0, self._lists[-1]
         while len(found.excluded) - too_few > 1:
             count = (too_few + len(found.excluded)) // 2
@@ -107,7 +107,7 @@ class _ExcludeSearch:
                 too_few = count
         return found
 
-    def _without_needless(self, found: FoundList) -> FoundList:
+    def _remove_needless(self, found: FoundList) -> FoundList:
         # Among modules of equal size, the less sensitive module is removed first.
         ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
         for _, unit in ranked:
@@ -181,7 +181,7 @@ def quantization_sensitivity(
         folder = _processors(source, sensitivity)
         calibration = calibration_data.Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
         calibration_data.refuse_missing_data(calibration)
-    retained = _kept_measurements(source, options, sensitivity, calibration, evaluator)
+    retained = _open_measurements(source, options, sensitivity, calibration, evaluator)
     if quantizer is None:
         statistics = None if calibration is None else calibration_data.CalibrationStatistics(calibration)
         quantizer = functools.partial(quantize, calibration=statistics)
@@ -189,7 +189,7 @@ def quantization_sensitivity(
     with contextlib.closing(calibration) if calibration else contextlib.nullcontext():
         with clock.step(_READING) as step:
             graph = read_prepared(source, options)
-            plan, parts = _planned_parts(graph, source, options, sensitivity)
+            plan, parts = _plan_parts(graph, source, options, sensitivity)
             step.summary = f"{sum(bool(part.nodes) for part in parts)} modules with nodes to quantize"
         with clock.step(_REFERENCE) as step:
             # All jobs together use one thread per core.
@@ -256,7 +256,7 @@ def _options(
     )
 
 
-def _kept_measurements(
+def _open_measurements(
     source: Path,
     options: QuantizeOptions,
     sensitivity: SensitivityOptions,
@@ -315,10 +315,10 @@ def refuse_unmeasurable(source: Path, options: QuantizeOptions, sensitivity: Sen
     Raises:
         WinMLError: as :func:`quantization_sensitivity` raises for the graph and its modules.
     """
-    _planned_parts(read_prepared(source, options), source, options, sensitivity)
+    _plan_parts(read_prepared(source, options), source, options, sensitivity)
 
 
-def _planned_parts(
+def _plan_parts(
     graph: PreparedGraph, source: Path, options: QuantizeOptions, sensitivity: SensitivityOptions
 ) -> tuple[QuantizationPlan, tuple[ModulePart, ...]]:
     graph.refuse_no_modules(str(source))
@@ -408,7 +408,7 @@ class _Study:
         unknown = {key: requested[key] for key in composed if key not in self._estimates}
         self._measure_forms({whole: self.options}, jobs, progress, None)
         self._measure_forms(unknown, jobs, progress, few)
-        ranked = dict.fromkeys(form_key(part.node_names) for part in self._ranked(self.parts) if part.nodes)
+        ranked = dict.fromkeys(form_key(part.node_names) for part in self._rank(self.parts) if part.nodes)
         certain = {key: requested[key] for key in list(ranked)[:_MEASURED_FULLY]}
         self._measure_forms(certain, jobs, progress, None)
 
@@ -441,17 +441,17 @@ class _Study:
 
     def search(self, target: FidelityTarget | MetricTarget) -> ExcludeList:
         """Find the modules that must stay float, without timing."""
-        units = [part for part in self._ranked(self.parts) if part.is_unit and self._nodes_of(part)]
+        units = [part for part in self._rank(self.parts) if part.is_unit and self._nodes_of(part)]
         are_others = self.whole.nodes > sum(map(self._nodes_of, units))
         search = _ExcludeSearch(
             units=units,
             most=len(units) - (not are_others),
             target=target,
-            measure=lambda some: self._measured(some, units, self.selecting),
+            measure=lambda some: self._measure_excluding(some, units, self.selecting),
             costs_bytes=self._bytes_saved,
         )
         found = search.find()
-        judged = self._judged(found, units)
+        judged = self._measure_judged(found, units)
         for _ in range(_SEARCHES - 1):
             if not found.is_met or isinstance(target, MetricTarget) or isinstance(search.target, MetricTarget):
                 break
@@ -460,7 +460,7 @@ class _Study:
             # The judging samples are harder: search again with a target stricter by the difference.
             search.target = search.target.stricter(missing)
             found = search.find()
-            judged = self._judged(found, units)
+            judged = self._measure_judged(found, units)
         options = excluding_options(found.excluded, units, self.options)
         return ExcludeList(
             target=target,
@@ -471,9 +471,9 @@ class _Study:
             trials=tuple(search.trials),
         )
 
-    def _judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
+    def _measure_judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
         """Measure the variant of a list on the samples that it is judged on."""
-        return self._measured(found.excluded, units, self.forms)
+        return self._measure_excluding(found.excluded, units, self.forms)
 
     def timed(self, listed: ExcludeList, timing: LatencyOptions) -> tuple[ExcludeList, TimedVariant | None]:
         """Add the latency of a list, and measure the fully quantized variant.
@@ -491,7 +491,7 @@ class _Study:
         form = self.form_of(part)
         return form.nodes if form is not None else 0
 
-    def _ranked(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
+    def _rank(self, parts: Iterable[ModulePart]) -> list[ModulePart]:
         """Sort parts by descending error; parts without quantized nodes come last."""
 
         def damage(part: ModulePart) -> tuple[int, float]:
@@ -502,7 +502,7 @@ class _Study:
 
         return sorted(parts, key=damage)
 
-    def _measured(
+    def _measure_excluding(
         self, excluded: Sequence[ModulePart], units: Sequence[ModulePart], forms: QuantizedVariants
     ) -> MeasuredVariant:
         """Measure the variant in which some units stay float, using the equivalent rules."""
@@ -512,7 +512,7 @@ class _Study:
 
     def rows(self) -> tuple[ModuleSensitivity, ...]:
         """Rows of the ranking."""
-        return tuple(map(self._row, self._ranked(self.parts)))
+        return tuple(map(self._row, self._rank(self.parts)))
 
     def _row(self, part: ModulePart) -> ModuleSensitivity:
         return ModuleSensitivity(

@@ -84,12 +84,12 @@ def graph_digest(model: ir.Model) -> str:
         digest.update(function.SerializeToString(deterministic=True))
     for name, tensor in sent.weights.items():
         digest.update(name.encode())
-        place = _place_of(tensor)
+        place = _weight_location(tensor)
         digest.update(np.ascontiguousarray(read_once(tensor)).view(np.uint8).data if place is None else place)
     return digest.hexdigest()
 
 
-def _place_of(tensor: ir.TensorProtocol) -> bytes | None:
+def _weight_location(tensor: ir.TensorProtocol) -> bytes | None:
     """Location of a tensor's values and state of the file; ``None`` for a tensor in memory."""
     if isinstance(tensor, StoredTensor):
         stored = tensor.stored

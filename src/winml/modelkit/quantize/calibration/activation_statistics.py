@@ -182,7 +182,7 @@ def measure_statistics(
     if not with_histograms:
         return found
     del session
-    for group in _groups(extremes.size_bytes):
+    for group in _group_values(extremes.size_bytes):
         session = observed.values(group)
         counts = {name: np.zeros(BINS, np.int64) for name in group}
         for sample in read_samples(inputs):
@@ -197,7 +197,7 @@ ROWS = 256
 """Number of activation rows for the estimated error of a layer. Chosen: room for outliers and other rows."""
 
 
-def _rows_of(array: Array, samples: int) -> Array:
+def _select_rows(array: Array, samples: int) -> Array:
     """Select rows of one sample: those with the largest values, and evenly ranked others."""
     half = -(-ROWS // (2 * samples))
     rows = array.reshape(-1, array.shape[-1])
@@ -235,7 +235,7 @@ def measure_channels(model: ir.Model, axes: Mapping[str, int], read_samples: Sam
         largest = np.abs(array).max(axis=others, initial=0.0)
         maxima[name] = np.maximum(maxima[name], largest) if name in maxima else largest
         if name in rows:
-            rows[name].append(_rows_of(array, count))
+            rows[name].append(_select_rows(array, count))
     return ChannelStatistics(maxima, {name: np.concatenate(parts) for name, parts in rows.items() if parts})
 
 
@@ -275,7 +275,7 @@ def _values_over_samples(
         extremes.add(session.run(sample, extremes.outputs))
         count += 1
     del session
-    for group in _groups(extremes.size_bytes):
+    for group in _group_values(extremes.size_bytes):
         session = observed.values(group)
         for sample in read_samples(inputs):
             for name, array in session.run(sample, group).items():
@@ -298,7 +298,7 @@ class _Observer:
 
     def reductions(self) -> Session:
         """Open a session whose outputs are the reductions; activations are freed after their last reader."""
-        return self._open(_observed(self._model, self._names, with_sizes=self._with_sizes))
+        return self._open(_add_reductions(self._model, self._names, with_sizes=self._with_sizes))
 
     def values(self, names: Sequence[str]) -> Session:
         """Open a session whose outputs are the named values, all in memory after a run."""
@@ -315,7 +315,7 @@ def _values_by_name(graph: ir.Graph) -> dict[str | None, ir.Value]:
     return {value.name: value for value in (*graph.inputs, *(value for node in graph for value in node.outputs))}
 
 
-def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.Model:
+def _add_reductions(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.Model:
     """Return a copy of the model whose outputs are reductions, each inserted after the producer of its value."""
     observed = model.clone()
     graph = observed.graph
@@ -326,7 +326,7 @@ def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.
         for kind, operator in {**_REDUCTIONS, **({"size": "Size"} if with_sizes else {})}.items():
             attributes = [] if kind == "size" else [ir.AttrInt64("keepdims", 0)]
             # ONNX Runtime infers the type.
-            output = ir.Value(name=_output(name, kind))
+            output = ir.Value(name=_output_name(name, kind))
             reductions.append(ir.Node("", operator, [value], attributes, outputs=[output], name=output.name))
             graph.outputs.append(output)
         maker = value.producer()
@@ -337,7 +337,7 @@ def _observed(model: ir.Model, names: Sequence[str], *, with_sizes: bool) -> ir.
     return observed
 
 
-def _output(name: str, kind: str) -> str:
+def _output_name(name: str, kind: str) -> str:
     return f"{name}{_MARK}{kind}"
 
 
@@ -345,7 +345,7 @@ class _Extremes:
     """Range and size of each value."""
 
     def __init__(self, names: Sequence[str], *, with_sizes: bool) -> None:
-        self.outputs = [_output(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
+        self.outputs = [_output_name(name, kind) for name in names for kind in (*_REDUCTIONS, *(["size"] * with_sizes))]
         """Names of the required outputs of a run."""
         self.ranges: dict[str, tuple[float, float]] = dict.fromkeys(names, (math.inf, -math.inf))
         self.size_bytes = dict.fromkeys(names, 0)
@@ -355,16 +355,16 @@ class _Extremes:
         """Add the outputs of a run; return the values that may be non-finite."""
         suspect = []
         for name, (lowest, highest) in self.ranges.items():
-            low, high, total = (float(found[_output(name, kind)]) for kind in _REDUCTIONS)
+            low, high, total = (float(found[_output_name(name, kind)]) for kind in _REDUCTIONS)
             if not (math.isfinite(low) and math.isfinite(high)) or math.isnan(total):
                 suspect.append(name)
             self.ranges[name] = min(lowest, low), max(highest, high)
-            size = int(found.get(_output(name, "size"), 0)) * np.dtype(np.float32).itemsize
+            size = int(found.get(_output_name(name, "size"), 0)) * np.dtype(np.float32).itemsize
             self.size_bytes[name] = max(self.size_bytes[name], size)
         return suspect
 
 
-def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+def _group_values(sizes: Mapping[str, int]) -> Iterator[list[str]]:
     """Yield the values in groups of at most ``GROUP_BYTES``; a larger value forms a group alone."""
     group: list[str] = []
     total = 0

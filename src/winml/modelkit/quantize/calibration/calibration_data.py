@@ -123,10 +123,10 @@ class Calibration:
         Raises:
             UsageError: there are fewer samples than requested.
         """
-        return self._total - (self._total // HELD_OUT if self.holds_out else 0)
+        return self._total_count - (self._total_count // HELD_OUT if self.holds_out else 0)
 
     @property
-    def _total(self) -> int:
+    def _total_count(self) -> int:
         """Number of samples, including held-out samples."""
         requested = self.options.samples
         if not self.has_data:
@@ -151,7 +151,7 @@ class Calibration:
             return ()
         files = tuple(calibration_files(self.options.calibration_data).values())
         if self._sample_feeds is None:
-            return files[: self._total]
+            return files[: self._total_count]
         return (*files, *processor_files(self.model_folder))
 
     @property
@@ -169,17 +169,17 @@ class Calibration:
     def words(self) -> str:
         """Description of the data."""
         source = self._name if self.has_data else _SOURCES[self._kind]
-        return f"{count_noun(self.count, 'sample')} of {source}, {self._use}"
+        return f"{count_noun(self.count, 'sample')} of {source}, {self._method_words}"
 
     @property
-    def _use(self) -> str:
+    def _method_words(self) -> str:
         """Method of the ranges, or algorithms that solve weights."""
         if self.options.needs_ranges:
             return self.method
         return ", ".join(self.options.solving_algorithms) if self.options.solves_weights else "minmax"
 
     @property
-    def _found(self) -> str:
+    def _purposes(self) -> str:
         """Purposes of the samples, in words."""
         options = self.options
         purposes = {
@@ -197,7 +197,7 @@ class Calibration:
             "data": self._name if self.has_data else self._kind,
             **split,
             "samples": self.count,
-            "method": self._use,
+            "method": self._method_words,
         }
 
     def request(self) -> dict[str, object]:
@@ -265,7 +265,7 @@ class Calibration:
         elif self._kind == "decoding":
             yield from self._decoding_samples()
         else:
-            yield from self._made_samples(inputs) or self._random_samples(inputs)
+            yield from self._processor_samples(inputs) or self._random_samples(inputs)
 
     def _decoding_samples(self) -> Iterator[dict[str, Array]]:
         assert self.source is not None  # true for this kind
@@ -422,7 +422,7 @@ class CalibrationStatistics:
                 lambda read: measure_statistics(model, missing, read, with_histograms=needs_histogram)
             )
             self._statistics.update({keys[name]: statistics for name, statistics in measured.items()})
-            self._keep(model, {name: keys[name] for name in missing})
+            self._store(model, {name: keys[name] for name in missing})
         return {value.name: range_of(self._statistics[keys[value.name]], method, value.bits) for value in values}
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
@@ -433,7 +433,7 @@ class CalibrationStatistics:
             measured = self.calibration.over_samples(lambda read: measure_channels(model, missing, read))
             self._maxima.update({keys[name]: maxima for name, maxima in measured.maxima.items()})
             self._rows = measured.rows
-            self._keep(model, {name: keys[name] for name in missing})
+            self._store(model, {name: keys[name] for name in missing})
         return {name: self._maxima[key] for name, key in keys.items()}
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
@@ -448,7 +448,7 @@ class CalibrationStatistics:
         """Source of the statistics, JSON-ready."""
         return self.calibration.as_record()
 
-    def _keep(self, model: ir.Model, keys: Mapping[str, str]) -> None:
+    def _store(self, model: ir.Model, keys: Mapping[str, str]) -> None:
         """Write the statistics file, if any, with the module of each value."""
         if self._stored is None:
             return
@@ -479,7 +479,7 @@ def _key(name: str, form: str) -> str:
     return f"{name} ({form})" if form else name
 
 
-def _reason_against(found: OtherRequest) -> str:
+def _cache_problem(found: OtherRequest) -> str:
     changed = found.changed
     if not changed:
         return "is not a file of activation statistics that this version can read"

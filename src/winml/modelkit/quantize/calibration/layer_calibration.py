@@ -138,7 +138,7 @@ class LayerCalibration:
         return solved
 
     def _take_samples(self, model: ir.Model, values: _HeldValues) -> None:
-        inputs = _inputs_of(model)
+        inputs = _describe_inputs(model)
         for number, sample in enumerate(self.calibration.read_samples(inputs)):
             for name, array in sample.items():
                 values.put(name, number, array)
@@ -252,12 +252,12 @@ class _Walk:
         if record is None or isinstance(record, OtherRequest):
             return 0, {}
         try:
-            return self._restored(record)
+            return self._restore(record)
         except (ValueError, LookupError, TypeError, AttributeError):
             self._records.clear()
             return 0, {}
 
-    def _restored(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+    def _restore(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
         if not self.values.arrays.holds(record["values"]) or not self._blocks.holds(record["blocks"]):
             raise ValueError("an array is damaged")
         scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
@@ -357,7 +357,7 @@ class _LayerRun:
         initializers = self._graph.graph.initializers
         for key, found in solved.items():
             if key.name in initializers:
-                initializers[key.name].const_value = _dequantized(key, initializers[key.name], found)
+                initializers[key.name].const_value = _dequantize_lazily(key, initializers[key.name], found)
         names = [value.name or "" for value in self._layer.cut.outputs]
         session = self._session()
         for sample in range(self._values.count):
@@ -404,7 +404,7 @@ def _outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]
         outputs[:] = before
 
 
-def _dequantized(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
+def _dequantize_lazily(key: WeightKey, value: ir.Value, found: SolvedWeight) -> ir.LazyTensor:
     """Weight as the lazily dequantized values of its blocks."""
     assert value.const_value is not None
     tensor = value.const_value
@@ -454,7 +454,7 @@ class _LayerSolver:
         groups: defaultdict[tuple[str, ...], list[BlockWeight]] = defaultdict(list)
         for weight in weights:
             groups[tuple(value.name or "" for value in weight.inputs)].append(weight)
-        statistics = self._measured(groups, run)
+        statistics = self._measure_inputs(groups, run)
         solved: dict[WeightKey, SolvedWeight] = {}
         for names, group in groups.items():
             sums = statistics.pop(names)
@@ -462,11 +462,11 @@ class _LayerSolver:
             for algorithm in algorithms:
                 alike = [weight for weight in group if weight.algorithm == algorithm]
                 # GPTQ consumes the sums.
-                own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copied(sums.fitted))
-                solved |= self._solved_group(algorithm, alike, own, shares_input=len(names) == 1)
+                own = sums if algorithm == algorithms[-1] else replace(sums, fitted=_copy_statistics(sums.fitted))
+                solved |= self._solve_group(algorithm, alike, own, shares_input=len(names) == 1)
         return solved
 
-    def _measured(
+    def _measure_inputs(
         self, groups: Mapping[tuple[str, ...], Sequence[BlockWeight]], run: _LayerRun
     ) -> dict[tuple[str, ...], _Statistics]:
         found = {}
@@ -490,13 +490,13 @@ class _LayerSolver:
                     (sums.judged if is_judging else sums.fitted).add(rows)
         return found
 
-    def _solved_group(
+    def _solve_group(
         self, algorithm: Algorithm, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
     ) -> dict[WeightKey, SolvedWeight]:
         """Solve the blocks of weights with the same inputs and the same algorithm."""
         if algorithm == "gptq":
-            return self._by_gptq(group, sums.fitted)
-        matrices = [_matrix(weight) for weight in group]
+            return self._solve_by_gptq(group, sums.fitted)
+        matrices = [_read_matrix(weight) for weight in group]
         tried = list(self._candidates(algorithm, group, matrices, sums, shares_input=shares_input))
         # All inputs are divided or none, so that the scale can be folded into the preceding normalization.
         ways = [[item for item in tried if (item.scale is None) == is_plain] for is_plain in (True, False)]
@@ -516,12 +516,14 @@ class _LayerSolver:
             for place, (weight, item) in enumerate(zip(group, best, strict=True))
         }
 
-    def _by_gptq(self, group: Sequence[BlockWeight], statistics: InputStatistics) -> dict[WeightKey, SolvedWeight]:
+    def _solve_by_gptq(
+        self, group: Sequence[BlockWeight], statistics: InputStatistics
+    ) -> dict[WeightKey, SolvedWeight]:
         """Solve the blocks of weights one at a time; the last weight consumes the sums, which avoids a copy."""
         solved = {}
         for weight in group:
-            sums = statistics if weight is group[-1] else _copied(statistics)
-            found = gptq_blocks(_matrix(weight), sums, weight.form)
+            sums = statistics if weight is group[-1] else _copy_statistics(statistics)
+            found = gptq_blocks(_read_matrix(weight), sums, weight.form)
             solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, found)
         return solved
 
@@ -555,7 +557,7 @@ class _LayerSolver:
         def solved(scale: Array | None) -> list[Blocks]:
             fitted = sums.fitted if scale is None else sums.fitted.scaled(scale)
             return [
-                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copied(fitted), form)
+                gptq_blocks(matrix if scale is None else matrix * scale[:, None], _copy_statistics(fitted), form)
                 for matrix, form in zip(matrices, forms, strict=True)
             ]
 
@@ -572,7 +574,7 @@ class _LayerSolver:
         if "awq" not in wanted:
             return
         # A weight with several inputs, or with row lookups, has no input to divide.
-        may_scale = shares_input and not any(_is_looked_up(weight) for weight in group)
+        may_scale = shares_input and not any(_has_lookups(weight) for weight in group)
         scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
         if scale is not None or "rtn" not in wanted:
             yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
@@ -580,7 +582,7 @@ class _LayerSolver:
             yield candidate("awq+gptq", solved(scale), forms, scale)
 
 
-def _matrix(weight: BlockWeight) -> Array:
+def _read_matrix(weight: BlockWeight) -> Array:
     """Return a weight as float32, depth × width; refuse non-finite values."""
     matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
@@ -591,7 +593,7 @@ def _matrix(weight: BlockWeight) -> Array:
     return matrix
 
 
-def _copied(statistics: InputStatistics) -> InputStatistics:
+def _copy_statistics(statistics: InputStatistics) -> InputStatistics:
     """Copy statistics, for an algorithm that consumes the Gram matrix."""
     return InputStatistics(statistics.gram.copy(), statistics.absolute, statistics.rows)
 
@@ -601,13 +603,13 @@ def _without_padding(rows: Array, mask: Array | None) -> Array:
     return rows if mask is None or rows.shape[:-1] != mask.shape else rows[mask]
 
 
-def _is_looked_up(weight: BlockWeight) -> bool:
+def _has_lookups(weight: BlockWeight) -> bool:
     """Return True if rows of the weight are looked up too."""
     operand = operand_of(weight.products[0])
     assert operand is not None  # a product with few bits has a weight
     return any(reader.op_type == "Gather" for reader, _ in operand.value.uses())
 
 
-def _words(weight: BlockWeight) -> str:
+def _weight_words(weight: BlockWeight) -> str:
     tag = read_tag(weight.products[0])
     return f"weight {weight.key.name} of module {tag.tag if tag is not None else '(unknown)'}"

@@ -47,7 +47,7 @@ def _pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, slice]]:
             yield slice(column, min(column + at_once, width)), slice(start, min(start + step, count))
 
 
-def _rounded(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Array, Array]:
+def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Array, Array]:
     """Quantize rows, one block each; return steps (one per byte), scales and zero points."""
     most, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
     low, high = _extremes(rows)
@@ -145,7 +145,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
     zero_points = np.empty((width, count), np.uint8)
     for columns, blocks in _pieces(matrix, block_size):
         values = np.ascontiguousarray(matrix[blocks.start * block_size : blocks.stop * block_size, columns].T)
-        steps, scale, zero_point = _rounded(values.reshape(-1, block_size), bits, is_symmetric=form.is_symmetric)
+        steps, scale, zero_point = _round_rows(values.reshape(-1, block_size), bits, is_symmetric=form.is_symmetric)
         shape = (columns.stop - columns.start, blocks.stop - blocks.start)
         packed[columns, blocks] = pack_codes(steps, bits).reshape(*shape, -1)
         scales[columns, blocks] = scale.reshape(shape)
@@ -161,7 +161,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
 
 
 def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
-    with _logging_left_alone():
+    with _preserve_logging():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
     config = HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)
     node = onnx.NodeProto(op_type="MatMul", name="product", input=["x", "w"], output=["y"])
@@ -175,7 +175,7 @@ def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
 
 
 def _k_quant(matrix: Array, form: BlockForm) -> Blocks:
-    with _logging_left_alone():
+    with _preserve_logging():
         from onnxruntime.quantization.neural_compressor import weight_only
 
     depth, width = matrix.shape
@@ -223,7 +223,7 @@ _ALGORITHMS: Mapping[Algorithm, Callable[[Array, BlockForm], Blocks]] = {
 
 
 @contextlib.contextmanager
-def _logging_left_alone() -> Iterator[None]:
+def _preserve_logging() -> Iterator[None]:
     """Restore the root logger after an import: ONNX Runtime's quantizers set a handler and a level."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level

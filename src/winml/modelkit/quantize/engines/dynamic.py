@@ -74,7 +74,7 @@ class _Rewriting:
                 self._quantize_product(node)
         for index, output in enumerate(self._graph.outputs):
             if output in self._rows:
-                self._graph.outputs[index] = self._dequantized(output, None)
+                self._graph.outputs[index] = self._dequantize_rows(output, None)
         if self._shares_activations:
             self._graph.sort()  # the earlier group may read the activation after this one
 
@@ -83,9 +83,9 @@ class _Rewriting:
         activation, weight, *bias = node.inputs
         assert activation is not None  # a product has two inputs
         assert weight is not None
-        read = self._quantized_activation(node, activation)
+        read = self._quantize_activation(node, activation)
         is_transposed = bool(node.attributes.get_int("transB", 0))
-        taken = self._quantized_weight(weight, _PRODUCT, is_transposed=is_transposed)
+        taken = self._quantize_weight(weight, _PRODUCT, is_transposed=is_transposed)
         result, name = node.outputs[0], f"{node.name}_quant"
         product_name = self._fresh.take(f"{result.name}_product") if bias and bias[0] is not None else result.name
         integers = f"{product_name}_output_quantized"
@@ -108,7 +108,7 @@ class _Rewriting:
         """Replace the table of a Gather by integers; its rows are dequantized for float readers."""
         table, rows = node.inputs[0], node.outputs[0]
         assert table is not None  # input 0 is the weight
-        taken = self._quantized_weight(table, _LOOKUP)
+        taken = self._quantize_weight(table, _LOOKUP)
         node.replace_input_with(0, taken.values)
         weights.drop_unused_initializers(self._graph, [table])
         floats = ir.Value(name=rows.name, type=rows.type, shape=rows.shape)
@@ -121,9 +121,9 @@ class _Rewriting:
         for reader in (node, *(inner for graph in node_graphs(node) for inner in graph.all_nodes())):
             for index, value in enumerate(reader.inputs):
                 if value in self._rows:
-                    reader.replace_input_with(index, self._dequantized(value, node))
+                    reader.replace_input_with(index, self._dequantize_rows(value, node))
 
-    def _dequantized(self, rows: ir.Value, reader: ir.Node | None) -> ir.Value:
+    def _dequantize_rows(self, rows: ir.Value, reader: ir.Node | None) -> ir.Value:
         """Dequantize rows before their first reader, or at the end of the graph without a reader."""
         floats = self._rows[rows]
         if floats.producer() is None:
@@ -135,10 +135,10 @@ class _Rewriting:
                 self._graph.append(node)
         return floats
 
-    def _quantized_activation(self, node: ir.Node, value: ir.Value) -> _Integers:
+    def _quantize_activation(self, node: ir.Node, value: ir.Value) -> _Integers:
         """Quantize an activation before its first reader, or reuse the activation of an earlier group."""
         if value.is_initializer():
-            return self._quantized_weight(value, _LOOKUP)
+            return self._quantize_weight(value, _LOOKUP)
         known = (user for user, _ in value.uses() if user.op_type == "DynamicQuantizeLinear")
         if value not in self._activations and (maker := next(known, None)) is not None:
             self._activations[value] = _Integers(*maker.outputs)
@@ -151,7 +151,7 @@ class _Rewriting:
             self._activations[value] = _Integers(*outputs)
         return self._activations[value]
 
-    def _quantized_weight(self, value: ir.Value, kind: str, *, is_transposed: bool = False) -> _Integers:
+    def _quantize_weight(self, value: ir.Value, kind: str, *, is_transposed: bool = False) -> _Integers:
         """Quantize a weight to 8 bits, with per-channel scales for products and one scale for lookups."""
         key = (value, kind, is_transposed)
         if key not in self._weights:
@@ -164,7 +164,7 @@ class _Rewriting:
             elif self._has_other_readers(value):
                 name = self._fresh.take(f"{name}.{kind}")
             is_channel = kind == _PRODUCT and self._task.is_per_channel
-            scales = measure_scales(tensor, -1 if is_channel else None, self._integers_of(kind))
+            scales = measure_scales(tensor, -1 if is_channel else None, self._integer_range(kind))
             names = [self._fresh.take(f"{name}_{end}") for end in ("quantized", "zero_point", "scale")]
             scale = weights.add_initializer(self._graph, ir.Tensor(scales.scales, name=names[2]))
             zero_point = weights.add_initializer(self._graph, ir.Tensor(scales.zero_points, name=names[1]))
@@ -178,7 +178,7 @@ class _Rewriting:
         stays = any(node.name not in self._task.nodes or node.graph is not self._graph for node, _ in value.uses())
         return is_known or stays or value.is_graph_output()
 
-    def _integers_of(self, kind: str) -> IntegerRange:
+    def _integer_range(self, kind: str) -> IntegerRange:
         """Integer range required by ONNX Runtime: tables have the type of activations, which is unsigned."""
         is_signed = self._task.precision.signed_weights
         symmetric = is_signed if self._task.options.symmetric is None else self._task.options.symmetric

@@ -59,7 +59,7 @@ class _HalfTensor(ir.LazyTensor):
         """
         self.clipped = 0
         for piece in self._pieces():
-            file.write(np.ascontiguousarray(self._narrowed(piece)).view(np.uint8).data)
+            file.write(np.ascontiguousarray(self._narrow(piece)).view(np.uint8).data)
 
     def _pieces(self) -> Iterator[Array]:
         stored = values_in_file(self._tensor32)
@@ -70,10 +70,10 @@ class _HalfTensor(ir.LazyTensor):
 
     def _read(self) -> ir.TensorProtocol:
         self.clipped = 0
-        values = self._narrowed(self._tensor32.numpy())
+        values = self._narrow(self._tensor32.numpy())
         return ir.Tensor(np.ascontiguousarray(values), dtype=self.dtype, name=self.name)
 
-    def _narrowed(self, values: Array) -> Array:
+    def _narrow(self, values: Array) -> Array:
         if self._tensor32.size > 1:  # a single NaN may stand for a missing value
             self._use.refuse_nan(values)
         if self.dtype == ir.DataType.BFLOAT16:
@@ -264,9 +264,13 @@ def _half_precision_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[i
             continue
         if node in wide or _crashes_in_half(node):
             continue
-        if node.op_type in _WIDE_OPERATORS or _counts(node) or (node.op_type in _CARRYING and _is_all_wide(node, wide)):
+        if (
+            node.op_type in _WIDE_OPERATORS
+            or _converts_integers(node)
+            or (node.op_type in _CARRYING and _is_all_wide(node, wide))
+        ):
             wide.add(node)
-        elif _has_half_form(node, model.opset_imports):
+        elif _supports_half(node, model.opset_imports):
             halves.add(node)
     return frozenset(halves)
 
@@ -319,7 +323,7 @@ def _complete_types(model: ir.Model) -> None:
         if node.op_type == "Cast":
             node.outputs[0].type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
             continue
-        schema = _schema_of(node, model.opset_imports)
+        schema = _find_schema(node, model.opset_imports)
         if schema is None:
             continue
         known = {name: value.dtype for name, value in _formal_types(node, schema) if value.dtype is not None}
@@ -328,7 +332,7 @@ def _complete_types(model: ir.Model) -> None:
                 value.type = ir.TensorType(dtype)
 
 
-def _counts(node: ir.Node) -> bool:
+def _converts_integers(node: ir.Node) -> bool:
     """Return True if a node converts integers, such as positions, to floats; float16 may not hold them."""
     return node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _INTEGERS
 
@@ -353,11 +357,11 @@ def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
     return bool((np.abs(tensor.numpy().astype(np.float32)) > _HALF_END).any())
 
 
-def _has_half_form(node: ir.Node, opsets: Mapping[str, int]) -> bool:
+def _supports_half(node: ir.Node, opsets: Mapping[str, int]) -> bool:
     """Return True if all float32 inputs and outputs of a node may be float16."""
     if node.op_type in _TYPED_BY_ATTRIBUTE or (node.op_type in _CASTS and node.outputs[0].dtype != ir.DataType.FLOAT):
         return False
-    schema = _schema_of(node, opsets)
+    schema = _find_schema(node, opsets)
     if schema is None:
         return False
     allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
@@ -373,7 +377,7 @@ def _formal_types(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value]]:
                 yield formals[min(position, len(formals) - 1)].typeStr, value
 
 
-def _schema_of(node: ir.Node, opsets: Mapping[str, int]) -> Any:
+def _find_schema(node: ir.Node, opsets: Mapping[str, int]) -> Any:
     version = opsets.get(node.domain, 1)
     versions = _schemas().get((node.domain, node.op_type), {})
     return versions.get(max((since for since in versions if since <= version), default=0))

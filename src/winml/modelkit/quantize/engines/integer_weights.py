@@ -88,10 +88,10 @@ def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: Intege
 def quantized_tensor(weight: ir.TensorProtocol, scales: WeightScales, name: str) -> ir.LazyTensor:
     """Return the integers of a weight as a lazy tensor, computed at each read."""
     dtype, shape = scales.integers.dtype, weight.shape.numpy()
-    return computed_tensor(lambda: _integers_of(read_once(weight), scales), dtype, shape, name)
+    return computed_tensor(lambda: _quantize_values(read_once(weight), scales), dtype, shape, name)
 
 
-def _integers_of(values: Array, scales: WeightScales) -> Array:
+def _quantize_values(values: Array, scales: WeightScales) -> Array:
     """Quantize values in pieces of whole rows, so that float copies stay small."""
     rows = values.reshape(-1, 1) if values.ndim < 2 else values
     shape = [-1 if other == scales.axis else 1 for other in range(rows.ndim)]

@@ -152,7 +152,7 @@ class _Rewriting:
         else:
             layers = [node for node in self._graph if node.name in self._task.nodes]
             for item in placement.values:
-                self._scales[item.name] = self._scale_of(item)
+                self._scales[item.name] = self._register_scale(item)
             for node in layers:
                 replaced = [value for value in node.inputs if value is not None and value.is_initializer()]
                 self._quantize_layer(node)
@@ -172,10 +172,10 @@ class _Rewriting:
         # Looked-up rows have the scale of their table, and bias scales are computed from weight scales.
         constants = sorted(self._task.placement.constants, key=lambda item: _ORDER[item.role])
         for constant in (item for item in constants if item.role == "table"):
-            name = _name_of_input(nodes[constant.node], constant.index)
+            name = _input_name(nodes[constant.node], constant.index)
             self._scales[name] = self._quantize_constant(nodes[constant.node], constant)
         for item in self._task.placement.values:
-            self._scales.setdefault(item.name, self._scale_of(item))
+            self._scales.setdefault(item.name, self._register_scale(item))
         for constant in (item for item in constants if item.role != "table"):
             if constant.role == "bias":
                 self._quantize_unit_bias(nodes[constant.node], constant)
@@ -189,12 +189,12 @@ class _Rewriting:
         value = node.inputs[constant.index]
         assert value is not None  # the placement read it
         assert value.const_value is not None
-        known = self._dequantized_constant(value, constant.role, constant.axis, node)
+        known = self._dequantize_constant(value, constant.role, constant.axis, node)
         node.replace_input_with(constant.index, known.output)
         weights.drop_unused_initializers(self._graph, [value])
         return known.scale, known.zero_point
 
-    def _dequantized_constant(
+    def _dequantize_constant(
         self, value: ir.Value, role: Role, axis: int | None, node: ir.Node, least: Array | None = None
     ) -> _Dequantized:
         """Return the dequantized value of a constant, shared by its readers unless its scales are too small.
@@ -218,7 +218,7 @@ class _Rewriting:
             else:
                 scales = self._activation_scales(value)
             tag = _common_tag([use.node for use in value.uses() if use.node.name in self._readers], self._modules)
-            stored = self._stored(value, scales)
+            stored = self._store_integers(value, scales)
             output = self._insert_dequantize(stored, value, tag, node, axis)
             known = self._dequantized[key] = _Dequantized(output, stored[1], stored[2], scales)
         return known
@@ -265,7 +265,7 @@ class _Rewriting:
         bias = np.asarray(value.const_value.numpy())
         self._quantize_bias(_Bias(node, constant.index, bias), data_scale.numpy() * scales.const_value.numpy())
 
-    def _scale_of(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
+    def _register_scale(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
         if item.same_as:
             return self._scales[item.same_as]
         if item.limits is None and item.name not in self._task.ranges:
@@ -279,7 +279,7 @@ class _Rewriting:
 
     def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
         """Insert QuantizeLinear and DequantizeLinear after a value and redirect its readers."""
-        value, uses = _read_form(value, item.readers)
+        value, uses = _find_read_version(value, item.readers)
         maker = value.producer()
         tag = read_tag(maker) if maker is not None else _common_tag([use.node for use in uses], self._modules)
         scale, zero_point = self._scales[item.name]
@@ -287,7 +287,7 @@ class _Rewriting:
         dequantize = self._node(
             "DequantizeLinear", [quantize.outputs[0], scale, zero_point], item.name, tag, "activation"
         )
-        self._put_behind(value, dequantize, uses, takes_name=item.readers is None and value.is_graph_output())
+        self._redirect_readers(value, dequantize, uses, takes_name=item.readers is None and value.is_graph_output())
         if maker is not None:
             self._graph.insert_after(maker, [quantize, dequantize])
         else:
@@ -311,7 +311,7 @@ class _Rewriting:
         input_scale = self._scales[data_name][0].const_value
         bias = _constant_bias(node, self._task)
         least = None if bias is None or input_scale is None else _least_scale(bias.values, input_scale.numpy(), axis)
-        dequantized = self._dequantized_constant(weight, "weight", axis, node, least)
+        dequantized = self._dequantize_constant(weight, "weight", axis, node, least)
         node.replace_input_with(operand, dequantized.output)
         self._record(node, "operator")
         scales = dequantized.scales.scales
@@ -326,7 +326,7 @@ class _Rewriting:
         assert table is not None  # weight_operand returned its position
         name = table.name or ""
         if name not in self._tables:
-            self._tables[name] = self._stored(table, _weight_scales(table, None, self._task))
+            self._tables[name] = self._store_integers(table, _weight_scales(table, None, self._task))
         stored, scale, zero_point = self._tables[name]
         node.replace_input_with(operand, stored)
         found = node.outputs[0]
@@ -334,11 +334,11 @@ class _Rewriting:
         dequantize = self._node(
             "DequantizeLinear", [found, scale, zero_point], found.name or "", read_tag(node), "weight"
         )
-        self._put_behind(found, dequantize, uses, takes_name=True)
+        self._redirect_readers(found, dequantize, uses, takes_name=True)
         found.type = stored.type
         self._graph.insert_after(node, [dequantize])
 
-    def _put_behind(
+    def _redirect_readers(
         self, value: ir.Value, dequantize: ir.Node, uses: Sequence[_Usage], *, takes_name: bool
     ) -> None:  # fmt: skip
         """Redirect readers of a value to a new node, which takes the value's name if ``takes_name``."""
@@ -353,7 +353,7 @@ class _Rewriting:
             if output is value:
                 self._graph.outputs[index] = result
 
-    def _stored(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
+    def _store_integers(self, weight: ir.Value, integers: WeightScales) -> tuple[ir.Value, ir.Value, ir.Value]:
         assert weight.const_value is not None  # initializers have a value
         name = self._fresh.take(f"{weight.name}_quantized")
         return (
@@ -417,7 +417,7 @@ _LEAST_RANGE = 1e-4
 _ORDER = {"table": 0, "rows": 1, "weight": 1, "activation": 1, "bias": 2}
 
 
-def _name_of_input(node: ir.Node, index: int) -> str:
+def _input_name(node: ir.Node, index: int) -> str:
     value = node.inputs[index]
     return (value.name if value is not None else "") or ""
 
@@ -430,11 +430,11 @@ def _measured_name(value: ir.Value | None, scales: Container[str | None]) -> str
     while value is not None:
         if value.name in scales:
             return value.name or ""
-        value = _before_pair(value)
+        value = _find_quantized_input(value)
     return ""
 
 
-def _before_pair(value: ir.Value) -> ir.Value | None:
+def _find_quantized_input(value: ir.Value) -> ir.Value | None:
     """Input of the QuantizeLinear/DequantizeLinear pair that produces a value; ``None`` without a pair.
 
     Only engines insert such pairs here, since graphs with existing pairs are not quantized again.
@@ -445,7 +445,7 @@ def _before_pair(value: ir.Value) -> ir.Value | None:
     return quantize.inputs[0] if quantize is not None and quantize.op_type == "QuantizeLinear" else None
 
 
-def _read_form(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
+def _find_read_version(value: ir.Value, names: frozenset[str] | None) -> tuple[ir.Value, Sequence[_Usage]]:
     """Find the version of a value that the named nodes read, and their uses of it.
 
     An earlier group may have inserted a Q/DQ pair for all readers. The new pair then goes after the existing pair, so
@@ -479,10 +479,10 @@ def _weight_scales(
 
     Args:
         weight: An initializer, float32.
-        axis: As in :meth:`_Rewriting._dequantized_constant`.
+        axis: As in :meth:`_Rewriting._dequantize_constant`.
         task: Integer type and symmetry.
         is_unit: Use the weight types of the provider, whose units require scales of similar size.
-        least: As in :meth:`_Rewriting._dequantized_constant`.
+        least: As in :meth:`_Rewriting._dequantize_constant`.
 
     Raises:
         QuantizeError: the weight has non-finite values.

@@ -433,7 +433,7 @@ class Packing:
         """Block-quantized weight of a node, shared with other readers."""
         key = operand.key
         if key not in self._packed:
-            readers = {reader.op_type for reader in _readers_of(operand, self._task)}
+            readers = {reader.op_type for reader in _find_readers(operand, self._task)}
             weight = self._weight_of(node, operand, readers)
             self._packed[key] = _PackedParts(weight, tuple(self._registered(tensor) for tensor in weight.tensors()))
         return self._packed[key]
@@ -554,7 +554,7 @@ def _is_channel_weight(value: ir.Value, size: int) -> bool:
     return is_free and tensor is not None and tuple(tensor.shape.numpy()) == (size,) and len(value.uses()) == 1
 
 
-def _readers_of(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
+def _find_readers(operand: Operand, task: EngineTask) -> tuple[ir.Node, ...]:
     """Nodes of a task that read a weight in this orientation, without duplicates."""
     direct = [node for node, _ in operand.value.uses()]
     behind = [user for node in direct if node.op_type == "Transpose" for user, _ in node.outputs[0].uses()]
@@ -592,7 +592,7 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         operand = operand_of(node) if node.name in task.nodes else None
         if operand is None or operand.key in found:
             continue
-        readers = _readers_of(operand, task)
+        readers = _find_readers(operand, task)
         products = tuple(reader for reader in readers if reader.op_type != "Gather")
         if not products:
             continue
