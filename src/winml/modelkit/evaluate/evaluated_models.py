@@ -171,7 +171,7 @@ def task_name(name: str) -> str:
 def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
     side = open_onnx_side(path, run)
     metadata = side.metadata
-    stated = _task_of(metadata)
+    stated = _stated_task(metadata)
     if task is None and stated is None:
         raise TaskError(
             f"{run.shown} does not state its task", hint=f"Set it, for example with {opt.task} text-classification."
@@ -185,11 +185,11 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
 
 
-def _task_of(metadata: Mapping[str, str]) -> str | None:
+def _stated_task(metadata: Mapping[str, str]) -> str | None:
     return model_record(metadata).get("task") or None
 
 
-def _source_of(metadata: Mapping[str, str], displayed: str) -> ModelRequest | None:
+def _find_source(metadata: Mapping[str, str], displayed: str) -> ModelRequest | None:
     try:
         return exported_from(metadata, displayed)
     except UsageError:
@@ -277,7 +277,7 @@ def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
 
 
 def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
-    stated, own = _task_of(baseline.metadata), _task_of(model.side.metadata)
+    stated, own = _stated_task(baseline.metadata), _stated_task(model.side.metadata)
     if stated is not None and stated != own and task_name(stated) != model.task:
         raise UsageError(
             f"{opt.baseline} {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is evaluated "
@@ -298,4 +298,4 @@ def _torch_baseline(
         torch.set_num_threads(threads)
     loaded = load_model(_without_cache(request, request.task or model.task))
     side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")
-    return stack.enter_context(side), _notes(loaded)
+    return stack.enter_context(side), _model_notes(loaded)

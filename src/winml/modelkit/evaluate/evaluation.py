@@ -260,23 +260,23 @@ def _score_samples(
             yield sample
 
     batches = preprocessor.batches(evaluator.fed(remembered()), batch_size)
-    for group in _grouped(batches, len(sides)):
+    for group in _group_batches(batches, len(sides)):
         for number, (side, reported) in enumerate(zip(sides, scores.sides, strict=True)):
             for place, batch in enumerate(group):
-                outputs = _run(side, batch, evaluator, reported)
+                outputs = _run_batch(side, batch, evaluator, reported)
                 if scores.nearness is not None:
                     scores.nearness.add(number, place, outputs)
         # Rows of the last sample may continue in the next group.
-        _finish(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
+        _finish_samples(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
         if progress is not None:
             progress(len(scores.references))
-    _finish(scores, evaluator, waiting, before=max(waiting, default=-1) + 1)
+    _finish_samples(scores, evaluator, waiting, before=max(waiting, default=-1) + 1)
     if progress is not None:
         progress(len(scores.references))
     return scores
 
 
-def _grouped(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
+def _group_batches(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
     """Yield batches in groups limited in number and memory."""
     group: list[Batch] = []
     held = 0
@@ -306,7 +306,7 @@ def _sample_bytes(row: Row, sides: int) -> int:
     return held + 4 * height * width * maps
 
 
-def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
+def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
     """Run a side on a batch, record time and predictions, and return its outputs."""
     started = time.perf_counter()
     outputs = side.run(batch.feeds)
@@ -325,7 +325,7 @@ def _run(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) 
     return trimmed
 
 
-def _finish(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
+def _finish_samples(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
     """Score the samples before a number, and drop their data."""
     for number in sorted(number for number in waiting if number < before):
         sample = waiting.pop(number)

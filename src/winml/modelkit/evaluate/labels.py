@@ -89,7 +89,7 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
         if all(name.strip().isdecimal() for name in model):
             spoken |= {value: str(int(value)) for value in occurring if _is_number(value) and value >= 0}
     numbers = {value: int(value) for value in occurring if _is_number(value) and value not in spoken}
-    classes, notes = _matched(model, names, spoken, column)
+    classes, notes = _match_named(model, names, spoken, column)
     if classes is None:
         raise _unknown_labels(list(spoken.values()), found)
     classes = {**classes, **{value: number for value, number in numbers.items() if 0 <= number < len(model)}}
@@ -98,11 +98,11 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
     return LabelMap(classes, tuple(model), column, notes)
 
 
-def _matched(
+def _match_named(
     model: Sequence[str], names: Sequence[str] | None, spoken: Mapping[Any, str], column: str
 ) -> tuple[dict[Any, int] | None, tuple[str, ...]]:
     """Match named labels: label → class index, or ``None`` if a name is unknown to the model; and notes."""
-    classes = _by_name(model, spoken)
+    classes = _match_by_name(model, spoken)
     if classes is not None:
         moved = any(_is_number(label) and label != number for label, number in classes.items())
         reported = f"Numbers in column {column} are used as class names, since the model's class names are digits."
@@ -144,9 +144,9 @@ def _refuse_no_label(value: object, column: str) -> Any:
     )
 
 
-def _by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, int] | None:
+def _match_by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, int] | None:
     """Match labels by name: label → class index; ``None`` if a name is unknown to the model."""
-    for spelled in (str, _plain):
+    for spelled in (str, _normalize_name):
         numbers = {spelled(name): number for number, name in enumerate(model)}
         found = {label: numbers[spelled(name)] for label, name in spoken.items() if spelled(name) in numbers}
         if len(found) == len(spoken):
@@ -154,7 +154,7 @@ def _by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[Any, in
     return None
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 

@@ -139,7 +139,7 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
     if samples < 2:
         return [[] for _ in measured]  # one sample gives no interval
     values: list[list[Array]] = [[] for _ in measured]
-    for resamples in _draws(samples, seed):
+    for resamples in _resample(samples, seed):
         for retained, (model, baseline) in zip(values, measured, strict=True):
             ours = model.resampled(resamples)
             if baseline is None:
@@ -147,10 +147,10 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
                 continue
             theirs = baseline.resampled(resamples)
             retained.append(np.stack([ours, theirs, ours - theirs]))
-    return [_ends(np.concatenate(retained, axis=1)) for retained in values]
+    return [_interval_ends(np.concatenate(retained, axis=1)) for retained in values]
 
 
-def _draws(samples: int, seed: int) -> Iterator[Resamples]:
+def _resample(samples: int, seed: int) -> Iterator[Resamples]:
     generator, left = np.random.default_rng(seed), RESAMPLES
     while left > 0:
         rows = min(left, max(1, _CHUNK // samples))
@@ -158,7 +158,7 @@ def _draws(samples: int, seed: int) -> Iterator[Resamples]:
         left -= rows
 
 
-def _ends(values: Array) -> list[Interval]:
+def _interval_ends(values: Array) -> list[Interval]:
     tail = (1 - CONFIDENCE) / 2 * 100
     found: list[Interval] = []
     for row in values:

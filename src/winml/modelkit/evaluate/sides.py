@@ -161,7 +161,7 @@ class CachedBatches(Preprocessor):
             InputError: a processor fails on a sample.
         """
         if self._kept is not None:
-            yield from _in_step(self._kept, iter(samples))
+            yield from _yield_in_step(self._kept, iter(samples))
             return
         created: list[Batch] = []
         held = 0
@@ -176,7 +176,7 @@ class CachedBatches(Preprocessor):
             self._kept = created
 
 
-def _in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
+def _yield_in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
     """Yield cached batches in step with the samples, which the caller records as they are read."""
     taken = -1
     for batch in retained:

@@ -177,10 +177,10 @@ def _source_positions(
     for node in all_nodes(executed):
         clear_tag(node)
     carry_tags(labelled, executed)
-    return {node.name: _labels_of(node) for node in all_nodes(executed) if node.name}
+    return {node.name: _read_labels(node) for node in all_nodes(executed) if node.name}
 
 
-def _labels_of(node: ir.Node) -> tuple[int, ...]:
+def _read_labels(node: ir.Node) -> tuple[int, ...]:
     labels = _listed_modules(node) or [node.metadata_props.get(MODULE_KEY, "")]
     if not all(label.startswith(_LABEL) for label in labels):
         return ()
@@ -211,11 +211,13 @@ def profile_model(
     if tokens is None:
         return profile_modules(path, options, latency, progress=progress)
     prompt_run = replace(options, decoding=DecoderRun(tokens, 0))
-    prompt = profile_modules(path, prompt_run, latency, progress=_share_of(progress, 0, 2, 0))
+    prompt = profile_modules(path, prompt_run, latency, progress=_scale_progress(progress, 0, 2, 0))
     assert prompt.result.decoding is not None
     step_run = replace(options, decoding=DecoderRun(1, prompt.result.decoding.tokens))
     runs = 2 * len(prompt.result.latency.samples_ms)
-    return ProfiledDecoder(prompt, profile_modules(path, step_run, latency, progress=_share_of(progress, 1, 2, runs)))
+    return ProfiledDecoder(
+        prompt, profile_modules(path, step_run, latency, progress=_scale_progress(progress, 1, 2, runs))
+    )
 
 
 def profile_modules(
@@ -304,7 +306,7 @@ def _profile_on_device(
         profile = read_device_profile(written, counted_runs=len(measured.samples_ms), provider=name)
     original = graph_of(structure, path)
     _write_tree_tags(original, tree)
-    named, by_way = _with_graph_names(profile, original)
+    named, by_way = _rename_kernels(profile, original)
     tags = {node.name: tag.tag for node in all_nodes(original) if node.name and (tag := read_tag(node)) is not None}
     modules = [(module.tag, module.path, module.class_name) for module in tree.modules]
     charged = charge_modules(named, tags, modules)
@@ -319,7 +321,7 @@ def _profile_on_device(
     )
 
 
-def _with_graph_names(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, Counter[Way]]:
+def _rename_kernels(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, Counter[Way]]:
     """Rename kernels to graph nodes by name prefix, and count the matches by node name and output name.
 
     A provider appends to names of nodes and values: ``…/MatMul_output_0_convert``.
@@ -380,13 +382,13 @@ def _profiled_run(
     provider = options.choose_provider()
     with opened_model.prepared_model(path, options, provider) as prepared:
         before = resident_bytes()
-        measured = measure_latency(prepared.run, latency, _share_of(progress, 0, 2, 0))
+        measured = measure_latency(prepared.run, latency, _scale_progress(progress, 0, 2, 0))
         memory = MemoryUse.after_runs(prepared.opened.session_bytes, before)
         result = perf_result(prepared, latency, measured, memory)
     counted = len(measured.samples_ms)
     del prepared  # two sessions would hold the weights twice
     with opened_model.prepared_model(path, options, provider, **files) as prepared:
-        profiled = measure_latency(prepared.run, latency, _share_of(progress, 1, 2, counted))
+        profiled = measure_latency(prepared.run, latency, _scale_progress(progress, 1, 2, counted))
         profile = prepared.opened.session.end_profile()
     return result, profiled, profile
 
@@ -537,7 +539,7 @@ def measure_modules(
         with clock.step(_STEPS[2]) as step:
             measurement = _CutMeasurement(cuts, recording, options, provider, latency)
             for number, item in enumerate(cuts.calls):
-                share = _share_of(progress, number, len(cuts.calls), len(measured) * latency.iterations)
+                share = _scale_progress(progress, number, len(cuts.calls), len(measured) * latency.iterations)
                 measured.append(measurement.measure(item, share))
             step.summary = f"{len(measured)} instances"
     return ModulePerfResult(
@@ -556,7 +558,7 @@ def measure_modules(
     )
 
 
-def _share_of(progress: Progress | None, number: int, count: int, runs_before: int) -> Progress | None:
+def _scale_progress(progress: Progress | None, number: int, count: int, runs_before: int) -> Progress | None:
     """Map one module's progress to progress of the whole."""
     if progress is None:
         return None

@@ -114,7 +114,7 @@ def measure_model(
     if run.input_data is None and run.decoding is None:
         run = replace(run, decoding=decoder_run(inputs_of_file(path), run.sizes))
     result = opened_model.run_at_fitting_sizes(
-        path, run, lambda fitting: _measured(path, replace(options, run=fitting), progress, tell)
+        path, run, lambda fitting: _measure_once(path, replace(options, run=fitting), progress, tell)
     )
     if result.decoding is None or options.run.sizes:
         return result
@@ -124,7 +124,7 @@ def measure_model(
     return replace(result, notes=(*result.notes, f"{words} of several lengths; {opt.by_module} shows both by module"))
 
 
-def _measured(
+def _measure_once(
     path: Path,
     options: PerfOptions,
     progress: Callable[[int, float], None] | None,

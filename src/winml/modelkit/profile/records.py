@@ -267,8 +267,8 @@ def spread_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
     ]
     if times:
         yield (
-            f"a few runs were interrupted, probably by other programs: {_listed(times)}; use p50, not the mean or the "
-            "throughput"
+            f"a few runs were interrupted, probably by other programs: {_join_times(times)}; use p50, not the mean or "
+            "the throughput"
         )
 
 
@@ -282,12 +282,12 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
     times = [f"of {name} took {summary.p50 / summary.min:.1f} times" for name, summary in ratios.items()]
     if times:
         yield (
-            f"the machine seems busy: the median run {_listed(times)} as long as the fastest; measure again when it is "
-            "idle"
+            f"the machine seems busy: the median run {_join_times(times)} as long as the fastest; measure again when "
+            "it is idle"
         )
 
 
-def _listed(times: Sequence[str]) -> str:
+def _join_times(times: Sequence[str]) -> str:
     more = len(times) - _DISPLAYED_RUNS
     return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
 

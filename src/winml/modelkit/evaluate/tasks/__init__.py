@@ -1,1 +1,1 @@
-"""What is right in a task? What it reads of a data set, how outputs become predictions, and which metrics it has."""
+"""Evaluation tasks: roles read from a dataset, predictions from outputs, and metrics."""

@@ -83,7 +83,7 @@ def _average_precision(matches: _ClassMatches, counts: Array) -> float:
     return total / len(precision)
 
 
-def _evaluated(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any:
+def _evaluate_boxes(predictions: Sequence[Boxes], references: Sequence[Boxes]) -> Any:
     """Evaluate all images with pycocotools; ``None`` without any object.
 
     The printed progress is discarded.
@@ -152,7 +152,7 @@ def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: in
 
 
 BOX_METRICS = (
-    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
-    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluated, resamples=_RESAMPLED),
+    Metric("map", _mean_precision(slice(None)), "pycocotools", prepare=_evaluate_boxes, resamples=_RESAMPLED),
+    Metric("map_50", _mean_precision(slice(1)), "pycocotools", prepare=_evaluate_boxes, resamples=_RESAMPLED),
 )
 """Overlaps of 0.5 to 0.95 in steps of 0.05, and of 0.5 alone."""

@@ -25,7 +25,7 @@ _SAME_BOX = 0.9
 """Minimum overlap of equal boxes. Chosen: COCO's largest threshold but one."""
 
 
-def _record(outputs: Outputs) -> Any:
+def _wrap_outputs(outputs: Outputs) -> Any:
     """Wrap outputs in the record that transformers processors read."""
     import torch
     from transformers.utils.generic import ModelOutput
@@ -79,7 +79,7 @@ class _PixelEvaluator(Evaluator):
         return reduced
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
-        maps = self.to_maps(_record(outputs), target_sizes=_sizes(batch))
+        maps = self.to_maps(_wrap_outputs(outputs), target_sizes=_sizes(batch))
         # Half the size of torch's integers: a group holds the maps of many images.
         return [item.numpy().astype(np.int32) for item in maps]
 
@@ -111,21 +111,21 @@ class _BoxEvaluator(Evaluator):
     notes: tuple[str, ...] = ()
 
     def reference(self, sample: Sample) -> Boxes:
-        objects = _columns_of(sample["objects"])
+        objects = _convert_to_columns(sample["objects"])
         boxes = np.asarray(objects["bbox"], np.float64).reshape(-1, 4)
         # Specified by COCO: left, top, width, height.
         corners = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
         return Boxes(corners, np.asarray([self.labels.number(label) for label in objects[self.class_key]], np.int64))
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Boxes]:
-        found = self.to_boxes(_record(outputs), threshold=0.0, target_sizes=_sizes(batch))
+        found = self.to_boxes(_wrap_outputs(outputs), threshold=0.0, target_sizes=_sizes(batch))
         return [
             Boxes(item["boxes"].numpy().astype(np.float64), item["labels"].numpy(), item["scores"].numpy())
             for item in found
         ]
 
     def agreement(self, ours: Boxes, theirs: Boxes) -> float:
-        left, right = _sure(ours), _sure(theirs)
+        left, right = _select_confident(ours), _select_confident(theirs)
         if len(left.classes) != len(right.classes):
             return 0.0
         free = list(range(len(right.classes)))
@@ -138,7 +138,7 @@ class _BoxEvaluator(Evaluator):
         return 1.0
 
 
-def _sure(boxes: Boxes) -> Boxes:
+def _select_confident(boxes: Boxes) -> Boxes:
     assert boxes.scores is not None  # predictions have scores
     retained = boxes.scores > _SURE
     return Boxes(boxes.corners[retained], boxes.classes[retained], boxes.scores[retained])
@@ -155,7 +155,7 @@ def _overlap(left: Array, right: Array) -> float:
 _CLASS_KEYS = ("category", "label", "labels", "category_id", "class")
 
 
-def _columns_of(objects: Any) -> Mapping[str, Any]:
+def _convert_to_columns(objects: Any) -> Mapping[str, Any]:
     """Convert a list of records to a record of lists, the usual storage format."""
     if isinstance(objects, Mapping):
         return objects
@@ -165,7 +165,7 @@ def _columns_of(objects: Any) -> Mapping[str, Any]:
 
 def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:
     column = context.columns["objects"]
-    rows = [_columns_of(cell) for cell in context.values("objects")]
+    rows = [_convert_to_columns(cell) for cell in context.values("objects")]
     key = next((key for key in _CLASS_KEYS if all(key in row for row in rows)), None)
     if key is None or not all("bbox" in row for row in rows):
         found = ", ".join(sorted({str(name) for row in rows for name in row})) or "nothing"

@@ -57,7 +57,7 @@ class Pooling:
     def embedding(self, states: Array, mask: Array) -> Array:
         """Compute the embedding of ``[tokens, size]`` states; the mask ``[tokens]`` is True for text tokens."""
         weights = np.flatnonzero(mask) + 1.0
-        return np.concatenate([_pooled(states[mask], weights, mode) for mode in self.modes])
+        return np.concatenate([_pool_states(states[mask], weights, mode) for mode in self.modes])
 
 
 def cosine(left: Array, right: Array) -> float:
@@ -110,7 +110,7 @@ class _SimilarityEvaluator(task.Evaluator):
         return float(abs(ours - theirs) <= ALIKE)
 
 
-def _pooled(states: Array, places: Array, mode: str) -> Array:
+def _pool_states(states: Array, places: Array, mode: str) -> Array:
     """Pool the token states of a text into one embedding; ``places`` are the token positions, counted from 1."""
     if mode in {"cls", "lasttoken"}:
         state: Array = states[0 if mode == "cls" else -1]
@@ -125,14 +125,14 @@ def _pooled(states: Array, places: Array, mode: str) -> Array:
 
 def read_pooling(folder: Path) -> Pooling:
     """Read the pooling that sentence-transformers wrote beside the model; without a file, mean pooling and a note."""
-    modules = _read(folder, _MODULES)
+    modules = _read_json(folder, _MODULES)
     entries = [entry for entry in modules if isinstance(entry, Mapping)] if isinstance(modules, list) else []
     kinds = [str(entry.get("type", "")).rpartition(".")[2] for entry in entries]
     if "Pooling" not in kinds:
         reported = "No sentence-transformers file defines the pooling of token embeddings: mean pooling is used."
         return Pooling(("mean",), _other_modules(kinds), (reported,))
-    stated = _read(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
-    modes, problem = _modes(stated if isinstance(stated, Mapping) else {})
+    stated = _read_json(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
+    modes, problem = _read_modes(stated if isinstance(stated, Mapping) else {})
     return Pooling(modes, problem or _other_modules(kinds))
 
 
@@ -142,7 +142,7 @@ def _other_modules(kinds: Sequence[str]) -> str:
     return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
 
 
-def _modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+def _read_modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     """Return the pooling modes of a file, and a description of unknown modes."""
     by_name = stated.get("pooling_mode")
     names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
@@ -155,7 +155,7 @@ def _modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     return tuple(mode for mode in _MODES.values() if mode in chosen) or ("mean",), ""
 
 
-def _read(folder: Path, name: str) -> Any:
+def _read_json(folder: Path, name: str) -> Any:
     """Read a JSON file below a folder; ``None`` if missing or damaged."""
     try:
         return read_json_file(file_below(folder, name))

@@ -126,11 +126,11 @@ class _MaskedWordEvaluator(task.Evaluator):
         return float(ours[0] == theirs[0])
 
 
-def _first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> Any:
+def _first_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> Any:
     return metrics.ACCURACY.measure([tokens[0] for tokens in predictions], references)
 
 
-def _among_first(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> metrics.SampleRows:
+def _top_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> metrics.SampleRows:
     from sklearn.metrics import accuracy_score
 
     found = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
@@ -147,7 +147,10 @@ def _masked_word_evaluator(context: task.EvaluatorContext) -> _MaskedWordEvaluat
 FILL_MASK = task.TaskDefinition(
     "fill-mask",
     ("text", "label"),
-    (metrics.Metric("accuracy", _first, "sklearn"), metrics.Metric("top_5_accuracy", _among_first, "sklearn")),
+    (
+        metrics.Metric("accuracy", _first_accuracy, "sklearn"),
+        metrics.Metric("top_5_accuracy", _top_accuracy, "sklearn"),
+    ),
     _masked_word_evaluator,
     "equal likeliest tokens",
 )
