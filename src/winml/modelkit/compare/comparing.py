@@ -109,14 +109,14 @@ def compare_models(
         folder = _folder_of_processors((candidate, reference), options.data_set)
         few = _few_shared_notes(left, right)
         stack.enter_context(_with_likely_reason(few))
-        samples, notes = _drawn_values(left, right, options, folder)
+        samples, notes = _create_samples(left, right, options, folder)
         values, notes = samples.values, (*notes, *few)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
         if options.step is not None:
             pair = at_step(pair, options.step)
             notes = (*notes, _step_words(pair, options.step))
         with refusals_explained(values[0]) if options.data_set is None else nullcontext():
-            result = _whole(pair, samples, notes, options)
+            result = _compare_whole(pair, samples, notes, options)
         if options.by_module:
             # All values of all modules are recorded: by default, one sample shows where they diverge.
             if options.draws is None and samples.source in ("processor", "random"):
@@ -125,7 +125,7 @@ def compare_models(
                 matched = match_with_torch(pair)
                 if not any(isinstance(side, OnnxSide) for side in (left, right)):
                     _refuse_no_module(left, right, matched)
-            result = _by_module(result, pair, matched, options)
+            result = _compare_by_module(result, pair, matched, options)
         return result
 
 
@@ -220,7 +220,7 @@ def _as_torch(side: Side) -> TorchSide:
     return cast("TorchSide", side)
 
 
-def _drawn_values(
+def _create_samples(
     left: Side, right: Side, options: CompareOptions, folder: Path | None
 ) -> tuple[SampleValues, tuple[str, ...]]:
     """Create the inputs of both, named as in the candidate, and notes.
@@ -234,20 +234,22 @@ def _drawn_values(
     if isinstance(right, OnnxSide):
         sizes, notes = _fixed_sizes(left, right, options.names, options.run) if isinstance(left, OnnxSide) else ({}, ())
         run = replace(options.run, sizes={**sizes, **options.run.sizes})
-        return _draws(right.session(), replace(options, run=run), folder, left), notes
+        return _create_file_samples(right.session(), replace(options, run=run), folder, left), notes
     if isinstance(left, OnnxSide):
-        samples = _draws(left.session(), options, folder, left)
+        samples = _create_file_samples(left.session(), options, folder, left)
         renamed = (
             replace(draw, feeds={options.names.get(name, name): array for name, array in draw.feeds.items()})
             for draw in samples.values
         )
         return replace(samples, values=tuple(renamed)), ()
-    draws = _torch_draws(_as_torch(right).part, options, folder)
+    draws = _create_torch_samples(_as_torch(right).part, options, folder)
     source: QualitySource = "dataset" if options.data_set else "random" if draws[0].file is None else "file"
     return SampleValues(tuple(draws), source, options.run.seed), ()
 
 
-def _draws(session: Session, options: CompareOptions, folder: Path | None, reference: Side) -> SampleValues:
+def _create_file_samples(
+    session: Session, options: CompareOptions, folder: Path | None, reference: Side
+) -> SampleValues:
     run = options.run
     if run.input_data is not None and options.data_set is None:
         files = value_files(run.input_data)
@@ -262,7 +264,7 @@ def _draws(session: Session, options: CompareOptions, folder: Path | None, refer
     return quality_values(session, SampleRequest(run, folder, options.data_set, count, model=model))
 
 
-def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
+def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path | None) -> list[Values]:
     """Create the inputs of two PyTorch models: values of a file, passed examples, or random values."""
     run = options.run
     inputs = tuple(part.inputs)
@@ -285,7 +287,9 @@ def _torch_draws(part: ModelPart, options: CompareOptions, folder: Path | None) 
     return [Values(inputs, feeds) for feeds in draws]
 
 
-def _whole(pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions) -> ModelComparison:
+def _compare_whole(
+    pair: SidePair, samples: SampleValues, notes: tuple[str, ...], options: CompareOptions
+) -> ModelComparison:
     """Compare the outputs of both models."""
     if isinstance(pair.reference, OnnxSide) and isinstance(pair.candidate, OnnxSide):
         _refuse_other_inputs(pair.reference, pair.candidate, options.names)
@@ -314,7 +318,7 @@ def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]])
     return (f"Outputs {'; '.join(words)}.{advice}",)
 
 
-def _by_module(
+def _compare_by_module(
     complete: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
 ) -> ModelComparison:
     """Extend the comparison by all modules."""
@@ -384,7 +388,7 @@ def _sizes_by_part(
     # Dynamic dimensions of the candidate may be static in the reference, as in the comparison of two files.
     files = {name: next(side for side in reversed(sides) if isinstance(side, Path)) for name, sides in parts.items()}
     inputs = {name: inputs_of_file(file) for name, file in files.items()}
-    fitting = {name: {key: size for key, size in sizes.items() if _has(inputs[name], key)} for name in parts}
+    fitting = {name: {key: size for key, size in sizes.items() if _has_dimension(inputs[name], key)} for name in parts}
     for key, size in sizes.items():
         if not any(key in known for known in fitting.values()):
             sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # raises
@@ -515,7 +519,7 @@ def _fixed_sizes(
         other = theirs.get(ours.name)
         if other is None:
             continue
-        if len(other.shape) != len(ours.shape) or _are_apart(other, ours):
+        if len(other.shape) != len(ours.shape) or _have_different_sizes(other, ours):
             raise UsageError(
                 f"input {ours.name!r}: {reference.shown} takes {other.words}, {candidate.shown} {ours.words}",
                 hint="Models can only be compared at equal input sizes: export one of them with these dimensions "
@@ -616,7 +620,7 @@ def _few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     sides = (reference, candidate)
     counted: tuple[Side, ...] = tuple(side for side in sides if isinstance(side, OnnxSide)) or sides
     numbers = [len(side.module_classes) for side in counted]
-    shared = _shared(reference.module_classes, candidate.module_classes)
+    shared = _count_shared(reference.module_classes, candidate.module_classes)
     # The modules of a file without tags and scopes are unknown.
     if not all(numbers) or shared >= _FEW * min(numbers):
         return ()
@@ -627,7 +631,7 @@ def _few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     )
 
 
-def _shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
+def _count_shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
     """Count the modules with the same path and without different classes."""
     common = left.keys() & right.keys()
     return sum(left[path] == right[path] or not (left[path] and right[path]) for path in common)

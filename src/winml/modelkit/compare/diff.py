@@ -169,7 +169,7 @@ def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[
     Modules with the same tag are equal, then modules with the same path, then similar modules: the same class,
     operators and weight shapes, or at least the same weight shapes, if any.
     """
-    partner = _partners(before, after)
+    partner = _match_tags(before, after)
     by_tag = {module.tag: module for module in before}
     matches: list[_Match] = [(by_tag.get(partner.get(module.tag, "")), module) for module in after]
     found = set(partner.values())
@@ -182,7 +182,7 @@ def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[
     return matches
 
 
-def _partners(before: Sequence[_Module], after: Sequence[_Module]) -> dict[str, str]:
+def _match_tags(before: Sequence[_Module], after: Sequence[_Module]) -> dict[str, str]:
     """Tag after → tag before, for the modules on both sides."""
     partner: dict[str, str] = {}
     keys: tuple[Callable[[_Module], object], ...] = (
@@ -230,7 +230,7 @@ def _match_weights(
         by_type[_type_words(weight)].append(weight)
     for weight in new.values():
         twin = next((other for other in by_type[_type_words(weight)] if are_equal(other.name, weight.name)), None)
-        twin = twin or _retyped(weight, by_type)
+        twin = twin or _find_retyped(weight, by_type)
         if twin is not None:
             by_type[_type_words(twin)].remove(twin)
         matches.append((twin, weight))
@@ -238,7 +238,7 @@ def _match_weights(
     return matches
 
 
-def _retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | None:
+def _find_retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weight | None:
     """Find the weight with another type before: tools that change a type extend the name."""
     return next(
         (

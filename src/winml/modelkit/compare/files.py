@@ -284,11 +284,11 @@ def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tupl
         UsageError: no values can be drawn for an input.
     """
     session = open_session(path, as_written=True)
-    found = list(itertools.islice(_accepted(session, seed, passed), _DRAWS))
+    found = list(itertools.islice(_accepted_samples(session, seed, passed), _DRAWS))
     return [feeds for _, feeds, _ in found], [outputs for _, _, outputs in found]
 
 
-def _accepted(
+def _accepted_samples(
     session: Session, seed: int, passed: Mapping[str, int]
 ) -> Iterator[tuple[Mapping[str, int], Arrays, Arrays]]:
     """Yield accepted sizes, samples of these sizes, and the outputs of a file; at least one.
@@ -326,7 +326,7 @@ def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, 
         StageError: the file accepts no tried sizes.
         UsageError: no values can be drawn for an input.
     """
-    return next(sizes for sizes, _, _ in _accepted(session, 0, passed))
+    return next(sizes for sizes, _, _ in _accepted_samples(session, 0, passed))
 
 
 def _sizes_to_try(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:

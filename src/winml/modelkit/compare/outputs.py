@@ -303,7 +303,7 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
     nan_count, problem = 0 if is_finite else int(np.isnan(_as_float64(expected)).sum()), ""
     if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and is_finite:
         least = max(floor, _CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
-        problem = _wrong_channel(left.reshape(expected.shape), right.reshape(expected.shape), threshold, least)
+        problem = _find_wrong_channel(left.reshape(expected.shape), right.reshape(expected.shape), threshold, least)
     is_equal = relative <= threshold and not problem
     return OutputComparison(
         name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count, problem
@@ -331,7 +331,9 @@ def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str
             yield remaining, "the last axis" if axis == len(shape) - 1 else f"axis {axis}"
 
 
-def _wrong_channel(expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, floor: float) -> str:
+def _find_wrong_channel(
+    expected: NDArray[np.float64], actual: NDArray[np.float64], threshold: float, floor: float
+) -> str:
     """Describe a slice with a difference beyond the tolerance of its own values; empty if all slices agree.
 
     Slices of one output may have different units, such as boxes in pixels next to a score: the error of a small slice

@@ -1,1 +1,1 @@
-"""Which module is the first whose outputs diverge? Compares recorded inputs and outputs of modules."""
+"""Module comparison: recorded inputs and outputs of modules, and the first module that diverges."""

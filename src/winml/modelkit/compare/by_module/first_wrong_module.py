@@ -56,19 +56,19 @@ def name_first_wrong_module(
     if error.inputs is None:
         return
     try:
-        if reason := _reason_against(reference, candidate):
+        if reason := _memory_problem(reference, candidate):
             error.hint += f" The first wrong module was not searched for: {reason}."
             return
-        module = _first_wrong_module(reference, candidate, _as_arrays(error.inputs), provider)
+        module = _find_wrong_module(reference, candidate, _as_arrays(error.inputs), provider)
     except Exception as problem:
         # The file is temporary and not named.
         reason = first_line(problem).replace(str(candidate), "the file").rstrip(".")
         error.hint += f" The first wrong module was not found: {reason}."
         return
-    error.message += f"; {_words(module)}"
+    error.message += f"; {_module_words(module)}"
 
 
-def _words(module: ComparedModule | None) -> str:
+def _module_words(module: ComparedModule | None) -> str:
     if module is None or module.fidelity is None:
         return "no single module diverges, as far as modules can be compared"
     identity = module.identity
@@ -79,7 +79,7 @@ def _words(module: ComparedModule | None) -> str:
     return f"first wrong module: {name}, relative error {module.fidelity.relative_error:.1e}{fed}"
 
 
-def _reason_against(reference: Path | PreparedPart, candidate: Path) -> str:
+def _memory_problem(reference: Path | PreparedPart, candidate: Path) -> str:
     """Reason not to run two models at once; empty if possible."""
     # A PyTorch model is already in memory with its weights, or streams them.
     models = [candidate, *([reference] if isinstance(reference, Path) else [])]
@@ -99,7 +99,7 @@ def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
     return {name: to_numpy(value) for name, value in values.items()}
 
 
-def _first_wrong_module(
+def _find_wrong_module(
     reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array], provider: ChosenProvider | None
 ) -> ComparedModule | None:
     path = reference if provider is not None and isinstance(reference, Path) else candidate
@@ -111,16 +111,16 @@ def _first_wrong_module(
         matched = match_files(side, file)
         side.session([name for item in matched for name, _ in item.taps])
         unchanged = unchanged_modules(side, file) if provider is None else None
-        return _first_of(SidePair(side, file, (feeds,)), file, matched, unchanged)
+        return _find_divergence(SidePair(side, file, (feeds,)), file, matched, unchanged)
     from winml.modelkit.compare.by_module.torch_side import TorchSide
     from winml.modelkit.compare.verification.streamed_reference import with_streamed_values
 
     with with_streamed_values(reference) as weighted:
         pair = SidePair(TorchSide(weighted, "the model in PyTorch"), file, (feeds,))
-        return _first_of(pair, file, match_with_torch(pair), None)
+        return _find_divergence(pair, file, match_with_torch(pair), None)
 
 
-def _first_of(
+def _find_divergence(
     pair: SidePair, file: OnnxSide, matched: Sequence[MatchedBoundary], unchanged: frozenset[str] | None
 ) -> ComparedModule | None:
     file.session([name for item in matched for _, name in item.taps])

@@ -78,14 +78,14 @@ def own_error(errors: ModuleErrors) -> float | None:
     arising = _largest_step(errors)
     if arising is None or errors.inputs is None or not math.isfinite(arising):
         return arising
-    return min(arising, _arising(errors.inputs, errors.outputs))
+    return min(arising, _arising_error(errors.inputs, errors.outputs))
 
 
 def _largest_step(errors: ModuleErrors) -> float | None:
-    return max((_arising(*step) for step in errors.steps), default=None)
+    return max((_arising_error(*step) for step in errors.steps), default=None)
 
 
-def _arising(fed: float, handed_on: float) -> float:
+def _arising_error(fed: float, handed_on: float) -> float:
     if not math.isfinite(fed):
         return 0.0
     return math.sqrt(max(0.0, handed_on**2 - fed**2)) if math.isfinite(handed_on) else handed_on
@@ -111,7 +111,7 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
             # Wrong inputs may be amplified: a wrong value before a GELU is not an error of the GELU.
             if not errors.is_passing_on
             and any(
-                fed <= limit and _arising(fed, handed_on) > max(limit, _OUTSTANDING * fed * is_rounded)
+                fed <= limit and _arising_error(fed, handed_on) > max(limit, _OUTSTANDING * fed * is_rounded)
                 for fed, handed_on in errors.steps
             )
         ),
@@ -187,7 +187,7 @@ class _Measured:
 
     def outputs_of(self, item: MatchedBoundary) -> list[OutputFidelity]:
         """Similarity of its outputs with the same meaning on both sides."""
-        return [self.whole] if item.is_root else self._comparable(item.outputs)
+        return [self.whole] if item.is_root else self._comparable_values(item.outputs)
 
     def reason_of(self, item: MatchedBoundary) -> str:
         """Reason why none of its outputs can be compared."""
@@ -201,7 +201,7 @@ class _Measured:
         """Largest error of its inputs; ``None`` if an input is unknown."""
         if item.is_root:
             return 0.0
-        fed = self._comparable(item.inputs)
+        fed = self._comparable_values(item.inputs)
         if len(fed) < len(item.inputs) + item.unknown_inputs:
             return None
         return max(map(_error_of, fed), default=0.0)
@@ -210,7 +210,7 @@ class _Measured:
         """Errors at its boundary, and at the boundaries of submodules, between which its own nodes lie."""
         inputs = self.input_error(item)
         fed, before = inputs or 0.0, []
-        for inner in self._inside.get(item.identity.tag, ()):
+        for inner in self._submodule_calls.get(item.identity.tag, ()):
             inner_error = self.input_error(inner)
             if inner_error is None:
                 continue  # its output error may come from its inputs or from itself
@@ -220,7 +220,7 @@ class _Measured:
         return ModuleErrors(inputs, outputs, tuple(before), fed, is_passing_on=self.passes_on(item))
 
     @cached_property
-    def _inside(self) -> dict[str, list[MatchedBoundary]]:
+    def _submodule_calls(self) -> dict[str, list[MatchedBoundary]]:
         """Tag of a comparable module → calls of its direct submodules, in order."""
         seen = [item for item in self.matched if self.outputs_of(item)]
         tags = {item.identity.tag for item in seen}
@@ -243,7 +243,7 @@ class _Measured:
             if other.identity.tag != tag and address.is_within(other.identity.tag, tag)
         )
 
-    def _comparable(self, names: Sequence[NamesOfBoth]) -> list[OutputFidelity]:
+    def _comparable_values(self, names: Sequence[NamesOfBoth]) -> list[OutputFidelity]:
         found = [self.values[pair] for pair in names if pair in self.values]
         # Values of different shapes have different meanings.
         return [fidelity for fidelity in found if not fidelity.problem.startswith("shape")]
@@ -291,7 +291,7 @@ def _group_length(sizes: Sequence[int | None], count: int) -> int:
     return len(sizes)
 
 
-_Forms = Mapping[str, Counter[tuple[object, ...]]]
+_Signatures = Mapping[str, Counter[tuple[object, ...]]]
 """Tag of a module → counts of its node signatures."""
 
 
@@ -314,7 +314,7 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
             return False
         return equality.are_equal(name, name)
 
-    forms = _forms_of(reference), _forms_of(candidate)
+    forms = _node_signatures(reference), _node_signatures(candidate)
     read = _initializers_read(reference, weights[0]), _initializers_read(candidate, weights[1])
     tags = [module.tag for side in (reference, candidate) if side.tree is not None for module in side.tree.modules]
     return frozenset(
@@ -326,9 +326,9 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
     )
 
 
-def _forms_of(side: OnnxSide) -> _Forms:
+def _node_signatures(side: OnnxSide) -> _Signatures:
     forms: defaultdict[str, Counter[tuple[object, ...]]] = defaultdict(Counter)
-    for number, (item, tag) in enumerate(_tagged(side)):
+    for number, (item, tag) in enumerate(_tagged_nodes(side)):
         node = item.proto
         # Large constants are not read, so their equality is unknown.
         unknown = (id(side), number) if any(map(_is_without_values, node.attribute)) else ()
@@ -344,10 +344,10 @@ def _is_without_values(attribute: onnx.AttributeProto) -> bool:
 
 def _initializers_read(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) -> defaultdict[str, frozenset[str]]:
     names: defaultdict[str, set[str]] = defaultdict(set)
-    for item, tag in _tagged(side):
+    for item, tag in _tagged_nodes(side):
         names[tag].update(name for name in item.proto.input if name in weights)
     return defaultdict(frozenset, {tag: frozenset(found) for tag, found in names.items()})
 
 
-def _tagged(side: OnnxSide) -> list[tuple[PlacedNode, str]]:
+def _tagged_nodes(side: OnnxSide) -> list[tuple[PlacedNode, str]]:
     return [] if side.tree is None else list(zip(side.nodes, side.tree.tags, strict=True))

@@ -155,7 +155,7 @@ class OnnxSide:
         Raises:
             StageError: ONNX Runtime cannot load the file.
         """
-        return self._opened(tapped) if self._session is None else self._session
+        return self._open_session(tapped) if self._session is None else self._session
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
         """Sizes of inner values in bytes of float32; ``None`` if the shape is unknown before a run."""
@@ -175,7 +175,7 @@ class OnnxSide:
 
     def outputs(self, feeds: Arrays) -> dict[str, Array]:
         """Run the model, and return its outputs."""
-        session = self.session() if self._fits_memory_limit(feeds) else self._opened(())
+        session = self.session() if self._fits_memory_limit(feeds) else self._open_session(())
         return self._states.dequantized(session.run(self._states.quantized(feeds), self.output_names))
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
@@ -184,7 +184,7 @@ class OnnxSide:
             return {}
         requested = frozenset(names).difference(self.output_names)
         is_ready = requested == self._tapped or (requested < self._tapped and self._fits_memory_limit(feeds))
-        session = self.session() if is_ready else self._opened(names)
+        session = self.session() if is_ready else self._open_session(names)
         return self._states.dequantized(session.run(self._states.quantized(feeds), list(names)))
 
     def _fits_memory_limit(self, feeds: Arrays) -> bool:
@@ -193,7 +193,7 @@ class OnnxSide:
         sizes = self.value_bytes(sorted(self._tapped), feeds)
         return None not in sizes and 2 * sum(size for size in sizes if size is not None) <= GROUP_BYTES
 
-    def _opened(self, tapped: Sequence[str]) -> Session:
+    def _open_session(self, tapped: Sequence[str]) -> Session:
         """Replace the open session by one that also returns these values."""
         names = [name for name in dict.fromkeys(tapped) if name not in self.output_names]
         self._session = None  # two sessions would hold the weights twice
@@ -233,7 +233,7 @@ class OnnxSide:
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
         try:
-            taken_in = _taken_in(model)
+            taken_in = _find_fused_ends(model)
         except ValueError as error:
             raise InputError(f"{self.path}: {error}", hint="Write the file again.") from error
         for module in self.tree.modules:
@@ -241,7 +241,7 @@ class OnnxSide:
                 self.boundaries[boundary.key] = replace(boundary, ends_in=taken_in.get(module.path, ""))
 
 
-def _taken_in(model: ir.Model) -> dict[str, str]:
+def _find_fused_ends(model: ir.Model) -> dict[str, str]:
     """Module path → node that fuses its last operators with those of other modules."""
     found: dict[str, str] = {}
     for node in model.graph:
@@ -276,10 +276,12 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
         if isinstance(item.result, Refusal):
             found.append(ModuleBoundary(identity, reason=item.result.reason))
             continue
-        fed = dict.fromkeys(map(_as_float, item.result.inputs))
+        fed = dict.fromkeys(map(_find_float_source, item.result.inputs))
         # Inputs of the model are equal on both sides; integers are positions and masks.
         inputs = [value for value in fed if value.dtype in _FLOATS and value.producer() is not None]
-        outputs = [value for value in dict.fromkeys(map(_as_float, item.result.outputs)) if value.dtype in _FLOATS]
+        outputs = [
+            value for value in dict.fromkeys(map(_find_float_source, item.result.outputs)) if value.dtype in _FLOATS
+        ]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
         found.append(
             ModuleBoundary(
@@ -293,7 +295,7 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
     return found
 
 
-def _as_float(value: ir.Value) -> ir.Value:
+def _find_float_source(value: ir.Value) -> ir.Value:
     """Floating-point source of a quantized value, its scale or its zero point.
 
     A value without such a source, such as rows of a quantized table, is floating-point after its DequantizeLinear.

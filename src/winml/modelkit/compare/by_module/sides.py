@@ -152,14 +152,14 @@ class SidePair:
     def reference_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Convert a sample to the names and types of the reference."""
         original = {other: name for name, other in self.names.items()}
-        return _typed({original.get(name, name): array for name, array in feeds.items()}, self.reference)
+        return _cast_feeds({original.get(name, name): array for name, array in feeds.items()}, self.reference)
 
     def candidate_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Convert a sample to the types of the candidate."""
-        return _typed(feeds, self.candidate)
+        return _cast_feeds(feeds, self.candidate)
 
 
-def _typed(feeds: Arrays, side: Side) -> dict[str, Array]:
+def _cast_feeds(feeds: Arrays, side: Side) -> dict[str, Array]:
     """Cast floating-point values to the input types of a side, which may compute in another type."""
     dtypes = {item.name: item.dtype for item in side.inputs}
 

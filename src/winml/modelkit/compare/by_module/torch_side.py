@@ -85,7 +85,7 @@ class TorchSide:
                     # The next module may change an output in place.
                     retained[name] = to_numpy(tensor).copy()
 
-        with self._hooked(keep):
+        with self._hook_modules(keep):
             self.outputs(feeds)
         return retained
 
@@ -99,7 +99,7 @@ class TorchSide:
         def note(key: CallKey, kind: str, tensors: Sequence[torch.Tensor]) -> None:
             names[key, kind] = _value_names(key, kind, len(tensors))
 
-        with record_calls(self._prepared.model) as trace, self._hooked(note):
+        with record_calls(self._prepared.model) as trace, self._hook_modules(note):
             self.outputs(feeds)
         nodes = {node.path: node for node in build_tree(trace).nodes}
         boundaries = {}
@@ -114,7 +114,7 @@ class TorchSide:
         return boundaries
 
     @contextmanager
-    def _hooked(self, keep: Callable[[CallKey, str, Sequence[torch.Tensor]], None]) -> Iterator[None]:
+    def _hook_modules(self, keep: Callable[[CallKey, str, Sequence[torch.Tensor]], None]) -> Iterator[None]:
         """Call ``keep`` with the floating-point inputs (``input``) and outputs (``output``) of each module call."""
         calls: dict[str, int] = {}
 

@@ -51,15 +51,15 @@ _NOT_THERE = ModuleBoundary(ModuleIdentity("", "", ""), reason="not in the candi
 def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundary]:
     """Match the boundaries of two files, in the order the reference computes them, submodules first."""
     matched = []
-    for boundary in _in_order(reference.boundaries):
+    for boundary in _sort_boundaries(reference.boundaries):
         other = candidate.boundaries.get(boundary.key, _NOT_THERE)
         inputs, outputs = (
             tuple((name, name) for name in names if name in candidate.value_names and name in reference.value_names)
             for names in (boundary.inputs, boundary.outputs)
         )
         if not outputs and not _last_node(boundary, other):
-            outputs = _paired(boundary.outputs, other.outputs)
-        matched.append(_matched(boundary, other, inputs, outputs, "outputs not in the candidate"))
+            outputs = _pair_names(boundary.outputs, other.outputs)
+        matched.append(_create_match(boundary, other, inputs, outputs, "outputs not in the candidate"))
     return matched
 
 
@@ -70,50 +70,52 @@ def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
     """
     reference_feeds, candidate_feeds = pair.reference_feeds(pair.draws[0]), pair.candidate_feeds(pair.draws[0])
     if isinstance(pair.candidate, OnnxSide):
-        calls = _calls_of(pair.reference, reference_feeds)
-        return [_matched_in_file(item, calls, is_candidate=True) for item in _in_order(pair.candidate.boundaries)]
-    others = _calls_of(pair.candidate, candidate_feeds)
+        calls = _record_calls(pair.reference, reference_feeds)
+        return [_match_in_file(item, calls, is_candidate=True) for item in _sort_boundaries(pair.candidate.boundaries)]
+    others = _record_calls(pair.candidate, candidate_feeds)
     if isinstance(pair.reference, OnnxSide):
-        return [_matched_in_file(item, others, is_candidate=False) for item in _in_order(pair.reference.boundaries)]
+        return [
+            _match_in_file(item, others, is_candidate=False) for item in _sort_boundaries(pair.reference.boundaries)
+        ]
     matched = []
-    for key, boundary in _calls_of(pair.reference, reference_feeds).items():
+    for key, boundary in _record_calls(pair.reference, reference_feeds).items():
         other = others.get(key, _NOT_THERE)
         # A call without floating-point inputs and outputs counts as missing.
         other = other if other.inputs or other.outputs else _NOT_THERE
         if boundary.identity.tag:
-            inputs, outputs = _paired(boundary.inputs, other.inputs), _paired(boundary.outputs, other.outputs)
-            matched.append(_matched(boundary, other, inputs, outputs, "different outputs in the candidate"))
+            inputs, outputs = _pair_names(boundary.inputs, other.inputs), _pair_names(boundary.outputs, other.outputs)
+            matched.append(_create_match(boundary, other, inputs, outputs, "different outputs in the candidate"))
     return matched
 
 
-def _calls_of(side: Side, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
+def _record_calls(side: Side, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
     assert not isinstance(side, OnnxSide)  # a side is a file or a model in PyTorch
     return cast("TorchSide", side).calls(feeds)
 
 
-def _in_order(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
+def _sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
     return sorted(boundaries.values(), key=lambda item: (item.position, -address.depth(item.identity.tag)))
 
 
-def _matched_in_file(
+def _match_in_file(
     boundary: ModuleBoundary, calls: Mapping[CallKey, ModuleBoundary], *, is_candidate: bool
 ) -> MatchedBoundary:
     """Match a boundary of a file with a call in PyTorch; a single returned tensor matches the last computed value."""
     call = calls.get((boundary.identity.module, boundary.identity.call), ModuleBoundary(boundary.identity))
     outputs: tuple[NamesOfBoth, ...] = ()
     if not boundary.ends_in:
-        outputs = _paired(boundary.outputs, call.outputs) or _paired(boundary.outputs[-1:], call.outputs)
-    inputs = _paired(boundary.inputs, call.inputs)
+        outputs = _pair_names(boundary.outputs, call.outputs) or _pair_names(boundary.outputs[-1:], call.outputs)
+    inputs = _pair_names(boundary.inputs, call.inputs)
     if is_candidate:
         inputs, outputs = (tuple((theirs, own) for own, theirs in pairs) for pairs in (inputs, outputs))
-    return _matched(boundary, call, inputs, outputs, "PyTorch returns no matching outputs")
+    return _create_match(boundary, call, inputs, outputs, "PyTorch returns no matching outputs")
 
 
-def _paired(names: Sequence[str], others: Sequence[str]) -> tuple[NamesOfBoth, ...]:
+def _pair_names(names: Sequence[str], others: Sequence[str]) -> tuple[NamesOfBoth, ...]:
     return tuple(zip(names, others, strict=True)) if len(names) == len(others) else ()
 
 
-def _matched(
+def _create_match(
     boundary: ModuleBoundary,
     other: ModuleBoundary,
     inputs: tuple[NamesOfBoth, ...],

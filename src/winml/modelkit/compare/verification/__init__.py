@@ -1,1 +1,1 @@
-"""Are the outputs of the file those of PyTorch?"""
+"""Verification of a written file: its outputs compared with those of PyTorch."""

@@ -104,7 +104,7 @@ class WrittenFile:
             StageError: ONNX Runtime cannot run the file.
         """
         known = self._known.get(id(draw))
-        return known[1] if known is not None else self._answers([draw])[0]
+        return known[1] if known is not None else self._compute_outputs([draw])[0]
 
     def run(self, draw: Draw) -> Arrays:
         """Return the outputs of the file for the inputs of a sample, like :meth:`answer`.
@@ -122,7 +122,7 @@ class WrittenFile:
             VerificationError: ONNX Runtime cannot run the file.
         """
         with self._failures_as_unverified():
-            return self._answers(draws)
+            return self._compute_outputs(draws)
 
     def compare(self, draw: Draw) -> tuple[OutputComparison, ...]:
         """Compare the outputs of the file with those of PyTorch.
@@ -132,16 +132,16 @@ class WrittenFile:
         """
         return compare_outputs([draw.reference], [self.answer(draw)], rounding=self.rounding).comparisons
 
-    def _answers(self, draws: Sequence[Draw]) -> list[Arrays]:
+    def _compute_outputs(self, draws: Sequence[Draw]) -> list[Arrays]:
         # Some decoders support one row at a time only.
         fed = [feeds_by_rows(draw.arrays) if self._has_single_rows else [draw.arrays] for draw in draws]
         rows = [feeds for parts in fed for feeds in parts]
         pieces = None if self._piece_bytes is None else FilePieces(self.written.path, self._piece_bytes)
         outputs: Iterable[Arrays]
-        outputs = pieces.run(rows) if pieces is not None and pieces.count else map(self._opened().run, rows)
+        outputs = pieces.run(rows) if pieces is not None and pieces.count else map(self._open_session().run, rows)
         following = iter(outputs)
         joined = [joined_rows(list(islice(following, len(parts)))) for parts in fed]
-        return [self._as_ranked(draw, output) for draw, output in zip(draws, joined, strict=True)]
+        return [self._apply_reference_ranks(draw, output) for draw, output in zip(draws, joined, strict=True)]
 
     def _opened(self) -> Session:
         from winml.modelkit.ort.graph_sessions import open_session
@@ -153,7 +153,7 @@ class WrittenFile:
             self._session = open_session(path, as_written=False) if widens else Session(path, adapter=self._adapter)
         return self._session
 
-    def _as_ranked(self, draw: Draw, answers: Arrays) -> Arrays:
+    def _apply_reference_ranks(self, draw: Draw, answers: Arrays) -> Arrays:
         """Replace indices of equal ranked values in another order by PyTorch's indices."""
         differing = [
             name

@@ -106,7 +106,7 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     count = min(NEW_TOKENS, room - _PROMPT - SECOND_PROMPT) if room is not None else NEW_TOKENS
     if count < 1:
         return f"the cache has only {room} tokens" if held is not None else f"the model has only {room} positions"
-    tokens, mask = _prompts(part, seed)
+    tokens, mask = _create_prompts(part, seed)
 
     def generate() -> GeneratedText:
         assert part.cache is not None
@@ -360,7 +360,7 @@ def token_count(part: ModelPart) -> int | str:
     return next(spec for spec in part.inputs if spec.name in (TOKEN_IDS, EMBEDDED)).shape[1]
 
 
-def _prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _create_prompts(part: ModelPart, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Create prompts and their mask; if the model has a mask, the first row is padded on the left."""
     specs = {spec.name: spec for spec in part.inputs}
     rows, states = (spec.shape[0] for spec in (specs[TOKEN_IDS], next(spec for spec in part.inputs if spec.cache)))

@@ -74,13 +74,13 @@ def compare_generation(
     number, singly_until, doubt = 0, 0, None
     while number < len(text.steps) and stopped_after is None:
         count_progress(number, len(text.steps), f"step {number + 1} of {len(text.steps)}")
-        count = 1 if number < singly_until else _joined_count(number, text, graph.reads_several)
+        count = 1 if number < singly_until else _count_joined_steps(number, text, graph.reads_several)
         joined = text.steps[number : number + count]
         states = graph.states
-        scores, draw = graph.read(_joined(joined))
+        scores, draw = graph.read(_join_steps(joined))
         found = [
             compare_outputs([{SCORES: expected}], [{SCORES: passed}], rounding=rounding).worst
-            for expected, passed in _by_step(joined, scores)
+            for expected, passed in _split_steps(joined, scores)
         ]
         wrong = next((place for place, item in enumerate(found) if not item.is_equal), None)
         if wrong is not None and count > 1:
@@ -130,9 +130,9 @@ def read_scores(
     graph = _Graph(part, run_file, vectors_of, text.steps[0].mask.shape[0])
     number = 0
     while number < len(text.steps):
-        joined = text.steps[number : number + _joined_count(number, text, graph.reads_several)]
-        scores, _ = graph.read(_joined(joined))
-        yield from _by_step(joined, scores)
+        joined = text.steps[number : number + _count_joined_steps(number, text, graph.reads_several)]
+        scores, _ = graph.read(_join_steps(joined))
+        yield from _split_steps(joined, scores)
         number += len(joined)
 
 
@@ -154,7 +154,7 @@ def _refuse_wrong(text: GeneratedText, doubt: _Doubt, is_rounding: Callable[[Dra
     """
     problem = doubt.compared.problem
     if problem or not is_rounding(doubt.draw):
-        raise _unequal(text, doubt.number, problem or f"relative difference {doubt.compared.relative_diff:.1e}")
+        raise _step_error(text, doubt.number, problem or f"relative difference {doubt.compared.relative_diff:.1e}")
 
 
 class _Graph:
@@ -180,7 +180,7 @@ class _Graph:
     def read(self, step: TextStep) -> tuple[Array, Draw]:
         """Run a step, in one or several runs; return the scores and inputs of the last run."""
         for run, reported in _embedded_runs(self._part, step, self._vectors_of):
-            feeds = _feeds(self._part, run, {**self.states, **reported}, self._held)
+            feeds = _create_feeds(self._part, run, {**self.states, **reported}, self._held)
             draw = Draw({name: to_torch(value) for name, value in feeds.items()}, {}, {})
             output = self._run_file(draw)
             self.states = self._next_states(run, output)
@@ -209,7 +209,7 @@ class _Graph:
         }
 
 
-def _by_step(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array, Array]]:
+def _split_steps(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array, Array]]:
     """Yield (PyTorch's scores, scores of the graph) for each of the steps read in one run."""
     for place, step in enumerate(joined):
         # Steps read in one run have one token each.
@@ -219,7 +219,7 @@ def _by_step(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array,
         yield step.scores[:, -passed.shape[1] :], passed
 
 
-def _joined_count(number: int, text: GeneratedText, reads_several: bool) -> int:
+def _count_joined_steps(number: int, text: GeneratedText, reads_several: bool) -> int:
     """Number of steps that a graph reads in one run, starting at this step."""
     # The second prompt, preceded by steps of one token after a cache longer than a usual window.
     last = len(text.steps) - 1 - _LAST_STEPS
@@ -227,7 +227,7 @@ def _joined_count(number: int, text: GeneratedText, reads_several: bool) -> int:
     return min(_JOINED_STEPS, last - number) if is_alike and _SINGLE_STEPS < number < last else 1
 
 
-def _joined(steps: Sequence[TextStep]) -> TextStep:
+def _join_steps(steps: Sequence[TextStep]) -> TextStep:
     """Join consecutive steps."""
     tokens, scores = (
         np.concatenate(arrays, axis=1) for arrays in zip(*((item.tokens, item.scores) for item in steps), strict=True)
@@ -248,7 +248,7 @@ def _embedded_runs(
         yield run, {name: array[:, start:end] for name, array in vectors.items()}
 
 
-def _feeds(part: ModelPart, step: TextStep, states: Arrays, held: int | None) -> Arrays:
+def _create_feeds(part: ModelPart, step: TextStep, states: Arrays, held: int | None) -> Arrays:
     assert part.cache is not None
     mask = attention_mask_of(part.cache, step)
     if held is not None:
@@ -268,7 +268,7 @@ def _tied_rows(scores: Array, margin: float) -> int:
     return int((best[:, 1] - best[:, 0] <= margin).sum())
 
 
-def _unequal(text: GeneratedText, number: int, difference: str) -> VerificationError:
+def _step_error(text: GeneratedText, number: int, difference: str) -> VerificationError:
     step = text.steps[number]
     past = step.mask.shape[1] - step.tokens.shape[1]
     begun = "the prompt" if step.tokens.shape[1] > 1 else "the start"

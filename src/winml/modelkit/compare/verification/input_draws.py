@@ -111,7 +111,7 @@ class InputDraws:
         else:
             if not holds_nan(first.reference):
                 return first
-        for learned in self._other_ways(tensors, refusal):
+        for learned in self._untried_rules(tensors, refusal):
             other = replace(self, learned=learned)
             other_tensors = make(other)
             if _are_equal(tensors, other_tensors):
@@ -121,7 +121,7 @@ class InputDraws:
             except ExportError:
                 continue
             if not holds_nan(draw.reference):
-                self._learn(learned, refusal)
+                self._learn_rules(learned, refusal)
                 return draw
         if first is not None:
             return first
@@ -134,9 +134,9 @@ class InputDraws:
         For files that return NaN for a sample for which PyTorch does not.
         """
         rules = self.learned.rules
-        for turned in self._turned_masks():
+        for turned in self._inverted_masks():
             learned = replace(self.learned, rules=replace(rules, masks={**rules.masks, **turned}))
-            yield make(replace(self, learned=learned)), partial(self._learn, learned, None, "the file")
+            yield make(replace(self, learned=learned)), partial(self._learn_rules, learned, None, "the file")
 
     def _drawn_spec(self, spec: InputTensorSpec) -> InputTensorSpec:
         """Restrict the range of a specification to the traced values if learned."""
@@ -145,11 +145,11 @@ class InputDraws:
         values = self.traced[spec.name].double()
         return spec.model_copy(update={"value_range": (float(values.min()), float(values.max()))})
 
-    def _other_ways(self, tensors: Tensors, refusal: ExportError | None) -> Iterator[_Learned]:
+    def _untried_rules(self, tensors: Tensors, refusal: ExportError | None) -> Iterator[_Learned]:
         """Yield untried rules, those with the fewest traced values first."""
         traced = self.traced
         is_traced_size = traced is None or all(traced[name].shape == value.shape for name, value in tensors.items())
-        masks = list(self._turned_masks()) if is_traced_size or refusal is None else []
+        masks = list(self._inverted_masks()) if is_traced_size or refusal is None else []
         lengths = list(self._length_axes(tensors)) if is_traced_size or refusal is not None else []
         rules = self.learned.rules
         for turned, axes in itertools.product([{}, *masks], [{}, *lengths]):
@@ -167,7 +167,7 @@ class InputDraws:
         for retained in ways:
             yield replace(self.learned, kept=self.learned.kept | retained, as_traced=floats)
 
-    def _turned_masks(self) -> Iterator[dict[str, int]]:
+    def _inverted_masks(self) -> Iterator[dict[str, int]]:
         """Yield masks with the opposite hiding value, the largest combinations first."""
         rules = self.learned.rules
         turned = {
@@ -194,10 +194,14 @@ class InputDraws:
         for axis in list(axes)[:_MOST_AXES]:
             yield dict.fromkeys(names, axis)
 
-    def _learn(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
+    def _learn_rules(self, learned: _Learned, refusal: ExportError | None, who: str = "PyTorch") -> None:
         """Make the rules permanent, with a note."""
         before, self.learned = self.learned, learned
-        why = f"{who} returns NaN for others" if refusal is None else f"PyTorch rejects others ({_cause(refusal)})"
+        why = (
+            f"{who} returns NaN for others"
+            if refusal is None
+            else f"PyTorch rejects others ({_refusal_cause(refusal)})"
+        )
         for name in learned.rules.masks.keys() - before.rules.masks.keys():
             hiding = "ones" if learned.rules.masks[name] else "zeros"
             self.notes.append(f"Input {name} is drawn as a mask in which {hiding} hide tokens: {why}.")
@@ -234,7 +238,7 @@ def _are_equal(first: Tensors, second: Tensors) -> bool:
     return all(value.shape == second[name].shape and torch.equal(value, second[name]) for name, value in first.items())
 
 
-def _cause(refusal: ExportError) -> str:
+def _refusal_cause(refusal: ExportError) -> str:
     """Error message of PyTorch without the inputs."""
     cause = refusal.__cause__
     words = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message

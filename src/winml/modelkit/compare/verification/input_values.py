@@ -185,7 +185,7 @@ def run_at_varied_values(
         if is_read and values.is_floating_point() and values.numel() > 1 and low < 0 < high:
             floats.append(spec)
     for words, change in _DECIDING.items():
-        changed = {spec.name: _inside(change(traced.inputs[spec.name]), spec) for spec in floats}
+        changed = {spec.name: _clamp_to_range(change(traced.inputs[spec.name]), spec) for spec in floats}
         changed = {name: values for name, values in changed.items() if not torch.equal(values, traced.inputs[name])}
         if changed and not add([*changed], words, changed) and len(changed) > 1:
             for name, values in changed.items():
@@ -247,16 +247,16 @@ def _other_values(
     if traced.dtype == torch.bool:
         candidates = [~traced, *_single_flips(traced)]
     elif traced.is_floating_point():
-        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_far(traced) if is_read else ()))
-        candidates = [_clamped(value, low, high) for value in numbers]
+        numbers = (-traced, torch.zeros_like(traced), traced + 1, *(_distant_values(traced) if is_read else ()))
+        candidates = [_clamp(value, low, high) for value in numbers]
     else:
-        candidates = [_clamped(values, low, high) for values in _neighbours(traced.long())]
+        candidates = [_clamp(values, low, high) for values in _neighbours(traced.long())]
         if is_read and traced.numel() <= _SMALL:
-            candidates += [_clamped(values, low, high) for values in _far(traced.long())]
+            candidates += [_clamp(values, low, high) for values in _distant_values(traced.long())]
         if not part.are_ranges_examples and not is_of_lengths:
             reach = max(_REACH, _FACTOR * int(traced.long().abs().max()))
             bounds = (max(low, -reach), min(high, reach))
-            candidates += [_clamped(torch.full_like(traced.long(), int(bound)), low, high) for bound in bounds]
+            candidates += [_clamp(torch.full_like(traced.long(), int(bound)), low, high) for bound in bounds]
     distinct: list[torch.Tensor] = []
     for values in (values.to(traced.dtype) for values in candidates):
         if not any(torch.equal(values, known) for known in (traced, *distinct)):
@@ -289,7 +289,7 @@ def _single_flips(traced: torch.Tensor) -> Iterator[torch.Tensor]:
         yield flipped.reshape(traced.shape)
 
 
-def _far(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+def _distant_values(traced: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield distant values, on both sides of zero and of likely thresholds of a forward."""
     yield torch.zeros_like(traced)
     yield torch.ones_like(traced)
@@ -327,13 +327,13 @@ def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, *, rea
     return (0 if int(traced.min()) >= 0 and not (reads_values and traced.numel() == 1) else limits.min, limits.max)
 
 
-def _clamped(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
+def _clamp(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
     # As integers, since floats are not exact from 2**53 on.
     bounds = (low, high) if values.is_floating_point() else (int(low), int(high))
     return values.clamp(*bounds)
 
 
-def _inside(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
+def _clamp_to_range(values: torch.Tensor, spec: InputTensorSpec) -> torch.Tensor:
     return values if spec.value_range is None else values.clamp(*spec.value_range)
 
 
@@ -349,7 +349,7 @@ def compare_at_varied_values(file: WrittenFile, values: VariedValues) -> tuple[V
     """
     compared = []
     for varied in values.varied:
-        difference = _difference(file, varied.draw)
+        difference = _find_difference(file, varied.draw)
         if difference is not None and difference.is_nan and _hides_rows(varied):
             # For a fully masked row, softmax returns NaN, and PyTorch's own kernels zeros.
             continue
@@ -384,7 +384,7 @@ class _Difference:
     """True if the file returns NaN where PyTorch does not."""
 
 
-def _difference(file: WrittenFile, draw: Draw) -> _Difference | None:
+def _find_difference(file: WrittenFile, draw: Draw) -> _Difference | None:
     try:
         output = file.run(draw)
     except VerificationError as error:
@@ -493,13 +493,13 @@ def checked_values(
         words = tuple(varied.words for varied in compared if varied.names == (spec.name,))
         refused = values.refused.get(spec.name, ())
         is_varied = any(spec.name in varied.names for varied in compared)
-        is_fixed = not is_varied and not any(_differ(traced, draw.inputs[spec.name]) for draw in draws)
+        is_fixed = not is_varied and not any(_have_other_values(traced, draw.inputs[spec.name]) for draw in draws)
         if traced.numel() and (is_fixed or refused or (words and words[0] not in _DECIDING)):
             checked.append(CheckedValue(spec.name, value_words(traced), words, refused, is_fixed))
     return tuple(checked)
 
 
-def _differ(traced: torch.Tensor, other: torch.Tensor) -> bool:
+def _have_other_values(traced: torch.Tensor, other: torch.Tensor) -> bool:
     """Return True if another sample has other values, not just a different number of equal values."""
     if traced.shape == other.shape:
         return not torch.equal(traced, other)
@@ -514,7 +514,7 @@ def deciding_inputs(file: WrittenFile, other: Draw) -> list[str]:
         other: A sample of the same shapes on which it differs.
     """
     traced = file.written.draw
-    names = [name for name, values in traced.inputs.items() if _differ(values, other.inputs[name])]
+    names = [name for name, values in traced.inputs.items() if _have_other_values(values, other.inputs[name])]
     if len(names) < 2:
         return names
     deciding = []
@@ -524,7 +524,7 @@ def deciding_inputs(file: WrittenFile, other: Draw) -> list[str]:
                 draw = run_draw(weighted, replace(traced, inputs={**traced.inputs, name: other.inputs[name]}))
             except ExportError:
                 continue
-            if _difference(file, draw):
+            if _find_difference(file, draw):
                 deciding.append(name)
     return deciding
 
@@ -552,7 +552,7 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
         # A cache contains values computed by the model.
         is_free = spec.cache is None and spec.name not in as_traced
         if is_free and values.dtype in _FAR_DTYPES and values.device.type == "cpu":
-            enlarged = _enlarged(values, spec, generator)
+            enlarged = _enlarge(values, spec, generator)
             if not torch.equal(enlarged, values):
                 far[spec.name] = enlarged
     if not far or not _is_sensitive(written.model, far):
@@ -567,7 +567,7 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
     return Varied(tuple(far), "large values", Draw(tensors, reference, smallest.sizes))
 
 
-def _enlarged(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Generator) -> torch.Tensor:
+def _enlarge(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Generator) -> torch.Tensor:
     low, high = map(math.log, _FAR_FACTORS)
     factors = torch.exp(low + (high - low) * torch.rand(values.shape, generator=generator))
     enlarged = values * factors.to(values.dtype)
@@ -602,7 +602,7 @@ def _refuse_wrong_far_values(file: WrittenFile, far: Varied) -> None:
     answers = file.run(far.draw)
     if answers.keys() != far.draw.reference.keys():
         return
-    expected, actual = _where_finite(far.draw.reference, answers)
+    expected, actual = _mask_non_finite(far.draw.reference, answers)
     comparisons = compare_outputs([expected], [actual], rounding=file.rounding).comparisons
     wrong = [item for item in comparisons if _is_wrong(item)]
     names = [item.name for item in wrong]
@@ -624,7 +624,7 @@ def _is_rounded_in_pytorch(file: WrittenFile, draw: Draw, outputs: Collection[st
     return {*outputs} <= {item.name for item in comparisons if not item.is_equal}
 
 
-def _where_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays]:
+def _mask_non_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays]:
     """Replace the values of both sides by 0 where the reference is NaN or infinite."""
     expected, actual = dict(reference), dict(answers)
     for name, value in reference.items():
@@ -674,12 +674,12 @@ def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
         read = [values[value.name] for value in node.inputs if value is not None and value.name in values]
         made = [values[value.name] for value in node.outputs if value.name in values]
         if _are_finite(read) and not _are_finite(made):
-            tag, ends = read_tag(node), [end for value in read for end in _ends(value)]
+            tag, ends = read_tag(node), [end for value in read for end in _value_ends(value)]
             module = f" of module {tag.module}" if tag is not None and tag.module else ""
             range_words = f", of values from {min(ends):.3g} to {max(ends):.3g}" if ends else ""
             return f"; the first NaN or infinity is that of {node.op_type}{module} (node {node.name}){range_words}"
     return ""
 
 
-def _ends(value: Array) -> tuple[float, ...]:
+def _value_ends(value: Array) -> tuple[float, ...]:
     return (float(value.min()), float(value.max())) if value.dtype.kind == "f" and value.size else ()

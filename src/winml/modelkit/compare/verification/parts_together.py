@@ -276,7 +276,7 @@ class _EncoderDecoderParts(TextParts):
         generate: Any = partial(GenerationMixin.generate, model) if not decoder.path else model.generate
         settings: dict[str, Any] = {"min_new_tokens": count}
         if not decoder.path:
-            settings = {"decoder_start_token_id": _start(model)}
+            settings = {"decoder_start_token_id": _start_token(model)}
         with recorded_generation(decoder, model, count, **settings) as recorded:
             generate(**inputs, use_cache=True)
 
@@ -325,16 +325,18 @@ class _EncoderDecoderParts(TextParts):
         decoder = self.decoder.part
         assert decoder.cache is not None
         with as_the_user_calls_it(self.decoder), prepared_part(self.encoder) as encoder:
-            encoded = _answered(encoder, inputs)
-        fixed = {name: torch.from_numpy(np.array(value)) for name, value in self._taken(encoded, inputs).items()}
+            encoded = _run_streamed(encoder, inputs)
+        fixed = {
+            name: torch.from_numpy(np.array(value)) for name, value in self._constant_inputs(encoded, inputs).items()
+        }
         mask, positions = np.ones_like(tokens), np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).copy()
         own = {
             name: torch.from_numpy(array) for name, array in ((TOKENS, tokens), (MASK, mask), (POSITIONS, positions))
         }
         passed = {**empty_states(decoder.cache, len(tokens)), **fixed, **own}
-        return encoded, _answered(self.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs})[SCORES]
+        return encoded, _run_streamed(self.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs})[SCORES]
 
-    def _taken(self, encoded: Arrays, inputs: _Tensors) -> dict[str, Array]:
+    def _constant_inputs(self, encoded: Arrays, inputs: _Tensors) -> dict[str, Array]:
         """Constant inputs of the decoder by name.
 
         Args:
@@ -351,7 +353,7 @@ class _EncoderDecoderParts(TextParts):
         if self.encoder.name in self.paths:
             arrays = {name: to_numpy(value) for name, value in inputs.items()}
             encoded = _opened_file(self.paths[self.encoder.name]).run(arrays)
-        fixed, decoder = self._taken(encoded, inputs), self.decoder.part
+        fixed, decoder = self._constant_inputs(encoded, inputs), self.decoder.part
         stepping = replace(decoder, inputs=tuple(spec for spec in decoder.inputs if spec.name not in fixed))
         return _Decoder(stepping, self._opened_decoder(fixed), fixed)
 
@@ -512,14 +514,14 @@ def _spec_named(part: ModelPart, name: str) -> InputTensorSpec:
     return next(spec for spec in part.inputs if spec.name == name)
 
 
-def _start(model: Any) -> int:
+def _start_token(model: Any) -> int:
     """First token of a text; arbitrary if no config states one."""
     configs = (getattr(model, "generation_config", None), model.config)
     found = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
     return next((token for token in found if isinstance(token, int)), 0)
 
 
-def _answered(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:
+def _run_streamed(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:
     from winml.modelkit.compare.verification.streamed_reference import with_streamed_values  # imported on demand
 
     with with_values(prepared) as held, with_streamed_values(held) as weighted:

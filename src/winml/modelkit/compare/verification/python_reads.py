@@ -150,7 +150,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add_read(frame, sources, str(result), is_unseen=is_unseen)
         elif torch.Tag.dynamic_output_shape in func.tags:
             # A graph has these operators too.
-            self.read |= self._sources(_flags_of(args[1])) if name == _INDEX else sources
+            self.read |= self._sources(_flag_indices(args[1])) if name == _INDEX else sources
         written = [
             kwargs[argument] if argument in kwargs else args[position]
             for position, argument in _written_arguments(func)
@@ -213,12 +213,12 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         with ExitStack() as stack:
             for owner, name in _WATCHED:
-                watched = self._watched(getattr(owner, name), takes_all=name != _IS_NONZERO)
+                watched = self._watch(getattr(owner, name), takes_all=name != _IS_NONZERO)
                 stack.enter_context(attribute_replaced(owner, name, watched))
             stack.enter_context(attribute_replaced(threading.Thread, "run", run_watched))
             yield
 
-    def _watched(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
+    def _watch(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
         @wraps(original)
         def call(values: torch.Tensor, *args: Any, **options: Any) -> Any:
             frame, _ = _calling_frame(inspect.currentframe(), further=_COPYING)
@@ -249,7 +249,7 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
     return (value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
-def _flags_of(indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+def _flag_indices(indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     return [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
 
 

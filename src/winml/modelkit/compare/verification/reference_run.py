@@ -114,7 +114,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
     try:
         # A forward may write into its inputs, which are used again.
         with (
-            nullcontext() if keeps_state else _restored(prepared),
+            nullcontext() if keeps_state else _restore_loaded(prepared),
             unchanged_attributes(model) as state,
             _as_exported(model),
             conditions_as_python(),
@@ -170,7 +170,7 @@ def run_in_float64(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) 
         prepared: The part, with weights.
         tensors: Inputs by name.
     """
-    return _run_with(prepared, _widened, map(_widened, copies_for(prepared.model, tensors).values()))
+    return _run_with(prepared, _to_double, map(_to_double, copies_for(prepared.model, tensors).values()))
 
 
 def _run_with(
@@ -179,7 +179,7 @@ def _run_with(
     """Run the prepared part with changed parameters and buffers; `None` if its forward refuses them."""
     model = prepared.model
     try:
-        with _restored(prepared), unchanged_attributes(model), _as_exported(model), conditions_as_python():
+        with _restore_loaded(prepared), unchanged_attributes(model), _as_exported(model), conditions_as_python():
             state = {name: change(value) for name, value in (*model.named_parameters(), *model.named_buffers())}
             outputs = functional_call(model, state, tuple(inputs))
     except REFUSALS:
@@ -188,7 +188,7 @@ def _run_with(
 
 
 @contextmanager
-def _restored(prepared: PreparedPart) -> Iterator[None]:
+def _restore_loaded(prepared: PreparedPart) -> Iterator[None]:
     """Restore the model as loaded until the block ends; its log was shown in the first run."""
     if prepared.as_loaded is None:
         yield
@@ -197,7 +197,7 @@ def _restored(prepared: PreparedPart) -> Iterator[None]:
         yield
 
 
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
+def _to_double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().double() if tensor.is_floating_point() else tensor
 
 
@@ -249,7 +249,7 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
         try:
             for name, value in weighted.model.named_parameters():
                 if value.is_floating_point():
-                    value.copy_(_drawn_weight(name, tuple(value.shape), generator))
+                    value.copy_(_random_weight(name, tuple(value.shape), generator))
             # The loaded state contains the values of small weights.
             yield replace(weighted, as_loaded=None)
         finally:
@@ -258,7 +258,7 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
                     value.copy_(own[name])
 
 
-def _drawn_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def _random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(shape, generator=generator)
     if len(shape) > 1:
         return noise / math.sqrt(max(math.prod(shape[1:]), 1))

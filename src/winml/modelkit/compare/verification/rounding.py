@@ -95,7 +95,7 @@ def compare_stable_draws(
             if not info.has_signal:
                 raise _explained_failure(info, weighted, draws)
             for number in failed:
-                moved = _moved_outputs(weighted, draws[number - 1], rounding)
+                moved = _perturbed_outputs(weighted, draws[number - 1], rounding)
                 differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
                 added_up = sum(item.is_equal for item in aside.values()) >= _MOST_ADDED_UP
                 if not all(_is_rounding(item, moved, decides=added_up) for item in differing):
@@ -185,10 +185,12 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
         rounding: Rounding errors to accept.
     """
     with with_values(prepared) as weighted:
-        moved = {name for name, item in _moved_outputs(weighted, draw, rounding).items() if not item.is_equal}
+        moved = {name for name, item in _perturbed_outputs(weighted, draw, rounding).items() if not item.is_equal}
         for seed in range(1, _MOVED_RUNS + 1):
             # Equal values are ranked in arbitrary order.
-            tensors = {name: _moved(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()}
+            tensors = {
+                name: _perturb(value, torch.Generator().manual_seed(seed)) for name, value in draw.inputs.items()
+            }
             output = run_reference(weighted, tensors)
             comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
             moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
@@ -219,7 +221,7 @@ def is_decided_by_ties(
     with with_values(prepared) as weighted:
         for seed in (1, 2):
             generator = torch.Generator().manual_seed(seed)
-            tensors = {name: _noisy(value, traced.inputs[name], generator) for name, value in tied.inputs.items()}
+            tensors = {name: _add_noise(value, traced.inputs[name], generator) for name, value in tied.inputs.items()}
             try:
                 noisy.append(run_reference(weighted, tensors))
             except ExportError:
@@ -306,7 +308,7 @@ _RANKING = frozenset({"topk", "sort", "argsort", "argmax", "argmin", "max", "min
 """Specified by torch: functions that return indices by rank."""
 
 
-def _noisy(value: torch.Tensor, traced: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _add_noise(value: torch.Tensor, traced: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Add noise of the traced scale to floats that differ from the traced ones; other values are unchanged."""
     if not value.is_floating_point() or torch.equal(value, traced):
         return value
@@ -338,14 +340,14 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
     return not item.is_equal or (adds_up and not decides)
 
 
-def _moved_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
+def _perturbed_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
     """Output → largest change caused by one unit in the last place of module results.
 
     ``{}`` if PyTorch is not deterministic without changes: then rounding is not the cause.
     """
     largest: dict[str, OutputComparison] = {}
     for seed in range(_MOVED_RUNS + 1):
-        with _moved_results(prepared.model, seed):
+        with _perturb_results(prepared.model, seed):
             moved = run_reference(prepared, draw.inputs)
         comparisons = compare_outputs([draw.reference], [moved], rounding=rounding).comparisons
         if seed == 0 and not all(item.is_equal for item in comparisons):
@@ -358,12 +360,12 @@ def _moved_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> di
 
 
 @contextmanager
-def _moved_results(model: nn.Module, seed: int) -> Iterator[None]:
+def _perturb_results(model: nn.Module, seed: int) -> Iterator[None]:
     """Change results of modules without children, and ranked values, by one unit in the last place; not for seed 0."""
     generator = torch.Generator().manual_seed(seed)
 
     def hook(_module: nn.Module, _inputs: object, result: object) -> Any:
-        return pytree.tree_map(lambda value: _moved(value, generator), result)
+        return pytree.tree_map(lambda value: _perturb(value, generator), result)
 
     leaves = [module for module in model.modules() if seed and next(module.children(), None) is None]
     handles = [module.register_forward_hook(hook) for module in leaves]
@@ -385,11 +387,11 @@ class _MovedRanks(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, with changed values if it ranks them."""
         if args and getattr(func, "__name__", "") in _RANKING:
-            args = (_moved(args[0], self._generator), *args[1:])
+            args = (_perturb(args[0], self._generator), *args[1:])
         return func(*args, **(kwargs or {}))
 
 
-def _moved(value: object, generator: torch.Generator) -> Any:
+def _perturb(value: object, generator: torch.Generator) -> Any:
     """Change floats by one unit in the last place, up or down; other values are unchanged."""
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value

@@ -167,12 +167,12 @@ def run_at_varied_sizes(
             raise error
         _refuse_other_outputs(traced, accepted)
         smallest = accepted[0].sizes[dimension.name]
-        notes += _notes_on(dimension, smallest, len(accepted))
+        notes += _dimension_notes(dimension, smallest, len(accepted))
         draws += accepted
         together[0][dimension.name] = accepted[-1].sizes[dimension.name]
         together[1][dimension.name] = smallest
     if len(dimensions) > 1:
-        draws += _accepted(run, together)
+        draws += _run_accepted(run, together)
         _refuse_other_outputs(traced, draws)
 
     def ask(sizes: Sizes) -> Observation | None:
@@ -259,8 +259,8 @@ def bounded_proof(
             below = dict.fromkeys((traced[name] // 2, traced[name] - 1))
             between = [size for size in below if max(least, 2) <= size < traced[name]]
             at_bound = [most] if traced[name] < most <= _most_affordable(traced, name, parameters) else []
-            draws += _accepted(run, [{**traced, name: size} for size in between])
-            far_draws += _accepted(run, [{**traced, name: size} for size in at_bound])
+            draws += _run_accepted(run, [{**traced, name: size} for size in between])
+            far_draws += _run_accepted(run, [{**traced, name: size} for size in at_bound])
         far_draws += _together(traced, far_draws, run, parameters)
     return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
 
@@ -305,7 +305,7 @@ def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw]
         return []
     sizes = {name: max(draw.sizes[name] for draw in draws) for name in traced}
     is_known = any(draw.sizes == sizes for draw in draws)
-    return [] if is_known or parameters * math.prod(sizes.values()) > _FAR_WORK else _accepted(run, [sizes])
+    return [] if is_known or parameters * math.prod(sizes.values()) > _FAR_WORK else _run_accepted(run, [sizes])
 
 
 def _smallest_accepted(dimension: DynamicDimension, output: Callable[[int], Draw | None]) -> Draw | None:
@@ -359,7 +359,7 @@ def _output_words(draw: Draw) -> str:
     return f"{', '.join(displayed[:_DISPLAYED_OUTPUTS])}{rest}"
 
 
-def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
+def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
     """Note unexpected limits of a dimension."""
     notes = []
     if (least := min(smallest, dimension.example or smallest)) > dimension.min:
@@ -369,7 +369,7 @@ def _notes_on(dimension: DynamicDimension, smallest: int, accepted: int) -> list
     return notes
 
 
-def _accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> list[Draw]:
+def _run_accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> list[Draw]:
     """Samples of the sizes that the model supports."""
     draws = (_run_if_accepted(run, sizes) for sizes in several)
     return [draw for draw in draws if draw is not None]

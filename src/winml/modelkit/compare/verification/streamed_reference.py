@@ -107,7 +107,7 @@ class _Source:
         if self.kept is not None:
             return self.kept
         deferred, stored = self.deferred, self.stored
-        values = deferred.realized() if stored is None else _read(stored, deferred.dtype)
+        values = deferred.realized() if stored is None else _read_tensor(stored, deferred.dtype)
         if values.numel() * values.element_size() <= RETAINED_BYTES:
             self.kept = values
         return values
@@ -146,7 +146,9 @@ class _Source:
         if coded is not None:
             return self._numbers(coded.values_of_rows(coded.read(), requested.numpy()))[places]
         assert stored is not None  # one of both exists
-        return torch.cat([_read(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in requested])[places]
+        return torch.cat([_read_tensor(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in requested])[
+            places
+        ]
 
     def _numbers(self, values: Array) -> torch.Tensor:
         return torch.from_numpy(values).to(self.deferred.dtype)
@@ -220,10 +222,10 @@ class _StreamedTensor(UnreadTensor):
             # inference_mode dispatches these as a whole; their parts are handled here.
             return func.decompose(*args, **kwargs)
         if func is aten.mm.default and (source := _transposed_source(args[1])) is not None:
-            return _request(WeightRequest(source, _values(args[0])))
+            return _request(WeightRequest(source, _materialize(args[0])))
         if func is aten.addmm.default and (source := _transposed_source(args[2])) is not None and not kwargs:
-            return _values(args[0]) + _request(WeightRequest(source, _values(args[1])))
-        return func(*tree_map(_values, args), **tree_map(_values, kwargs))
+            return _materialize(args[0]) + _request(WeightRequest(source, _materialize(args[1])))
+        return func(*tree_map(_materialize, args), **tree_map(_materialize, kwargs))
 
 
 def stream_parameters(model: nn.Module) -> None:
@@ -267,14 +269,14 @@ def _request(request: WeightRequest) -> torch.Tensor:
     return _ASKING.ask(request)
 
 
-def _values(value: Any) -> Any:
+def _materialize(value: Any) -> Any:
     """Convert a streamed tensor to an ordinary tensor; other values are unchanged."""
     if not isinstance(value, _StreamedTensor):
         return value
     origin = value.origin
     if isinstance(origin, _Source):
         return _request(WeightRequest(origin))
-    return origin.compute(_values)
+    return origin.compute(_materialize)
 
 
 def _source_of(value: object) -> _Source | None:
@@ -308,7 +310,7 @@ def _row_slice(stored: StoredValues, start: int, count: int) -> StoredValues:
     return replace(stored, offset=stored.offset + start * row_bytes, shape=(count, *stored.shape[1:]))
 
 
-def _read(stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
+def _read_tensor(stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
     values = stored.read()
     if not values.size:
         return torch.empty(stored.shape, dtype=dtype)
@@ -428,12 +430,12 @@ def with_streamed_values(prepared: PreparedPart) -> Iterator[PreparedPart]:
     if prepared.part.with_references is None:
         yield prepared
         return
-    with _streamed(prepared, 1) as parts:
+    with _stream_parts(prepared, 1) as parts:
         yield parts[0]
 
 
 @contextmanager
-def _streamed(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]]:
+def _stream_parts(prepared: PreparedPart, count: int) -> Iterator[list[PreparedPart]]:
     """Yield copies of the prepared part with streamed parameters.
 
     Each copy has separate modules, since a forward may set attributes; parameters are shared.
@@ -480,6 +482,6 @@ def streamed_outputs(prepared: PreparedPart, draws: Sequence[Draw]) -> list[Draw
         with torch.no_grad(), asking(ask):
             return run_draw(weighted, draw)
 
-    with _streamed(prepared, len(draws)) as parts, conditions_as_python():
+    with _stream_parts(prepared, len(draws)) as parts, conditions_as_python():
         works = [partial(answer, weighted, draw) for weighted, draw in zip(parts, draws, strict=True)]
         return run_in_lock_step(works, streamed_slices)

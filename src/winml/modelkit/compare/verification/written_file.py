@@ -61,7 +61,7 @@ def verify_written_file(
     if not computes_in_bfloat16(written.model):
         return _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
     _refuse_mixed_types(written.path)
-    with _in_float32(written, prepared, inputs) as (written, prepared, inputs):
+    with _widen_to_float32(written, prepared, inputs) as (written, prepared, inputs):
         try:
             verification = _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
         except VerificationError as error:
@@ -103,7 +103,7 @@ def _verify(
         file.close_before_weights()
     prepared, rounding = file.prepared, file.rounding
     try:
-        second = _without_nan(file, inputs, second)
+        second = _avoid_nan(file, inputs, second)
         verification = compare_stable_draws(
             prepared,
             (written.draw, second),
@@ -344,7 +344,7 @@ def _with_reference_outputs(
             values = replace(values, far=input_values.run_at_far_values(weighted, written, inputs))
         if generates_alone(prepared.part):
             text = _generated_text(weighted, inputs, is_streamed=is_streamed)
-    return written, _telling_draw(traced, second, values), values, text
+    return written, _select_telling_draw(traced, second, values), values, text
 
 
 def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: bool) -> GeneratedText | None:
@@ -357,7 +357,7 @@ def _generated_text(prepared: PreparedPart, inputs: InputDraws, *, is_streamed: 
     return text
 
 
-def _without_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
+def _avoid_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
     """Return the second sample, with other masks if only the file returns NaN: masks may hide whole rows."""
     if holds_nan(second.reference) or not holds_nan(file.run(second)):
         return second
@@ -374,7 +374,7 @@ def _without_nan(file: WrittenFile, inputs: InputDraws, second: Draw) -> Draw:
     return second
 
 
-def _telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
+def _select_telling_draw(traced: Draw, second: Draw, values: input_values.VariedValues) -> Draw:
     """Prefer a sample whose outputs differ from the traced ones."""
 
     def tells(draw: Draw) -> bool:
@@ -396,7 +396,7 @@ def _name_deciding_inputs(error: VerificationError, file: WrittenFile, second: D
 
 
 @contextmanager
-def _in_float32(
+def _widen_to_float32(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws
 ) -> Iterator[tuple[WrittenGraph, PreparedPart, InputDraws]]:
     """Yield a file, its part and its inputs, with PyTorch computing in float32 until the block ends.
