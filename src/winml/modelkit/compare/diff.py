@@ -147,15 +147,15 @@ class _Side:
 
 
 def _read_modules(tree: OnnxTree, contents: Contents) -> list[_Module]:
-    held: defaultdict[str, _Module] = defaultdict(_Module)
+    by_tag: defaultdict[str, _Module] = defaultdict(_Module)
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
-        held[tag].operators[node.operator] += 1
-        held[tag].signatures[node_signature(node)] += 1
+        by_tag[tag].operators[node.operator] += 1
+        by_tag[tag].signatures[node_signature(node)] += 1
     for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
-        held[tag].weights.append(weight)
+        by_tag[tag].weights.append(weight)
     known = [(item.tag, item.path, item.class_name) for item in tree.modules]
-    modules = [replace(held[tag], tag=tag, path=path, class_name=class_name) for tag, path, class_name in known]
-    return [*modules, held[""]] if held[""].operators or held[""].weights else modules
+    modules = [replace(by_tag[tag], tag=tag, path=path, class_name=class_name) for tag, path, class_name in known]
+    return [*modules, by_tag[""]] if by_tag[""].operators or by_tag[""].weights else modules
 
 
 def _type_words(weight: Weight) -> str:
@@ -172,9 +172,9 @@ def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[
     partner = _match_tags(before, after)
     by_tag = {module.tag: module for module in before}
     matches: list[_Match] = [(by_tag.get(partner.get(module.tag, "")), module) for module in after]
-    found = set(partner.values())
+    matched_tags = set(partner.values())
     for position, module in enumerate(before):
-        if module.tag in found:
+        if module.tag in matched_tags:
             continue
         previous = {earlier.tag for earlier in before[:position]}
         place = max((i + 1 for i, (old, _) in enumerate(matches) if old and old.tag in previous), default=0)

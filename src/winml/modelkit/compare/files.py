@@ -284,8 +284,8 @@ def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tupl
         UsageError: no values can be drawn for an input.
     """
     session = open_session(path, as_written=True)
-    found = list(itertools.islice(_accepted_samples(session, seed, passed), _DRAWS))
-    return [feeds for _, feeds, _ in found], [outputs for _, _, outputs in found]
+    accepted = list(itertools.islice(_accepted_samples(session, seed, passed), _DRAWS))
+    return [feeds for _, feeds, _ in accepted], [outputs for _, _, outputs in accepted]
 
 
 def _accepted_samples(

@@ -74,7 +74,7 @@ def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
 
     Kinds are zeros, values so small that they are rounding, NaN and infinities. A text carries information.
     """
-    found: set[str] = set()
+    kinds: set[str] = set()
     for array in arrays:
         if array.dtype.kind in TEXT_KINDS:
             return None
@@ -87,8 +87,8 @@ def silent_kinds(arrays: Iterable[Array]) -> tuple[str, ...] | None:
         }
         if not np.any(list(places.values()), axis=0).all():
             return None
-        found |= {kind for kind, is_there in places.items() if is_there.any()}
-    return tuple(kind for kind in (_ZEROS, _FADED, _NAN, _INFINITIES) if kind in found)
+        kinds |= {kind for kind, is_there in places.items() if is_there.any()}
+    return tuple(kind for kind in (_ZEROS, _FADED, _NAN, _INFINITIES) if kind in kinds)
 
 
 def silent_words(kinds: Sequence[str]) -> str:

@@ -60,8 +60,8 @@ class SampleRequest:
 
     def read(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
         """Return samples and description; see :func:`quality_values`."""
-        found = quality_values(session, self)
-        return [values.feeds for values in found.values], found.about
+        samples = quality_values(session, self)
+        return [values.feeds for values in samples.values], samples.about
 
 
 @dataclass(frozen=True)

@@ -40,10 +40,10 @@ class LabelMap:
         Raises:
             UsageError: the model has no such class.
         """
-        found = self.classes.get(_refuse_no_label(label, self.column))
-        if found is None:
+        index = self.classes.get(_refuse_no_label(label, self.column))
+        if index is None:
             raise _unknown_labels([label], self)
-        return found
+        return index
 
     def name(self, label: object) -> str:
         """Return the model's class name of a label.
@@ -79,7 +79,7 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
     Raises:
         UsageError: the labels differ (shows both), or a label is missing, a list, or not an integer.
     """
-    found = LabelMap({}, tuple(model), column)
+    label_map = LabelMap({}, tuple(model), column)
     occurring = list(dict.fromkeys(_refuse_no_label(value, column) for value in values))
     if names is not None:
         # Only names of occurring labels count.
@@ -91,10 +91,10 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
     numbers = {value: int(value) for value in occurring if _is_number(value) and value not in spoken}
     classes, notes = _match_named(model, names, spoken, column)
     if classes is None:
-        raise _unknown_labels(list(spoken.values()), found)
+        raise _unknown_labels(list(spoken.values()), label_map)
     classes = {**classes, **{value: number for value, number in numbers.items() if 0 <= number < len(model)}}
     if unknown := [value for value in occurring if value not in classes]:
-        raise _unknown_labels(unknown, found)
+        raise _unknown_labels(unknown, label_map)
     return LabelMap(classes, tuple(model), column, notes)
 
 
@@ -148,9 +148,9 @@ def _match_by_name(model: Sequence[str], spoken: Mapping[object, str]) -> dict[A
     """Match labels by name: label → class index; ``None`` if a name is unknown to the model."""
     for spelled in (str, _normalize_name):
         numbers = {spelled(name): number for number, name in enumerate(model)}
-        found = {label: numbers[spelled(name)] for label, name in spoken.items() if spelled(name) in numbers}
-        if len(found) == len(spoken):
-            return found
+        indices = {label: numbers[spelled(name)] for label, name in spoken.items() if spelled(name) in numbers}
+        if len(indices) == len(spoken):
+            return indices
     return None
 
 

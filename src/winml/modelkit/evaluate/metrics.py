@@ -140,14 +140,14 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
         return [[] for _ in measured]  # one sample gives no interval
     values: list[list[Array]] = [[] for _ in measured]
     for resamples in _resample(samples, seed):
-        for retained, (model, baseline) in zip(values, measured, strict=True):
+        for resampled, (model, baseline) in zip(values, measured, strict=True):
             ours = model.resampled(resamples)
             if baseline is None:
-                retained.append(ours[None])
+                resampled.append(ours[None])
                 continue
             theirs = baseline.resampled(resamples)
-            retained.append(np.stack([ours, theirs, ours - theirs]))
-    return [_interval_ends(np.concatenate(retained, axis=1)) for retained in values]
+            resampled.append(np.stack([ours, theirs, ours - theirs]))
+    return [_interval_ends(np.concatenate(resampled, axis=1)) for resampled in values]
 
 
 def _resample(samples: int, seed: int) -> Iterator[Resamples]:
@@ -160,14 +160,14 @@ def _resample(samples: int, seed: int) -> Iterator[Resamples]:
 
 def _interval_ends(values: Array) -> list[Interval]:
     tail = (1 - CONFIDENCE) / 2 * 100
-    found: list[Interval] = []
+    ends: list[Interval] = []
     for row in values:
         defined = row[np.isfinite(row)]
         if len(defined) < len(row) / 2:
             return []
         low, high = np.percentile(defined, [tail, 100 - tail])
-        found.append((float(low), float(high)))
-    return found
+        ends.append((float(low), float(high)))
+    return ends
 
 
 def _accuracy(predictions: Sequence[int], references: Sequence[int]) -> SampleRows:

@@ -198,10 +198,10 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         Raises:
             UsageError: the metric was not measured.
         """
-        found = {item.name: item for item in self.metrics}
-        if name not in found:
-            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured: {', '.join(found)}.")
-        return found[name]
+        metrics = {item.name: item for item in self.metrics}
+        if name not in metrics:
+            raise UsageError(f"metric {name!r} was not measured", hint=f"Measured: {', '.join(metrics)}.")
+        return metrics[name]
 
     @recorded(entry("intervals", before="metrics"))
     def intervals_entry(self) -> dict[str, object]:

@@ -325,7 +325,7 @@ class _Study:
 
     def _estimate_choices(self, part: ModulePart, choices: Mapping[_Format, Choice]) -> dict[_Format, Choice]:
         """Estimate cost and loss of formats that were not run for a module, from the error of its outputs."""
-        compared, found = self._solved_blocks(part, _COMPARED), {}
+        compared, estimates = self._solved_blocks(part, _COMPARED), {}
         error = _own_error(compared)
         if _COMPARED not in choices or not error:
             return {}
@@ -333,8 +333,8 @@ class _Study:
             if self._uniform[form].runs and len(solved := self._solved_blocks(part, form)) == len(compared):
                 loss = choices[_COMPARED].loss * _own_error(solved) / error
                 cost = _estimate_cost(choices[_COMPARED].cost, self._graph.parameters_of(part.node_names), form)
-                found[form] = Choice(cost, max(loss, _LEAST_NOISE))
-        return found
+                estimates[form] = Choice(cost, max(loss, _LEAST_NOISE))
+        return estimates
 
     def _supports(self, part: ModulePart, form: _Format) -> bool:
         """Return True if a module supports a format; modules of convolutions support no blocks."""
@@ -411,17 +411,17 @@ class _Study:
             UsageError: the smallest variant exceeds the limit.
             QuantizeError: no variant can be built and run.
         """
-        found = self._measure_candidates(limit)
-        fitting = [forms for forms in found if self._bytes_of(forms) <= limit]
+        candidates = self._measure_candidates(limit)
+        fitting = [forms for forms in candidates if self._bytes_of(forms) <= limit]
         for forms in sorted(fitting, key=lambda forms: (-self._quality_of(forms), self._bytes_of(forms))):
             if budget.max_bytes is None or self._file_bytes(forms) <= budget.max_bytes:
                 return forms
-        if not found:
+        if not candidates:
             problem = next((form.problem for form in self._trials.values() if form.problem), "")
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
         if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
             return least  # its graph is smaller than the graphs that the limit of weights was computed from
-        raise self._limit_error(budget, found)
+        raise self._limit_error(budget, candidates)
 
     def _find_smallest_file(self, found: Sequence[tuple[_Format, ...]]) -> tuple[_Format, ...]:
         """Variant with the smallest file; its weights are not necessarily the smallest."""
@@ -441,25 +441,25 @@ class _Study:
         increase; the search ends at the first size with a sufficient mixture.
         """
         uniform = [(form,) * len(self._parts) for form in (*self._uniform, *self._single_algorithm_formats(limit))]
-        found = [forms for forms in uniform if self._measure_whole(forms).runs]
-        found.append(self._smallest_mixture)
+        candidates = [forms for forms in uniform if self._measure_whole(forms).runs]
+        candidates.append(self._smallest_mixture)
         least = self._least_bytes
         steps = [step for step in map(self._bytes_at, _grid()) if least <= step <= limit]
         for number, step in enumerate(steps, 1):
             with self._report_step(self._step_count, f"size {number} of {len(steps)}"):
                 mixed = self._solve_fitting(step)
                 reached = -math.inf if mixed is None else self._quality_of(mixed)
-                smaller = [forms for forms in found if self._bytes_of(forms) <= step]
+                smaller = [forms for forms in candidates if self._bytes_of(forms) <= step]
                 larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
                 tried = [mixed]
                 for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
                     best = max(beside, key=self._quality_of, default=None)
                     if best is not None and self._quality_of(best) > reached:
                         tried.append(self._solve_fitting(step, self._filter_choices(best, compared)))
-                found += (made := [forms for forms in tried if forms is not None])
+                candidates += (made := [forms for forms in tried if forms is not None])
                 if is_enough is not None and any(is_enough(forms) for forms in made):
                     break
-        return [forms for forms in dict.fromkeys(found) if self._measure_whole(forms).runs]
+        return [forms for forms in dict.fromkeys(candidates) if self._measure_whole(forms).runs]
 
     def _quality_of(self, forms: tuple[_Format, ...]) -> float:
         decibels = _decibels(self._measure_whole(forms))
@@ -469,11 +469,13 @@ class _Study:
         self, forms: tuple[_Format, ...], compared: Callable[[int, int], bool]
     ) -> list[dict[_Format, Choice]]:
         """Choices of each module that cost at least (``ge``) or at most (``le``) as much as its format in a variant."""
-        found = []
+        filtered = []
         for unit, form in zip(self._units, forms, strict=True):
-            held = unit.choices.get(form, unit.choices[_Format(FLOAT32)])
-            found.append({other: choice for other, choice in unit.choices.items() if compared(choice.cost, held.cost)})
-        return found
+            current = unit.choices.get(form, unit.choices[_Format(FLOAT32)])
+            filtered.append(
+                {other: choice for other, choice in unit.choices.items() if compared(choice.cost, current.cost)}
+            )
+        return filtered
 
     def _solve_fitting(
         self, limit: int, choices: Sequence[Mapping[_Format, Choice]] | None = None
@@ -560,9 +562,9 @@ class _Study:
         """Describe the weights that most exceed a number of bits, and the tensors that belong to no searched module."""
         choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
         words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
-        left = self._fixed_bytes - self._uncounted_bytes
-        if left > 0:
-            words.append(f"biases, normalizations and others that stay floating-point {size_words(left)}")
+        remaining_bytes = self._fixed_bytes - self._uncounted_bytes
+        if remaining_bytes > 0:
+            words.append(f"biases, normalizations and others that stay floating-point {size_words(remaining_bytes)}")
         return f"largest: {', '.join(words)}"
 
     def _single_algorithm_formats(self, limit: int) -> Iterator[_Format]:
@@ -622,10 +624,10 @@ class _Study:
         if limit <= 0:
             return None
         choices = [unit.choices for unit in self._units] if choices is None else choices
-        found = allocate([list(of_unit.values()) for of_unit in choices], limit)
-        if found is None:
+        positions = allocate([list(of_unit.values()) for of_unit in choices], limit)
+        if positions is None:
             return None
-        return tuple([*of_unit][place] for of_unit, place in zip(choices, found, strict=True))
+        return tuple([*of_unit][place] for of_unit, place in zip(choices, positions, strict=True))
 
     def _measure_whole(self, forms: tuple[_Format, ...]) -> MeasuredVariant:
         if forms not in self._trials:
@@ -701,10 +703,10 @@ class _Study:
         solved = self._solved_blocks(unit.part, form) if self._compares_algorithms else []
         if not solved:
             return choice if form.algorithm is None else replace(choice, algorithm=form.algorithm)
-        names = dict.fromkeys(name for found in solved for name in found.errors)
-        errors = {name: sum(found.errors.get(name, math.inf) for found in solved) / len(solved) for name in names}
+        names = dict.fromkeys(name for weight in solved for name in weight.errors)
+        errors = {name: sum(weight.errors.get(name, math.inf) for weight in solved) / len(solved) for name in names}
         own_db = {name: -10 * math.log10(error) for name, error in errors.items() if 0 < error < math.inf}
-        algorithm = ", ".join(dict.fromkeys(found.algorithm for found in solved))
+        algorithm = ", ".join(dict.fromkeys(weight.algorithm for weight in solved))
         return replace(choice, algorithm=algorithm, own_db=own_db)
 
 
@@ -720,7 +722,7 @@ def _estimate_cost(cost: int, parameters: int, form: _Format) -> int:
 
 def _own_error(solved: Sequence[SolvedWeight]) -> float:
     """Mean relative squared error of the outputs of solved weights."""
-    errors = [found.errors[found.algorithm] for found in solved if found.algorithm in found.errors]
+    errors = [weight.errors[weight.algorithm] for weight in solved if weight.algorithm in weight.errors]
     return sum(errors) / len(errors) if errors else 0.0
 
 
@@ -793,7 +795,7 @@ def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | Non
     grain = max(1, -(-limit // GRAINS))
     steps = limit // grain
     least = np.zeros(steps + 1)
-    taken = []
+    selections = []
     for choices in modules:
         best = np.full(steps + 1, np.inf)
         which = np.zeros(steps + 1, np.int16)
@@ -806,12 +808,12 @@ def allocate(modules: Sequence[Sequence[Choice]], limit: int) -> list[int] | Non
             is_better = tried < best
             best[is_better], which[is_better] = tried[is_better], number
         least = best
-        taken.append(which)
+        selections.append(which)
     if not np.isfinite(least[steps]):
         return None
-    found, left = [], steps
-    for choices, which in zip(reversed(modules), reversed(taken), strict=True):
-        number = int(which[left])
-        found.append(number)
-        left -= -(-choices[number].cost // grain)
-    return found[::-1]
+    positions, remaining_steps = [], steps
+    for choices, which in zip(reversed(modules), reversed(selections), strict=True):
+        number = int(which[remaining_steps])
+        positions.append(number)
+        remaining_steps -= -(-choices[number].cost // grain)
+    return positions[::-1]

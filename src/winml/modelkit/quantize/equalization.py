@@ -204,9 +204,9 @@ def _find_sites(model: ir.Model, names: Mapping[str, int]) -> Iterator[_Site]:
     """Yield each activation read by at least one named layer, with these layers."""
     readers: defaultdict[ir.Value, list[tuple[_Slot, int]]] = defaultdict(list)
     for node in model.graph:
-        found = _find_reader(node) if node.name in names else None
-        if found is not None and (value := node.inputs[0]) is not None and not value.is_initializer():
-            readers[value].append(found)
+        reader = _find_reader(node) if node.name in names else None
+        if reader is not None and (value := node.inputs[0]) is not None and not value.is_initializer():
+            readers[value].append(reader)
     for value, read in readers.items():
         slots, axes = tuple(slot for slot, _ in read), {axis for _, axis in read}
         counts = {slot.tensor.shape.numpy()[slot.axis] for slot in slots}
@@ -289,8 +289,8 @@ def _find_makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]
         if node.op_type == "Mul":  # a gate: one factor is sufficient
             for index in (0, 1):
                 length = len(path)
-                if (found := _find_input_makers(node, index, axis, channels, path)) is not None:
-                    return found
+                if (makers := _find_input_makers(node, index, axis, channels, path)) is not None:
+                    return makers
                 del path[length:]
     return None
 
@@ -337,15 +337,15 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
             of_slot[slot.node, slot.index].append((site, slot.axis, sign))
 
     def maxima(slots: tuple[_Slot, ...]) -> Array:
-        found = np.zeros(())
+        largest = np.zeros(())
         for slot in slots:
             if slot.node.op_type not in _LAYERS or slot.index != 1:
                 continue  # a bias follows its layer
             values = np.abs(read_once(slot.tensor).astype(np.float64))
             for site, axis, sign in of_slot[slot.node, slot.index]:
                 values = values * _reshape_along(factors[site] ** sign, axis, values.ndim)
-            found = np.maximum(found, values.max(axis=tuple(a for a in range(values.ndim) if a != slot.axis)))
-        return found
+            largest = np.maximum(largest, values.max(axis=tuple(a for a in range(values.ndim) if a != slot.axis)))
+        return largest
 
     for _ in range(_SWEEPS):
         for site in sites:
@@ -372,12 +372,12 @@ def _drop_unusable(factors: Array, first: Array, second: Array) -> Array:
 
 
 def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
-    found = np.zeros(())
+    largest = np.zeros(())
     for slot in slots:
         values = read_once(slot.tensor)
         others = tuple(axis for axis in range(values.ndim) if axis != slot.axis)
-        found = np.maximum(found, np.maximum(values.max(axis=others), -values.min(axis=others)))
-    return found.astype(np.float64)
+        largest = np.maximum(largest, np.maximum(values.max(axis=others), -values.min(axis=others)))
+    return largest.astype(np.float64)
 
 
 def _has_outliers(maxima: Array) -> bool:

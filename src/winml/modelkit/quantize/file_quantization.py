@@ -289,13 +289,13 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.module_costs import weights_cost  # needed only for a limit
 
-        kept = budget.kept_by(
+        limit_words = budget.kept_by(
             lambda: self._file_bytes(model.clone()),
             lambda: weights_cost(read_contents(to_weightless(model).proto)).bits,
         )
-        if kept and not self.may_stay_float:
-            budget.refuse_kept([kept])
-        return bool(kept)
+        if limit_words and not self.may_stay_float:
+            budget.refuse_kept([limit_words])
+        return bool(limit_words)
 
     def _stay_float(self) -> None:
         budget = self.options.bit_budget
@@ -360,11 +360,11 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         solver = None if self.tools is None else self.tools.solver
         walks = [] if solver is None else solver.resumed
         layers = f"{sum(count for count, _ in walks)} of {sum(of for _, of in walks)} layers"
-        found = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
+        resumed_results = [layers if len(walks) == 1 else f"{layers} in {len(walks)} passes"] if walks else []
         if (search := self.outcome.search) is not None and search.resumed:
-            found.append(f"{search.resumed} of {search.measured} measurements")
-        if found:
-            yield f"Resumed from an interrupted run: {', '.join(found)}."
+            resumed_results.append(f"{search.resumed} of {search.measured} measurements")
+        if resumed_results:
+            yield f"Resumed from an interrupted run: {', '.join(resumed_results)}."
 
     @functools.cached_property
     def _cache_maxima(self) -> Mapping[str, Array]:

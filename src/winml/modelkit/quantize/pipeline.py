@@ -312,13 +312,13 @@ def _measured_values(
     tasks: Sequence[planning.EngineTask], masked: Container[str], equalized: Equalization
 ) -> tuple[MeasuredValue, ...]:
     """Values whose ranges are required, without duplicates, with their smallest number of bits."""
-    found: dict[str, MeasuredValue] = {}
+    measured: dict[str, MeasuredValue] = {}
     for task in tasks:
         for name in task.placement.measured:
             form = "; ".join(filter(None, ("finite masks" * (name in masked), equalized.forms.get(name, ""))))
-            bits, known = task.precision.range_bits, found.get(name)
-            found[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), form)
-    return tuple(found.values())
+            bits, known = task.precision.range_bits, measured.get(name)
+            measured[name] = MeasuredValue(name, bits if known is None else min(bits, known.bits), form)
+    return tuple(measured.values())
 
 
 def _place_values(model: ir.Model, task: planning.EngineTask) -> QdqPlacement:

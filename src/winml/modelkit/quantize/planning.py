@@ -234,21 +234,21 @@ _MADE_BY_OPTIMIZER = frozenset({"NhwcFusedConv", "FusedMatMul"})
 def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[str, str]:
     """Name of a node → reason why a mode cannot change it; empty if it can. Nodes with a weight come first."""
     rules, provider = MODES[mode], placement_for(options.ep)
-    found: dict[str, str] = {}
-    others: dict[str, str] = {}
+    weighted: dict[str, str] = {}
+    unweighted: dict[str, str] = {}
     for node in all_nodes(model):
         name, weight, is_inner = node.name or "", constant_weight(node), node.graph is not model.graph
         if weight is not None:
-            found[name] = _obstacle(node, weight, mode, options, is_inner=is_inner)
+            weighted[name] = _obstacle(node, weight, mode, options, is_inner=is_inner)
         elif is_inner:
             continue
         elif rules.changes_every_node:
-            others[name] = _obstacle(node, None, mode, options, is_inner=False)
+            unweighted[name] = _obstacle(node, None, mode, options, is_inner=False)
         elif rules.needs_ranges and (
             provider.rule(node) is not None if provider.is_by_unit else node.op_type in COMPANIONS
         ):
-            others[name] = ""
-    return {**found, **others}
+            unweighted[name] = ""
+    return {**weighted, **unweighted}
 
 
 def constant_weight(node: ir.Node) -> ir.Value | None:
@@ -354,11 +354,11 @@ def values_by_rule(plan: QuantizationPlan, rules: Mapping[str, _T], modules: Gra
         UsageError: a selector names no module.
     """
     selected = [(modules.selected_tags(text), value) for text, value in rules.items()]
-    found = {
+    rule_values = {
         node.name: next((value for tags, value in selected if modules.works_only_for(node.name, tags)), None)
         for node in plan.nodes
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in rule_values.items() if value is not None}
 
 
 def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:

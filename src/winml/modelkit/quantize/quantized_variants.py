@@ -88,8 +88,8 @@ def take_samples(
     """
     options = request.run
     session = graph.session(threads, options.shown)
-    found = quality_values(session, request)
-    values = found.values
+    quality_samples = quality_values(session, request)
+    values = quality_samples.values
     outputs = []
     for item in values:
         with refusals_explained(item):
@@ -102,7 +102,9 @@ def take_samples(
         )
     names = [name for name in outputs[0] if any(np.isfinite(output[name]).any() for output in outputs)]
     left_out = tuple(name for name in outputs[0] if name not in names and any(output[name].size for output in outputs))
-    return Samples(values, tuple({name: output[name] for name in names} for output in outputs), found.about, left_out)
+    return Samples(
+        values, tuple({name: output[name] for name in names} for output in outputs), quality_samples.about, left_out
+    )
 
 
 def _numeric_outputs(outputs: Arrays) -> dict[str, Array]:
@@ -202,10 +204,10 @@ class QuantizedVariants:
             return MeasuredVariant(None, result.quantized, size, f"cannot run: {error.message}")
         self._add_cost(measured=1, session_s=opened - created, runs_s=time.perf_counter() - opened)
         about = replace(self._samples.about, count=len(outputs))
-        found = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, about)
-        by_output = {} if found.worst.problem else {item.name: item.sqnr_db for item in found.outputs}
+        fidelity = measure_fidelity(self._samples.answers[: len(outputs)], outputs, 0.0, about)
+        by_output = {} if fidelity.worst.problem else {item.name: item.sqnr_db for item in fidelity.outputs}
         return MeasuredVariant(
-            found.worst, result.quantized, size, found.worst.problem, scores, len(outputs), by_output
+            fidelity.worst, result.quantized, size, fidelity.worst.problem, scores, len(outputs), by_output
         )
 
     def _outputs(self, session: Session, start: Start | None) -> Iterator[dict[str, Array]]:
@@ -417,14 +419,14 @@ def _find_positions(model: ir.Model) -> dict[int, tuple[str, ...]]:
     cutter = Cutter(model)
     crossing = cutter.crossing()
     step = max(1, len(nodes) // _PLACES)
-    found = {}
+    positions = {}
     for begin in range(0, len(nodes) - 1, step):
         place = min(range(begin, min(begin + step, len(nodes) - 1)), key=lambda index: (crossing[index], -index))
         cut = cutter.cut_exactly(nodes[place + 1 :])
         values = [value for value in cut.inputs if value.producer() is not None]
         if values and all(value.type is None or isinstance(value.type, ir.TensorType) for value in values):
-            found[place + 1] = tuple(value.name or "" for value in values)
-    return found
+            positions[place + 1] = tuple(value.name or "" for value in values)
+    return positions
 
 
 def _fit_positions(places: Mapping[int, tuple[str, ...]], sample: Arrays, limit: int) -> dict[int, tuple[str, ...]]:

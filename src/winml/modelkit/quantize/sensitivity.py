@@ -97,15 +97,15 @@ class _ExcludeSearch:
         return self._remove_needless(self._bisect())
 
     def _bisect(self) -> FoundList:
-        too_few, found = 0, self._lists[-1]
-        while len(found.excluded) - too_few > 1:
-            count = (too_few + len(found.excluded)) // 2
+        too_few, exclusion = 0, self._lists[-1]
+        while len(exclusion.excluded) - too_few > 1:
+            count = (too_few + len(exclusion.excluded)) // 2
             tried = self._try(count, f"the {count} most sensitive in float")
             if tried.is_met:
-                found = tried
+                exclusion = tried
             else:
                 too_few = count
-        return found
+        return exclusion
 
     def _remove_needless(self, found: FoundList) -> FoundList:
         # Among modules of equal size, the less sensitive module is removed first.
@@ -124,10 +124,10 @@ class _ExcludeSearch:
 
     def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> FoundList:
         form = self.measure(excluded)
-        found = FoundList(excluded, form, self.target.is_met(form))
-        self._lists.append(found)
-        self.trials.append(Trial(len(excluded), words, form, found.is_met))
-        return found
+        exclusion = FoundList(excluded, form, self.target.is_met(form))
+        self._lists.append(exclusion)
+        self.trials.append(Trial(len(excluded), words, form, exclusion.is_met))
+        return exclusion
 
 
 _NAME = "quantization_sensitivity"
@@ -181,7 +181,7 @@ def quantization_sensitivity(
         folder = _processors(source, sensitivity)
         calibration = calibration_data.Calibration(options, folder, sensitivity.sizes, sensitivity.seed, source)
         calibration_data.refuse_missing_data(calibration)
-    retained = _open_measurements(source, options, sensitivity, calibration, evaluator)
+    stored = _open_measurements(source, options, sensitivity, calibration, evaluator)
     if quantizer is None:
         statistics = None if calibration is None else calibration_data.CalibrationStatistics(calibration)
         quantizer = functools.partial(quantize, calibration=statistics)
@@ -196,22 +196,24 @@ def quantization_sensitivity(
             threads = None if sensitivity.jobs == 1 else max(1, (os.cpu_count() or 1) // sensitivity.jobs)
             samples = take_samples(graph, _sample_request(source, sensitivity), threads)
             step.summary = samples_words(samples.about)
-            others = samples
+            search_samples = samples
             if target is not None and evaluator is None and sensitivity.input_data is None:
-                others = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
+                search_samples = take_samples(graph, _sample_request(source, sensitivity, _OTHER_SAMPLES), threads)
         forms, selecting = (
-            QuantizedVariants(graph, inputs, quantizer, retained, threads, evaluator, before_each)
-            for inputs in (samples, others)
+            QuantizedVariants(graph, inputs, quantizer, stored, threads, evaluator, before_each)
+            for inputs in (samples, search_samples)
         )
-        study = _Study(graph, options, plan, parts, forms, selecting if others is not samples else forms)
+        study = _Study(graph, options, plan, parts, forms, selecting if search_samples is not samples else forms)
         with clock.step(_MODULES) as step:
             study.measure_modules(sensitivity.jobs, progress, _first_samples(sensitivity, evaluator, samples))
             step.summary = f"{forms.cost.measured} variants measured"
-        found = times = None
+        exclude_list = times = None
         if target is not None:
             with clock.step(_SEARCH) as step:
-                found, times = study.timed(study.search(target), LatencyOptions(sensitivity.iterations, warmup=3))
-                step.summary = f"{len(found.excluded)} modules in float, {len(found.trials)} measurements"
+                exclude_list, times = study.timed(
+                    study.search(target), LatencyOptions(sensitivity.iterations, warmup=3)
+                )
+                step.summary = f"{len(exclude_list.excluded)} modules in float, {len(exclude_list.trials)} measurements"
     values = samples.values[0]
     return QuantizationSensitivity(
         model=str(model),
@@ -227,10 +229,10 @@ def quantization_sensitivity(
         modules=study.rows(),
         whole=study.whole,
         float_bytes=weight_bytes(graph.model),
-        exclude_list=found,
+        exclude_list=exclude_list,
         latency=times,
         float_scores=study.float_scores,
-        cost=replace(forms.cost, resumed=retained.resumed),
+        cost=replace(forms.cost, resumed=stored.resumed),
         steps=clock.timings(),
         notes=(*graph.notes, *values.notes, *_notes(study, samples)),
     )
@@ -415,12 +417,12 @@ class _Study:
     def _composed_parts(self) -> dict[str, tuple[ModulePart, ...]]:
         """Key of a part → the units with the same nodes in total, for parts of several units."""
         units = [part for part in self.parts if part.is_unit]
-        found = {}
+        composed = {}
         for part in self.parts:
             inner = tuple(unit for unit in units if unit.node_names <= part.node_names)
             if len(inner) > 1 and frozenset().union(*(unit.node_names for unit in inner)) == part.node_names:
-                found[form_key(part.node_names)] = inner
-        return found
+                composed[form_key(part.node_names)] = inner
+        return composed
 
     def _measure_forms(
         self, requested: Mapping[str, QuantizeOptions], jobs: int, progress: Progress | None, count: int | None
@@ -450,23 +452,23 @@ class _Study:
             measure=lambda some: self._measure_excluding(some, units, self.selecting),
             costs_bytes=self._bytes_saved,
         )
-        found = search.find()
-        judged = self._measure_judged(found, units)
+        exclusion = search.find()
+        judged = self._measure_judged(exclusion, units)
         for _ in range(_SEARCHES - 1):
-            if not found.is_met or isinstance(target, MetricTarget) or isinstance(search.target, MetricTarget):
+            if not exclusion.is_met or isinstance(target, MetricTarget) or isinstance(search.target, MetricTarget):
                 break
             if not (missing := target.shortfall(judged)):
                 break
             # The judging samples are harder: search again with a target stricter by the difference.
             search.target = search.target.stricter(missing)
-            found = search.find()
-            judged = self._measure_judged(found, units)
-        options = excluding_options(found.excluded, units, self.options)
+            exclusion = search.find()
+            judged = self._measure_judged(exclusion, units)
+        options = excluding_options(exclusion.excluded, units, self.options)
         return ExcludeList(
             target=target,
             is_met=target.is_met(judged),
             rules=options.per_module,
-            excluded=tuple(unit.module.tag for unit in found.excluded),
+            excluded=tuple(unit.module.tag for unit in exclusion.excluded),
             form=judged,
             trials=tuple(search.trials),
         )

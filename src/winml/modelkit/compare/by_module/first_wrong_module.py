@@ -127,5 +127,5 @@ def _find_divergence(
     outputs, _ = pair.compared_outputs()
     complete = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))
     compared = compare_modules(pair, matched, complete, unchanged=unchanged, seconds=_MOST_SECONDS)
-    found = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * _FINEST))
-    return next((compared.modules[position] for position in found if position is not None), None)
+    positions = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * _FINEST))
+    return next((compared.modules[position] for position in positions if position is not None), None)

@@ -136,7 +136,7 @@ class ModuleComparison:
         Args:
             tolerance: Relative error that counts as rounding.
         """
-        errors = [found for _, found in self.errors]
+        errors = [module_errors for _, module_errors in self.errors]
         first = first_divergence(errors, tolerance, is_rounded=self.is_rounded)
         return None if first is None else self.errors[first][0]
 
@@ -168,10 +168,12 @@ def compare_modules(
             modules.append(ComparedModule(item.identity, None, reason=measured.reason_of(item)))
             continue
         worst = max(outputs, key=_error_of)
-        found = measured.errors_of(item, _error_of(worst))
-        compared.append((len(modules), found))
+        errors = measured.errors_of(item, _error_of(worst))
+        compared.append((len(modules), errors))
         is_unchanged = None if unchanged is None else item.identity.tag in unchanged
-        modules.append(ComparedModule(item.identity, worst, found.inputs, own_error(found), is_unchanged=is_unchanged))
+        modules.append(
+            ComparedModule(item.identity, worst, errors.inputs, own_error(errors), is_unchanged=is_unchanged)
+        )
     is_rounded = pair.candidate.is_rounded or pair.reference.is_rounded
     return ModuleComparison(tuple(modules), tuple(compared), is_rounded)
 
@@ -244,9 +246,9 @@ class _Measured:
         )
 
     def _comparable_values(self, names: Sequence[NamesOfBoth]) -> list[OutputFidelity]:
-        found = [self.values[pair] for pair in names if pair in self.values]
+        fidelities = [self.values[pair] for pair in names if pair in self.values]
         # Values of different shapes have different meanings.
-        return [fidelity for fidelity in found if not fidelity.problem.startswith("shape")]
+        return [fidelity for fidelity in fidelities if not fidelity.problem.startswith("shape")]
 
 
 def _error_of(fidelity: OutputFidelity) -> float:
@@ -263,14 +265,14 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
     while waiting and time.monotonic() < end:
         length = _group_length([sizes[names] for names in waiting], count)
         group, waiting = waiting[:length], waiting[length:]
-        held = 0
+        recorded_bytes = 0
         for left, right in pair.recorded(group):
-            held = max(held, sum(array.nbytes for array in (*left.values(), *right.values())))
+            recorded_bytes = max(recorded_bytes, sum(array.nbytes for array in (*left.values(), *right.values())))
             for names in group:
                 if names[0] in left and all("float" in str(side.dtype) for side in (left[names[0]], right[names[1]])):
                     sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
             del left, right  # before the next sample is recorded
-        count = max(1, int(len(group) * GROUP_BYTES / max(held, 1)))
+        count = max(1, int(len(group) * GROUP_BYTES / max(recorded_bytes, 1)))
         done = len(sizes) - len(waiting)
         count_progress(done, len(sizes), f"{done} of {len(sizes)} values")
     return {names: total.of_value() for names, total in sums.items()}
@@ -283,10 +285,10 @@ def _group_length(sizes: Sequence[int | None], count: int) -> int:
         sizes: Bytes of each remaining value; ``None`` if unknown.
         count: Number of values of unknown size per group.
     """
-    held = 0
+    group_bytes = 0
     for number, size in enumerate(sizes):
-        held += GROUP_BYTES // count if size is None else size
-        if number and held > GROUP_BYTES:
+        group_bytes += GROUP_BYTES // count if size is None else size
+        if number and group_bytes > GROUP_BYTES:
             return number
     return len(sizes)
 

@@ -143,8 +143,10 @@ class OnnxSide:
     @property
     def drawing_nodes(self) -> list[str]:
         """Names of random nodes, in any graph."""
-        found = [item.proto for item in read_contents(self.structure).nodes if item.proto.op_type in RANDOM_OPERATORS]
-        return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in found]
+        random_nodes = [
+            item.proto for item in read_contents(self.structure).nodes if item.proto.op_type in RANDOM_OPERATORS
+        ]
+        return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in random_nodes]
 
     def session(self, tapped: Sequence[str] = ()) -> Session:
         """Return the session, opened on first use with these values as additional outputs.
@@ -243,7 +245,7 @@ class OnnxSide:
 
 def _find_fused_ends(model: ir.Model) -> dict[str, str]:
     """Module path → node that fuses its last operators with those of other modules."""
-    found: dict[str, str] = {}
+    ends: dict[str, str] = {}
     for node in model.graph:
         listed = listed_modules(node)
         if not listed:
@@ -256,9 +258,9 @@ def _find_fused_ends(model: ir.Model) -> dict[str, str]:
             # Up to the common module: modules that own the node, or produced one of its inputs, end in it.
             while path and path != common:
                 if any(_is_inside(other, path) for other in (owner, *read)):
-                    found[path] = node.name or node.op_type
+                    ends[path] = node.name or node.op_type
                 path = path.rpartition(".")[0]
-    return found
+    return ends
 
 
 def _is_inside(path: str, module: str) -> bool:
@@ -270,11 +272,11 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
         return [ModuleBoundary(identity, reason="it has no nodes: fused into another, or a container only")]
-    found = []
+    boundaries = []
     for item in calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
         if isinstance(item.result, Refusal):
-            found.append(ModuleBoundary(identity, reason=item.result.reason))
+            boundaries.append(ModuleBoundary(identity, reason=item.result.reason))
             continue
         fed = dict.fromkeys(map(_find_float_source, item.result.inputs))
         # Inputs of the model are equal on both sides; integers are positions and masks.
@@ -283,7 +285,7 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
             value for value in dict.fromkeys(map(_find_float_source, item.result.outputs)) if value.dtype in _FLOATS
         ]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
-        found.append(
+        boundaries.append(
             ModuleBoundary(
                 identity,
                 tuple(str(value.name) for value in inputs),
@@ -292,7 +294,7 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
                 "" if outputs else "it computes no floating-point value that is read outside",
             )
         )
-    return found
+    return boundaries
 
 
 def _find_float_source(value: ir.Value) -> ir.Value:
@@ -300,14 +302,14 @@ def _find_float_source(value: ir.Value) -> ir.Value:
 
     A value without such a source, such as rows of a quantized table, is floating-point after its DequantizeLinear.
     """
-    found = value
+    source = value
     while (producer := value.producer()) is not None and producer.op_type in _QUANTIZING:
         first = producer.inputs[0]
         if first is None or first.is_initializer():
             break
         value = first
-        found = found if producer.op_type == "DequantizeLinear" else value
-    return found
+        source = source if producer.op_type == "DequantizeLinear" else value
+    return source
 
 
 _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})

@@ -164,10 +164,10 @@ class WrittenFile:
         if not differing or not self._accepts_other_ranks:
             return answers
         with with_values(self.prepared) as weighted:
-            found = rankings(weighted, draw.inputs)
+            ranked = rankings(weighted, draw.inputs)
         return {
             name: draw.reference[name]
-            if name in differing and any(item.leads_alike(draw.reference[name], value) for item in found)
+            if name in differing and any(item.leads_alike(draw.reference[name], value) for item in ranked)
             else value
             for name, value in answers.items()
         }
@@ -259,10 +259,10 @@ def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
     pieces = [list(nodes) for nodes in _pieces(model.graph, cutter, piece_bytes)]
     if len(pieces) < 2:
         return ()
-    found = [cutter.cut(nodes) for nodes in pieces if not all(map(cutter.is_constant, nodes))]
-    cuts = tuple(item for item in found if isinstance(item, Cut))
+    piece_cuts = [cutter.cut(nodes) for nodes in pieces if not all(map(cutter.is_constant, nodes))]
+    cuts = tuple(item for item in piece_cuts if isinstance(item, Cut))
     created = {value for cut in cuts for value in cut.outputs}
-    is_whole = len(cuts) == len(found) and all(value in created for value in model.graph.outputs)
+    is_whole = len(cuts) == len(piece_cuts) and all(value in created for value in model.graph.outputs)
     return cuts if is_whole else ()
 
 

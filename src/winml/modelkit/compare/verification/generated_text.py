@@ -100,12 +100,14 @@ def generate_reference(prepared: PreparedPart, seed: int) -> GeneratedText | str
     part = prepared.part
     if reason := reason_against(part):
         return reason
-    held, room = held_tokens(part), part.most_tokens
-    if held is not None:
-        room = held + 1
+    cache_length, room = held_tokens(part), part.most_tokens
+    if cache_length is not None:
+        room = cache_length + 1
     count = min(NEW_TOKENS, room - _PROMPT - SECOND_PROMPT) if room is not None else NEW_TOKENS
     if count < 1:
-        return f"the cache has only {room} tokens" if held is not None else f"the model has only {room} positions"
+        return (
+            f"the cache has only {room} tokens" if cache_length is not None else f"the model has only {room} positions"
+        )
     tokens, mask = _create_prompts(part, seed)
 
     def generate() -> GeneratedText:
@@ -313,8 +315,8 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     except REFUSALS:  # it reads prompts in one run only
         return None
     rounding = Rounding(dtypes_inside(model, {SCORES: scores}))
-    found = compare_outputs([{SCORES: prompt.scores[:, -1:]}], [{SCORES: scores}], rounding=rounding).worst
-    return None if found.is_equal else found.relative_diff
+    worst = compare_outputs([{SCORES: prompt.scores[:, -1:]}], [{SCORES: scores}], rounding=rounding).worst
+    return None if worst.is_equal else worst.relative_diff
 
 
 def single_tokens(step: TextStep) -> Iterator[TextStep]:

@@ -78,20 +78,20 @@ def compare_generation(
         joined = text.steps[number : number + count]
         states = graph.states
         scores, draw = graph.read(_join_steps(joined))
-        found = [
+        comparisons = [
             compare_outputs([{SCORES: expected}], [{SCORES: passed}], rounding=rounding).worst
             for expected, passed in _split_steps(joined, scores)
         ]
-        wrong = next((place for place, item in enumerate(found) if not item.is_equal), None)
+        wrong = next((place for place, item in enumerate(comparisons) if not item.is_equal), None)
         if wrong is not None and count > 1:
             # An accepted difference of one token does not apply to other tokens of a run: each is judged alone.
-            graph.states, singly_until, doubt = states, number + count, _Doubt(number + wrong, draw, found[wrong])
+            graph.states, singly_until, doubt = states, number + count, _Doubt(number + wrong, draw, comparisons[wrong])
             continue
         if wrong is not None:
-            _refuse_wrong(text, _Doubt(number, draw, found[wrong]), is_rounding)
+            _refuse_wrong(text, _Doubt(number, draw, comparisons[wrong]), is_rounding)
             stopped_after = number
             break
-        for step, item in zip(joined, found, strict=True):
+        for step, item in zip(joined, comparisons, strict=True):
             relative_diff = max(relative_diff, item.relative_diff)
             if number < text.new_tokens:
                 ties += _tied_rows(step.scores[:, -1], 2 * item.threshold * item.scale)

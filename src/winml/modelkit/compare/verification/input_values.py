@@ -577,16 +577,16 @@ def _enlarge(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Gener
 def _is_sensitive(model: ir.Model, names: Collection[str]) -> bool:
     """Return True if a sensitive operator reads values of these inputs, and no float is cast to an integer."""
     reached = {value for value in model.graph.inputs if value.name in names}
-    found = False
+    has_sensitive = False
     for node in model.graph.all_nodes():
         if node.op_type in ("Shape", "Size") or reached.isdisjoint(node.inputs):
             continue
         is_cast = node.op_type == "Cast" and _is_float(node.inputs[0])
         if is_cast and ir.DataType(node.attributes["to"].as_int()).is_integer():
             return False
-        found = found or node.op_type in _SENSITIVE
+        has_sensitive = has_sensitive or node.op_type in _SENSITIVE
         reached.update(node.outputs)
-    return found
+    return has_sensitive
 
 
 def _is_float(value: ir.Value | None) -> bool:

@@ -260,8 +260,8 @@ class _EncoderDecoderParts(TextParts):
         decoder = self.decoder.part
         if reason := reason_of_sizes(decoder):
             return reason
-        held = held_tokens(decoder)
-        room = decoder.most_tokens if held is None else held + 1
+        cache_length = held_tokens(decoder)
+        room = decoder.most_tokens if cache_length is None else cache_length + 1
         count = NEW_TOKENS if room is None else min(NEW_TOKENS, room - 1 - SECOND_PROMPT)
         return count if count > 0 else f"the decoder has room for only {room} tokens"
 
@@ -344,10 +344,10 @@ class _EncoderDecoderParts(TextParts):
             inputs: Inputs of the encoder.
         """
         decoder = self.decoder.part
-        taken = {feed.input: encoded[feed.output] for feed in self.encoder.feeds if feed.part == decoder.name}
-        if ENCODER_MASK not in taken and any(spec.name == ENCODER_MASK for spec in decoder.inputs):
-            taken[ENCODER_MASK] = to_numpy(inputs[MASK])
-        return taken
+        constants = {feed.input: encoded[feed.output] for feed in self.encoder.feeds if feed.part == decoder.name}
+        if ENCODER_MASK not in constants and any(spec.name == ENCODER_MASK for spec in decoder.inputs):
+            constants[ENCODER_MASK] = to_numpy(inputs[MASK])
+        return constants
 
     def _open(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:
         if self.encoder.name in self.paths:
@@ -517,8 +517,8 @@ def _spec_named(part: ModelPart, name: str) -> InputTensorSpec:
 def _start_token(model: Any) -> int:
     """First token of a text; arbitrary if no config states one."""
     configs = (getattr(model, "generation_config", None), model.config)
-    found = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
-    return next((token for token in found if isinstance(token, int)), 0)
+    tokens = (getattr(config, name, None) for name in ("decoder_start_token_id", "bos_token_id") for config in configs)
+    return next((token for token in tokens if isinstance(token, int)), 0)
 
 
 def _run_streamed(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:

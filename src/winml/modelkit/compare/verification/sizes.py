@@ -484,12 +484,12 @@ def compare_at_varied_sizes(
     comparisons: list[OutputComparison] = []
     traced, proof = file.written.draw.sizes, file.written.proof
     for number, draw in enumerate((*proof.draws, *proof.far_draws), start=3):
-        found = _compared_or_reason(file, draw)
-        if not isinstance(found, str):
-            comparisons += (replace(item, draw=number) for item in found)
+        comparison = _compared_or_reason(file, draw)
+        if not isinstance(comparison, str):
+            comparisons += (replace(item, draw=number) for item in comparison)
             continue
-        error = _frozen_axis_error(draw, file.written, advice, found)
-        if found.startswith("Output "):
+        error = _frozen_axis_error(draw, file.written, advice, comparison)
+        if comparison.startswith("Output "):
             error.inputs = draw.inputs
         is_far = number >= 3 + len(proof.draws)
         if is_far and sum(size != traced[name] for name, size in draw.sizes.items()) == 1:

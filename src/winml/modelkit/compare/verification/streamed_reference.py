@@ -66,10 +66,10 @@ class _Scratch:
 
     def _memory(self, use: str, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
         needed = stored.size * dtype.itemsize
-        held = self._memories.get(use)
-        if held is None or len(held) < needed:
-            self._memories[use] = held = torch.empty(max(needed, _PIECE_BYTES), dtype=torch.uint8)
-        return held[:needed].view(dtype).view(stored.shape)
+        memory = self._memories.get(use)
+        if memory is None or len(memory) < needed:
+            self._memories[use] = memory = torch.empty(max(needed, _PIECE_BYTES), dtype=torch.uint8)
+        return memory[:needed].view(dtype).view(stored.shape)
 
 
 @dataclass(eq=False)
@@ -314,8 +314,8 @@ def _read_tensor(stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
     values = stored.read()
     if not values.size:
         return torch.empty(stored.shape, dtype=dtype)
-    held = torch.frombuffer(values.reshape(-1).view(np.uint8), dtype=tensor_adapters.to_torch_dtype(stored.dtype))
-    return held.reshape(stored.shape).to(dtype)
+    flat = torch.frombuffer(values.reshape(-1).view(np.uint8), dtype=tensor_adapters.to_torch_dtype(stored.dtype))
+    return flat.reshape(stored.shape).to(dtype)
 
 
 def run_in_lock_step(

@@ -427,7 +427,7 @@ def _widen_to_float32(
 @contextmanager
 def _float32_model(model: nn.Module) -> Iterator[None]:
     """Cast the bfloat16 parameters and buffers of a model to float32 until the block ends."""
-    held = [
+    narrow_tensors = [
         (module, name, value)
         for module in model.modules()
         for values in (module.named_parameters, module.named_buffers)
@@ -435,16 +435,16 @@ def _float32_model(model: nn.Module) -> Iterator[None]:
         if value.dtype == torch.bfloat16
     ]
     # Shared tensors stay shared.
-    cast = {id(value): value for _, _, value in held}
+    cast = {id(value): value for _, _, value in narrow_tensors}
     for key, value in cast.items():
         widened = value.detach().float()
         cast[key] = nn.Parameter(widened, requires_grad=False) if isinstance(value, nn.Parameter) else widened
     try:
-        for module, name, value in held:
+        for module, name, value in narrow_tensors:
             setattr(module, name, cast[id(value)])
         yield
     finally:
-        for module, name, value in held:
+        for module, name, value in narrow_tensors:
             setattr(module, name, value)
 
 

@@ -61,8 +61,8 @@ class _MeanPrecision:
         return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
 
     def _mean(self, counts: Array) -> float:
-        found = [_average_precision(item, counts) for item in self.classes]
-        defined = [value for value in found if math.isfinite(value)]
+        precisions = [_average_precision(item, counts) for item in self.classes]
+        defined = [value for value in precisions if math.isfinite(value)]
         return float(np.mean(defined)) if defined else math.nan
 
 
@@ -96,12 +96,12 @@ def _evaluate_boxes(predictions: Sequence[Boxes], references: Sequence[Boxes]) -
     images = [{"id": number} for number in range(len(references))]
     classes = sorted({int(name) for boxes in references for name in boxes.classes})
     frame = {"images": images, "categories": [{"id": name} for name in classes]}
-    truth, found = COCO(), COCO()
+    truth, detections = COCO(), COCO()
     with contextlib.redirect_stdout(io.StringIO()):
-        for coco, sides in ((truth, references), (found, predictions)):
+        for coco, sides in ((truth, references), (detections, predictions)):
             coco.dataset = {**frame, "annotations": list(_annotations(sides))}
             coco.createIndex()
-        evaluation = COCOeval(truth, found, "bbox")
+        evaluation = COCOeval(truth, detections, "bbox")
         evaluation.params.areaRng, evaluation.params.areaRngLbl = evaluation.params.areaRng[:1], ["all"]
         evaluation.params.maxDets = [_MOST_DETECTIONS]
         evaluation.evaluate()

@@ -41,13 +41,13 @@ def _sizes(batch: Batch) -> list[tuple[int, int]]:
 
 def _post_processor(context: EvaluatorContext, method: str) -> Any:
     processor = context.processor("image processor")
-    found = getattr(processor, method, None)
-    if found is None:
+    post_process = getattr(processor, method, None)
+    if post_process is None:
         raise UsageError(
             f"the image processor of the checkpoint ({type(processor).__name__}) has no {method}",
             hint=f"Use a different {opt.task}, or a checkpoint with the processor of its model family.",
         )
-    return found
+    return post_process
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:
     rows = [_convert_to_columns(cell) for cell in context.values("objects")]
     key = next((key for key in _CLASS_KEYS if all(key in row for row in rows)), None)
     if key is None or not all("bbox" in row for row in rows):
-        found = ", ".join(sorted({str(name) for row in rows for name in row})) or "nothing"
+        key_names = ", ".join(sorted({str(name) for row in rows for name in row})) or "nothing"
         raise UsageError(
-            f"column {column} contains {found}; each object requires bbox (left, top, width, height) and "
+            f"column {column} contains {key_names}; each object requires bbox (left, top, width, height) and "
             f"{_CLASS_KEYS[0]}",
             hint=f"Store the class of an object under one of the keys {', '.join(_CLASS_KEYS)}.",
         )

@@ -32,11 +32,11 @@ def count_pairs(predicted: Array, referred: Array) -> Pairs:
     codes = right * classes + stated
     if codes.min() >= 0 and codes.max() < _MOST_PAIRS:
         counts = np.bincount(codes)
-        found = np.flatnonzero(counts)
-        counts = counts[found]
+        occurring = np.flatnonzero(counts)
+        counts = counts[occurring]
     else:
-        found, counts = np.unique(codes, return_counts=True)
-    return np.stack([found // classes, found % classes, counts], axis=1)
+        occurring, counts = np.unique(codes, return_counts=True)
+    return np.stack([occurring // classes, occurring % classes, counts], axis=1)
 
 
 def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> SampleRows:

@@ -133,8 +133,8 @@ def _first_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence
 def _top_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> metrics.SampleRows:
     from sklearn.metrics import accuracy_score
 
-    found = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
-    return metrics.ratio_of_sums(accuracy_score([True] * len(found), found), [(is_found, 1) for is_found in found])
+    hits = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
+    return metrics.ratio_of_sums(accuracy_score([True] * len(hits), hits), [(is_found, 1) for is_found in hits])
 
 
 def _masked_word_evaluator(context: task.EvaluatorContext) -> _MaskedWordEvaluator:

@@ -131,8 +131,8 @@ def range_of(statistics: ValueStatistics, method: CalibrationMethod, bits: int) 
     collector.histogram_dict["value"] = (counts, edges, np.float32(full[0]), np.float32(full[1]), edges[-1])
     # The collector prints its progress.
     with contextlib.redirect_stdout(io.StringIO()):
-        found = collector.compute_collection_result()["value"]
-    return float(found[0]), float(found[1])
+        value_range = collector.compute_collection_result()["value"]
+    return float(value_range[0]), float(value_range[1])
 
 
 def _least_squares_range(statistics: ValueStatistics, bits: int) -> tuple[float, float]:
@@ -178,19 +178,19 @@ def measure_statistics(
         if suspect := extremes.add(session.run(sample, extremes.outputs)):
             _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
     _refuse_missing_ranges(model, extremes.ranges)
-    found = {name: ValueStatistics(low, high) for name, (low, high) in extremes.ranges.items()}
+    statistics = {name: ValueStatistics(low, high) for name, (low, high) in extremes.ranges.items()}
     if not with_histograms:
-        return found
+        return statistics
     del session
     for group in _group_values(extremes.size_bytes):
         session = observed.values(group)
         counts = {name: np.zeros(BINS, np.int64) for name in group}
         for sample in read_samples(inputs):
             for name, array in session.run(sample, group).items():
-                bound = found[name].bound
+                bound = statistics[name].bound
                 counts[name] += np.histogram(array, BINS, range=(-bound, bound))[0]
-        found |= {name: replace(found[name], counts=counts[name]) for name in group}
-    return found
+        statistics |= {name: replace(statistics[name], counts=counts[name]) for name in group}
+    return statistics
 
 
 ROWS = 256
@@ -255,12 +255,12 @@ def measure_states(path: Path, names: Sequence[str], read_samples: SampleReader)
     """
     session = Session(path)
     inputs = graph_inputs(session)
-    found: dict[str, Array] = {}
+    maxima: dict[str, Array] = {}
     for sample in read_samples(inputs):
         for name, array in session.run(sample, names).items():
             largest = np.abs(array.astype(np.float32)).max(axis=(0, 2), initial=0.0)
-            found[name] = np.maximum(found[name], largest) if name in found else largest
-    return found
+            maxima[name] = np.maximum(maxima[name], largest) if name in maxima else largest
+    return maxima
 
 
 def _values_over_samples(

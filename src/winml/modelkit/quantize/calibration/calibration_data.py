@@ -438,11 +438,11 @@ class CalibrationStatistics:
 
     def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
         """Return sample rows of values; rows not measured together with the last maxima are measured now."""
-        held, self._rows = dict(self._rows), {}
-        if missing := [name for name in names if name not in held]:
+        rows, self._rows = dict(self._rows), {}
+        if missing := [name for name in names if name not in rows]:
             axes = dict.fromkeys(missing, -1)
-            held.update(self.calibration.over_samples(lambda read: measure_channels(model, axes, read)).rows)
-        return {name: held[name] for name in names}
+            rows.update(self.calibration.over_samples(lambda read: measure_channels(model, axes, read)).rows)
+        return {name: rows[name] for name in names}
 
     def as_record(self) -> dict[str, object]:
         """Source of the statistics, JSON-ready."""

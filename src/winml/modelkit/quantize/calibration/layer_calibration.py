@@ -83,8 +83,8 @@ class LayerCalibration:
         """
         solved = self._solved_weights
         if missing := [weight for weight in weights if weight.request not in solved]:
-            found = self._search(model, missing)
-            solved.update({weight.request: found[weight.key] for weight in missing})
+            searched = self._search(model, missing)
+            solved.update({weight.request: searched[weight.key] for weight in missing})
         return {weight.key: solved[weight.request] for weight in weights}
 
     def found(self, names: Collection[str], bits: int, block_size: int, algorithm: Algorithm) -> list[SolvedWeight]:
@@ -262,11 +262,13 @@ class _Walk:
             raise ValueError("an array is damaged")
         scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
         solved = {}
-        for place, found in ((int(place), dict(found)) for place, found in record["weights"].items()):
+        for place, weight_record in (
+            (int(place), dict(weight_record)) for place, weight_record in record["weights"].items()
+        ):
             weight = self._weights[place]
-            form = replace(weight.form, algorithm=found["searched_by"])
-            self._records[place] = found
-            scale = None if found["scale"] is None else scales[found["scale"]]
+            form = replace(weight.form, algorithm=weight_record["searched_by"])
+            self._records[place] = weight_record
+            scale = None if weight_record["scale"] is None else scales[weight_record["scale"]]
             solved[weight.key] = self._solved(place, form, scale)
         self.values.arrays.digests |= record["values"]
         self._blocks.digests = dict(record["blocks"])
@@ -309,21 +311,21 @@ def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> 
     last = max(position[node] for weight in weights for node in weight.products)
     crossing = cutter.crossing()
     limit = min(_LAYER_BYTES, sum(bytes_at.values()) // FEWEST_LAYERS)
-    layers, start, held = [], 0, 0
+    layers, start, layer_bytes = [], 0, 0
     ends = sorted(bytes_at)
     for index, place in enumerate(ends):
-        held += bytes_at[place]
+        layer_bytes += bytes_at[place]
         stop = last
         if place != ends[-1]:
             following = ends[index + 1]
             places = [end for end in range(place, following) if end not in inside]
-            if not places or held + bytes_at[following] <= limit:
+            if not places or layer_bytes + bytes_at[following] <= limit:
                 continue
             # Between this product and the next, take the first position crossed by the fewest values.
             stop = min(places, key=lambda end: (crossing[end], end))
         members = nodes[start : stop + 1]
         layers.append(_Layer(cutter.cut_exactly(members), frozenset(members)))
-        start, held = stop + 1, 0
+        start, layer_bytes = stop + 1, 0
     return layers
 
 
@@ -469,15 +471,15 @@ class _LayerSolver:
     def _measure_inputs(
         self, groups: Mapping[tuple[str, ...], Sequence[BlockWeight]], run: _LayerRun
     ) -> dict[tuple[str, ...], _Statistics]:
-        found = {}
+        statistics = {}
         for names, group in groups.items():
             depth = group[0].matrix.depth
             fitted = InputStatistics.of_depth(depth)
             judges = self._has_many_samples and any(weight.algorithm == "auto" for weight in group)
-            found[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if judges else fitted)
+            statistics[names] = _Statistics(fitted, InputStatistics.of_depth(depth) if judges else fitted)
         observed = list(dict.fromkeys(name for names in groups for name in names))
         for sample, arrays in enumerate(run.observe(observed)):
-            for names, sums in found.items():
+            for names, sums in statistics.items():
                 is_judging = sums.judged is not sums.fitted and sample % _JUDGING == _JUDGING - 1
                 for name in names:
                     if not np.isfinite(arrays[name]).all():
@@ -488,7 +490,7 @@ class _LayerSolver:
                         )
                     rows = _without_padding(arrays[name], run.mask(sample))
                     (sums.judged if is_judging else sums.fitted).add(rows)
-        return found
+        return statistics
 
     def _solve_group(
         self, algorithm: Algorithm, group: Sequence[BlockWeight], sums: _Statistics, *, shares_input: bool
@@ -523,8 +525,8 @@ class _LayerSolver:
         solved = {}
         for weight in group:
             sums = statistics if weight is group[-1] else _copy_statistics(statistics)
-            found = gptq_blocks(_read_matrix(weight), sums, weight.form)
-            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, found)
+            blocks = gptq_blocks(_read_matrix(weight), sums, weight.form)
+            solved[weight.key] = self._walk.hold(weight, "gptq", weight.form, blocks)
         return solved
 
     @staticmethod

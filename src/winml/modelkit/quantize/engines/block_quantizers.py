@@ -543,13 +543,13 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Seq
             for matrix, form in zip(tried_on, forms, strict=True)
         )
 
-    best, found = error(None), None
+    best, best_scale = error(None), None
     for power in _POWERS:
         scale = size**power
         scale = (scale / np.sqrt(scale.max() * scale.min())).astype(np.float32)
         if (tried := error(scale)) < best:
-            best, found = tried, scale
-    return found
+            best, best_scale = tried, scale
+    return best_scale
 
 
 def _scaled_difference(matrix: Array, scale: Array | None, form: BlockForm) -> Array:

@@ -212,8 +212,8 @@ def _set_attributes(node: ir.Node) -> None:
     if node.op_type == "Cast":
         node.attributes["to"] = ir.AttrInt64("to", int(_HALF))
     elif node.op_type == "ConstantOfShape":
-        passed = node.attributes.get("value")
-        values = passed.as_tensor().numpy() if passed is not None else np.zeros(1, np.float32)
+        fill_value = node.attributes.get("value")
+        values = fill_value.as_tensor().numpy() if fill_value is not None else np.zeros(1, np.float32)
         half = np.clip(values, np.finfo(np.float16).min, np.finfo(np.float16).max).astype(np.float16)
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(half))
 

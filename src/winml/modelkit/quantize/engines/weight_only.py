@@ -518,12 +518,12 @@ def operand_of(node: ir.Node) -> Operand | None:
     read = node.inputs[1]
     is_transposed = read is not weight  # read through a Transpose
     if node.op_type == "Gemm":
-        passed = {name: attribute.value for name, attribute in node.attributes.items()}
-        if any(passed.get(name, value) != value for name, value in PRODUCT_AND_SUM.items()) or not _has_plain_bias(
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        if any(attributes.get(name, value) != value for name, value in PRODUCT_AND_SUM.items()) or not _has_plain_bias(
             node
         ):
             return None
-        is_transposed ^= bool(passed.get("transB", 0))
+        is_transposed ^= bool(attributes.get("transB", 0))
     maker = read.producer() if read is not None else None
     is_read = read is weight or (maker is not None and maker.inputs[0] is weight)
     return Operand(weight, is_transposed) if is_read else None
@@ -587,10 +587,10 @@ class BlockWeight:
 
 def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
     """Weights of a task that products read, in graph order."""
-    found: dict[WeightKey, BlockWeight] = {}
+    weights: dict[WeightKey, BlockWeight] = {}
     for node in graph:
         operand = operand_of(node) if node.name in task.nodes else None
-        if operand is None or operand.key in found:
+        if operand is None or operand.key in weights:
             continue
         readers = _find_readers(operand, task)
         products = tuple(reader for reader in readers if reader.op_type != "Gather")
@@ -600,8 +600,8 @@ def block_weights(graph: ir.Graph, task: EngineTask) -> tuple[BlockWeight, ...]:
         form = _block_form(task, node, matrix.depth, is_table=len(products) < len(readers))
         algorithm = task.algorithm_of(node)
         algorithm = algorithm if algorithm in DATA_ALGORITHMS else form.algorithm
-        found[operand.key] = BlockWeight(operand.key, matrix, form, algorithm, products)
-    return tuple(found.values())
+        weights[operand.key] = BlockWeight(operand.key, matrix, form, algorithm, products)
+    return tuple(weights.values())
 
 
 def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
