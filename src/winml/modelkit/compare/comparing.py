@@ -395,7 +395,7 @@ def _sizes_by_part(
     return fitting
 
 
-def _has(inputs: Sequence[InputTensorSpec], key: str) -> bool:
+def _has_dimension(inputs: Sequence[InputTensorSpec], key: str) -> bool:
     try:
         sizes_by_key(inputs, {key: 1})
     except UsageError:
@@ -541,7 +541,7 @@ def _fixed_sizes(
     return sizes, (f"fixed sizes of {reference.shown}: {words}",)
 
 
-def _are_apart(left: InputTensorSpec, right: InputTensorSpec) -> bool:
+def _have_different_sizes(left: InputTensorSpec, right: InputTensorSpec) -> bool:
     pairs = zip(left.shape, right.shape, strict=True)
     return any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs)
 

@@ -45,7 +45,7 @@ ReadSamples = Callable[[Session], tuple[Sequence[Arrays], QualitySamples]]
 """Returns the inputs of the opened reference (input name → array, per sample) and the description of the samples."""
 
 _INTEGERS = 4
-"""Specified by ONNX Runtime: the level at which it rounds the activations of a product to 8 bits."""
+"""Specified by ONNX Runtime: accuracy level at which it rounds the activations of a product to 8 bits."""
 
 
 def _bug_hint() -> str:
@@ -330,7 +330,7 @@ def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, 
 
 
 def _sizes_to_try(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of the dynamic dimensions, the likeliest to be accepted first; twice the same where none is open."""
+    """Yield sizes of the dynamic dimensions, the likeliest first; the same sizes twice without dynamic dimensions."""
     bounds = bounds_by_name(inputs)
     for sizes in _usual_sizes(inputs, passed):
         yield {name: bounds[name].clamp(size) if name in bounds else size for name, size in sizes.items()}
@@ -351,7 +351,9 @@ def _usual_sizes(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -
 
 
 def _cache_sizes(inputs: Sequence[InputTensorSpec]) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of a graph with a cache: a prompt, which finds it empty, and a step after it; none of others."""
+    """Yield sizes of a graph with a KV cache: a prompt with an empty cache, and a following step; nothing for
+    others.
+    """
     past, tokens = next((terms for item in inputs for terms in item.sums.values() if len(terms) == 2), (None, None))
     for size_past, size_tokens in ((0, 5), (6, 1)) if past is not None else ():
         sizes = {past: size_past, tokens: size_tokens}

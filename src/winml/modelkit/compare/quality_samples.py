@@ -152,7 +152,7 @@ def data_set_values(
 
 
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
-    """Return runs of a decoder whose cache has a fixed length, while it continues texts; None of another graph."""
+    """Record decoder runs with a cache of fixed length while it continues texts; ``None`` for another graph."""
     run = request.run
     is_fixed = any(item.cache for item in inputs) and decoder_tokens(inputs, run.sizes) is None
     if not is_fixed or request.model is None:
@@ -169,7 +169,7 @@ def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -
 
 
 def _random_values(session: Session, request: SampleRequest) -> SampleValues:
-    """Return random values; of a decoder with a cache, whole prompts: nobody feeds it a random cache."""
+    """Create random values; for a decoder with a KV cache, whole prompts, since random caches are meaningless."""
     run = with_whole_prompts(graph_inputs(session), request.run)
     try:
         run = with_fitting_sizes(session, run)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LABELED_TASKS = frozenset(
     {"image-classification", "image-segmentation", "object-detection", "text-classification", "token-classification"}
 )
-"""Tasks whose answers are numbers of classes."""
+"""Tasks whose outputs are class indices."""
 
 
 def _other_baseline_hint() -> str:
@@ -178,7 +178,7 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
         )
     name = task_name(task or str(stated))
     rule = f"set by {opt.task}" if task else "from the file"
-    source = _source_of(metadata, run.shown)
+    source = _find_source(metadata, run.shown)
     folder = files_folder(path)
     if not processor_files(folder) and source is not None and (beside := processor_folder(source)) is not None:
         folder = beside
@@ -211,7 +211,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
     side = stack.enter_context(opened_torch_side(loaded, None, shown=request.model))
     note = "The model is a checkpoint: it is evaluated in PyTorch, without an export."
     name, rule = (added, f"set by {opt.task}") if added else (info.task, str(info.task_rule))
-    return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_notes(loaded)))
+    return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_model_notes(loaded)))
 
 
 def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
@@ -219,7 +219,7 @@ def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
     return replace(request, task=task and canonical_word(task).removesuffix(WITH_PAST), cache=False)
 
 
-def _notes(loaded: LoadedModel) -> tuple[str, ...]:
+def _model_notes(loaded: LoadedModel) -> tuple[str, ...]:
     """Return what is to be said of a model, but for the cache, which nobody asked about."""
     from winml.modelkit.models.caches.decision import no_cache_note
 

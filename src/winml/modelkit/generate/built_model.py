@@ -286,7 +286,7 @@ class WinMLModel:
             )
         return _cast_to_graph(array, item)
 
-    def _fitting_ways(self, item: InputTensorSpec, array: Array) -> str:
+    def _suggest_fitting(self, item: InputTensorSpec, array: Array) -> str:
         """Return what brings an input to its size."""
         ways = "tokenizers: padding='max_length', max_length=…"
         graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None

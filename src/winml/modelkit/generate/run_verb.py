@@ -41,7 +41,7 @@ class RunRequest(AnswerRequest, ProviderFields):
     """Request of ``winml run``."""
 
     name: str
-    """The model as the user wrote it."""
+    """The model as written by the user."""
     files: Mapping[str, Path]
     """Part → ONNX file; empty for a checkpoint."""
     checkpoint: ModelRequest | None = None
@@ -351,14 +351,14 @@ def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     from winml.modelkit.onnx.contents import declared_shape, dtype_name
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs
 
-    tensors = []
+    tensors: list[SchemaTensor] = []
     for part, path in files.items():
         graph = read_structure(path).graph
         for value in required_inputs(graph) if which == "inputs" else graph.output:
             data_type = value.type.tensor_type.elem_type
             dtype = dtype_name(data_type) if data_type else ""
-            found.append(SchemaTensor(part, value.name, dtype, declared_shape(value.type) or ()))
-    return found
+            tensors.append(SchemaTensor(part, value.name, dtype, declared_shape(value.type) or ()))
+    return tensors
 
 
 def _metadata_of(files: Mapping[str, Path]) -> list[dict[str, str]]:

@@ -297,7 +297,7 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     return options
 
 
-def _idle_notes(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
+def _explain_idle(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
     """Explain why capabilities that were enabled by name changed nothing: dynamic sizes, or no matching nodes."""
     notes = []
     for entry in idle:

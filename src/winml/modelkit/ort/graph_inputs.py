@@ -190,9 +190,9 @@ def settle_sizes(
     patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
     if determined := [name for name in patches if name in by_name]:
         raise UsageError(
-            f"{opt.shape_config}: {passed[0]} {by_name[passed[0]]}: it is determined by the image sizes in "
-            f"{patches[passed[0]]}",
-            hint=f"Omit {passed[0]}, or pass values with {opt.input_data} file.npz.",
+            f"{opt.shape_config}: {determined[0]} {by_name[determined[0]]}: it is determined by the image sizes in "
+            f"{patches[determined[0]]}",
+            hint=f"Omit {determined[0]}, or pass values with {opt.input_data} file.npz.",
         )
     for name in names:
         if name not in by_name and name not in sums and name not in patches:
@@ -241,8 +241,8 @@ def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str
     first = [item.shape[0] for item in inputs if item.shape]
     named = [key for key in first if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first if isinstance(key, str) and ":" in key]
-    if batch_keys or nameless:
-        return list(dict.fromkeys(batch_keys or nameless))
+    if named or nameless:
+        return list(dict.fromkeys(named or nameless))
     if first and all(size == batch_size for size in first):
         return []
     shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)

@@ -237,7 +237,7 @@ def open_session(
         # Specified: where a scalar field occurs twice, protobuf uses the last.
         model = path.read_bytes() + _IR_VERSION_TAG + varint(newest_ir_version()) if is_newer else path
         return Session(model, data_folder=path.absolute().parent if is_newer else None, source=path, **place)
-    # ONNX Runtime maps no weights through a link: those inside a file lie where the link leads.
+    # ONNX Runtime maps no weights through a symbolic link: embedded weights are in the target of the link.
     file = path.absolute() if external_files(path) else path.resolve()
     referring = read_referring(file)
     referring.ir_version = min(referring.ir_version, newest_ir_version())

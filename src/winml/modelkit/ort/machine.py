@@ -178,8 +178,8 @@ def _catalogue_notes() -> Iterator[str]:
     with contextlib.suppress(OSError), catalogue() as catalog:
         for entry in catalog.find_all_providers():
             yield (
-                f"the Windows ML catalog has {found.name} {found.version} ({found.ready_state.name}); load its library "
-                f"with {opt.ep_library} {found.name}=PATH"
+                f"the Windows ML catalog has {entry.name} {entry.version} ({entry.ready_state.name}); load its library "
+                f"with {opt.ep_library} {entry.name}=PATH"
             )
 
 

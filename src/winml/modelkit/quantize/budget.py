@@ -67,10 +67,10 @@ class _Format:
         return form if self.algorithm is None else f"{form} {self.algorithm}"
 
 
-def _searched_forms(*, with_activations: bool) -> tuple[_Form, ...]:
+def _searched_forms(*, with_activations: bool) -> tuple[_Format, ...]:
     """Return the forms that are tried, from the fewest bits: those of weights alone, or those of activations, too."""
     return tuple(
-        _Form(precision.name, block_size)
+        _Format(precision.name, block_size)
         for precision in sorted(PRECISIONS.values(), key=lambda precision: precision.weight_bits)
         for block_size in precision.searched_blocks
         if precision.name == FLOAT32 or _has_fixed_ranges(precision) == with_activations
@@ -83,14 +83,15 @@ def _has_fixed_ranges(precision: Precision) -> bool:
 
 _FORMS = _searched_forms(with_activations=False)
 """Scales are as wide as the weights were: with float32, 2.3, 3.1, 4.3, 5.1 and 8.6 bits."""
-_BY_OWN_OUTPUTS = (_Form(INT4, 64), _Form(INT4, 64, "hqq"), _Form(INT4, 16))
-"""Chosen from as well where the algorithm is: a module alone in them is not run, since the error of its own outputs
-says what they lose beside :data:`_COMPARED`. With ``hqq``, zero points are as wide as scales: 5 bits."""
-_COMPARED = _Form(INT4, 32)
+_BY_OWN_OUTPUTS = (_Format(INT4, 64), _Format(INT4, 64, "hqq"), _Format(INT4, 16))
+"""Additional formats if the algorithm is selected too. No module is run alone in these formats: their loss follows from
+the error of the module's outputs relative to :data:`_COMPARED`. With ``hqq``, zero points have the type of the scales:
+5 bits."""
+_COMPARED = _Format(INT4, 32)
 _SINGLE: tuple[Algorithm, ...] = ("gptq", "awq", "k_quant", "rtn", "hqq")
-"""Algorithms that all modules may have in the best uniform form, where each module may have its own."""
-_HALF = _Form(BFLOAT16)
-"""What modules may have as well whose operators keep no weights in blocks, such as convolutions."""
+"""Algorithms applied to all modules of the best uniform format if each module may have a separate algorithm."""
+_HALF = _Format(BFLOAT16)
+"""Format of modules whose operators support no block quantization, such as convolutions."""
 _WIDE_ACTIVATIONS = 16
 """16-bit activations add a fraction (one part in this number) to the cost of their weights. Chosen: they take no bytes
 of the file, but time. 8 bits are therefore preferred if accurate enough, and 16 bits are preferred to a float
@@ -419,7 +420,10 @@ class _Study:
         if not candidates:
             problem = next((form.problem for form in self._trials.values() if form.problem), "")
             raise QuantizeError(f"no quantized variant can be measured: {problem}", hint=f"Use another {opt.mode}.")
-        if budget.max_bytes is not None and self._file_bytes(least := self._least_file(found)) <= budget.max_bytes:
+        if (
+            budget.max_bytes is not None
+            and self._file_bytes(least := self._find_smallest_file(candidates)) <= budget.max_bytes
+        ):
             return least  # its graph is smaller than the graphs that the limit of weights was computed from
         raise self._limit_error(budget, candidates)
 
@@ -726,7 +730,7 @@ def _own_error(solved: Sequence[SolvedWeight]) -> float:
     return sum(errors) / len(errors) if errors else 0.0
 
 
-def _with_form(options: QuantizeOptions, form: _Form) -> QuantizeOptions:
+def _set_format(options: QuantizeOptions, form: _Format) -> QuantizeOptions:
     """Return options with which everything has a form."""
     of_precision = "qdq" if _has_fixed_ranges(PRECISIONS[form.precision]) else None
     mode = "weight-only" if form.block_size is not None else of_precision

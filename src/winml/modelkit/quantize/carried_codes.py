@@ -141,7 +141,7 @@ def carry_codes(
         activations: Type of activations in products with codes; ``None``: float32 if a fast kernel exists, else int8.
     """
     _separate_experts(model.graph)
-    readers = [node for node in model.graph if _coded_of(node) is not None]
+    readers = [node for node in model.graph if _find_coded_tensor(node) is not None]
     task = EngineTask(frozenset(str(node.name) for node in readers), PRECISIONS[INT8], QuantizeOptions(ep=ep))
     packing = _CodesPacking(model.graph, task, activations)
     for node in readers:

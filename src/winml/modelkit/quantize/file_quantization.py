@@ -109,7 +109,7 @@ class QuantizationOutcome:
 
 @dataclass(frozen=True)
 class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
-    """The recipe of one quantization."""
+    """One quantization, as work on a graph."""
 
     step_name: ClassVar[str] = "quantization"
 

@@ -108,7 +108,7 @@ def quantize_cache(model: ir.Model, maxima: Mapping[str, Array]) -> tuple[str, .
         states.node.attributes.add(ir.AttrInt64("kv_cache_bit_width", 8))
         for value in (*states.past, *states.present):
             value.type = ir.TensorType(ir.DataType.INT8)
-    record = _record_of(model)
+    record = _read_record(model)
     record.setdefault("requested", {})["kv_cache"] = INT8
     record.setdefault("modules", [])
     record["kv_cache"] = {"precision": INT8, "attentions": len(found)}

@@ -44,7 +44,7 @@ class BitBudget:
 
     @property
     def option(self) -> str:
-        """The option that states the limit."""
+        """Option that states the limit."""
         return spell("max_drop" if self.max_drop is not None else "budget" if self.max_bytes is None else "max_size")
 
     def kept_by(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:

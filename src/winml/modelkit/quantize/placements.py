@@ -98,7 +98,7 @@ class Placement:
     limited: Mapping[tuple[str, int], tuple[float, float]] = field(default_factory=dict)
     """(operator, bits) → fixed output range."""
     finite_masks: bool = True
-    """Whether masks of attention get a finite minimum in the range of the scores."""
+    """True if attention masks get a finite minimum in the range of the scores."""
     takes_constant_tables: bool = False
     """True if rows have to be looked up in constants, not in what an operator makes of one; measured with OpenVINO
     2026.4, whose importer of ONNX refuses others."""

@@ -40,7 +40,7 @@ class Precision:
     ways: Mapping[Mode, ModeRules] = field(default_factory=dict, hash=False)
     """Rules of modes missing in :data:`MODES`: those of plug-ins."""
     float_type: str = ""
-    """ONNX's name of the 16-bit type that its weights become, such as ``FLOAT16``; empty: they become integers."""
+    """ONNX's name of the 16-bit float type of its weights, such as ``FLOAT16``; empty for integers."""
     searched_blocks: tuple[int | None, ...] = ()
     """Block sizes of weights that a search for the bits of each module tries, the largest first; None: no blocks."""
     auto_device: str = ""

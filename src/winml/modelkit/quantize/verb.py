@@ -42,7 +42,7 @@ class _Measures:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], SensitivityFields, _Measures):
-    """What is requested of ``winml quantize``."""
+    """Request of ``winml quantize``."""
 
     verb: ClassVar[str] = "quantize"
     section: ClassVar[str] = "quant"
@@ -192,7 +192,7 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | Non
 
 
 def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
-    """Return what a source has, where it keeps a limit; nothing where it is larger, or was not read yet."""
+    """Size or bits of a source within a limit; empty if it exceeds the limit or is not read yet."""
     from winml.modelkit.onnx.contents import read_contents
     from winml.modelkit.onnx.files.reading import read_structure
     from winml.modelkit.onnx.module_costs import weights_cost
@@ -206,7 +206,7 @@ def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget
 
 
 def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -> None:
-    """Refuse a file beside the model that is the model, or data that is read.
+    """Refuse an additional output that is the model or an input file.
 
     Raises:
         UsageError: names the option.

@@ -124,7 +124,7 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
         class_names = ", ".join(classes[:_DISPLAYED_CLASSES])
         more = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
         reason = f"only the root is above them; {opt.torch_module} none excludes them"
-        return (f"Classes of torch.nn in the hierarchy: {displayed}{more} ({reason}).",) if classes else ()
+        return (f"Classes of torch.nn in the hierarchy: {class_names}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):
         return ()
     _refuse_unknown_classes(called, torch_modules)

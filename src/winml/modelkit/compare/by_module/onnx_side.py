@@ -116,7 +116,7 @@ class OnnxSide:
 
     @functools.cached_property
     def inputs(self) -> Sequence[InputTensorSpec]:
-        """Inputs of the graph, as its session takes them."""
+        """Inputs of the graph, as declared by its session."""
         return graph_inputs(self.session())
 
     @property

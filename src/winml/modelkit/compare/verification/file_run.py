@@ -143,7 +143,7 @@ class WrittenFile:
         joined = [joined_rows(list(islice(following, len(parts)))) for parts in fed]
         return [self._apply_reference_ranks(draw, output) for draw, output in zip(draws, joined, strict=True)]
 
-    def _opened(self) -> Session:
+    def _open_session(self) -> Session:
         from winml.modelkit.ort.graph_sessions import open_session
         from winml.modelkit.ort.sessions import Session
 

@@ -145,7 +145,7 @@ def _explained_failure(
         error.is_silent = True
         return error
     failed = draws[verification.worst.draw - 1]
-    # Draws are looked at in order: the first was equal, or said nothing.
+    # Samples are compared in order: the first was equal or had no signal.
     hint = _wrong_graph_hint()
     if first.has_padding != failed.has_padding:
         here, there = ("with", "without") if failed.has_padding else ("without", "with")

@@ -155,7 +155,7 @@ class EmptyLayer(_Empty):  # type: ignore[misc]
     """A layer that keeps nothing, such as one that attends to the keys of another."""
 
     def __init__(self, tensors: Tensors) -> None:
-        """Hold nothing."""
+        """Start with an empty cache."""
         assert not tensors  # it keeps none
         super().__init__()
         self.is_initialized = False

@@ -84,7 +84,9 @@ class _ComputeShapesOnly(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Let torch not import ``torch._dynamo`` to run this mode: it takes seconds, and nothing is compiled here."""
+        """Prevent torch from importing ``torch._dynamo`` for this mode: it takes seconds, and nothing is compiled
+        here.
+        """
         return False
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:

@@ -42,7 +42,7 @@ Ranges = Mapping[str, tuple[float, float]]
 """Name of a value → its smallest and largest value."""
 
 SampleReader = Callable[[Sequence[InputTensorSpec]], Iterable[Arrays]]
-"""Yields one array per input of a graph for each sample."""
+"""Yields each sample: input name → array."""
 
 GROUP_BYTES = 256_000_000
 """Maximum bytes of activations in memory, for methods that read the values. Chosen: the activations of a layer of a

@@ -160,7 +160,7 @@ class Calibration:
         if self.has_data:
             return self._sample_feeds.notes if self._sample_feeds is not None else ()
         note = (
-            f"The {self._found} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real data "
+            f"The {self._purposes} come from {self.count} {_KINDS_OF_SAMPLES[self._kind]}, not from data: on real data "
             f"the loss may differ from this comparison. Use {opt.calibration_data} for a result that you deploy."
         )
         return (note,)
@@ -260,7 +260,7 @@ class Calibration:
         if self._sample_feeds is not None:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
-            for path in itertools.islice(npz_files(self._path), self._total):
+            for path in itertools.islice(npz_files(self._path), self._total_count):
                 yield load_feeds(path, inputs, opt.calibration_data)
         elif self._kind == "decoding":
             yield from self._decoding_samples()
@@ -291,7 +291,7 @@ class Calibration:
             return next(samples, None) is not None
         return False
 
-    def _made_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
+    def _processor_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
         """Return samples for the processor beside the model; none where there is none, or the model takes others."""
         if not self._made and has_processors(inputs, self.model_folder):
             run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
@@ -403,7 +403,7 @@ class CalibrationStatistics:
         found = self._stored.read(self._parse)
         if isinstance(found, OtherRequest) and named is not None:
             raise UsageError(
-                f"{opt.calibration_cache} {path}: {_reason_against(found)}",
+                f"{opt.calibration_cache} {path}: {_cache_problem(found)}",
                 hint="Use a different file. This one was not changed.",
             )
 

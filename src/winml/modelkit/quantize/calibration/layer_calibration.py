@@ -148,7 +148,7 @@ class LayerCalibration:
             values.count = number + 1
 
 
-def _inputs_of(model: ir.Model) -> tuple[InputTensorSpec, ...]:
+def _describe_inputs(model: ir.Model) -> tuple[InputTensorSpec, ...]:
     """Return the inputs of a graph as an open session would describe them."""
     values = [value for value in model.graph.inputs if not value.is_initializer()]
     types = {}
@@ -484,8 +484,8 @@ class _LayerSolver:
                 for name in names:
                     if not np.isfinite(arrays[name]).all():
                         raise QuantizeError(
-                            f"an input of {_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of the "
-                            "calibration data)",
+                            f"an input of {_weight_words(groups[names][0])} is NaN or infinite (sample {sample + 1} of "
+                            "the calibration data)",
                             hint=f"Pass suitable data with {opt.calibration_data}, or {opt.exclude} the module.",
                         )
                     rows = _without_padding(arrays[name], run.mask(sample))
@@ -589,7 +589,7 @@ def _read_matrix(weight: BlockWeight) -> Array:
     matrix = weight.matrix.values()
     if not math.isfinite(float(np.abs(matrix).max(initial=0))):
         raise QuantizeError(
-            f"{_words(weight)} has values that are NaN or infinite",
+            f"{_weight_words(weight)} has values that are NaN or infinite",
             hint=f"Repair the checkpoint, or {opt.exclude} the module.",
         )
     return matrix

@@ -35,7 +35,7 @@ class QuantizedFormat:
     name: str
     """As nodes of a graph say it: ``source_format``."""
     words: str
-    """For people."""
+    """Description."""
     reader: str
     """``module:function`` of this folder that takes the tensors of a checkpoint and its ``quantization_config``."""
     refusal: Callable[[Mapping[str, Any]], str] = lambda _config: ""
