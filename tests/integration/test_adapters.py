@@ -148,7 +148,8 @@ def test_adapter_merged_without_values_in_memory_gives_the_same_weights(
 ) -> None:
     """Dynamo traces without weights, which are computed one by one when the file is written."""
     request = ModelRequest(model=str(llama), adapter=(str(adapters["one"][0]),))
-    HTPExporter(WinMLExportConfig(exporter="dynamo")).export_checkpoint(request, tmp_path / "model.onnx")
+    config = WinMLExportConfig(exporter="dynamo", verify=False)
+    HTPExporter(config).export_checkpoint(request, tmp_path / "model.onnx")
     assert_equal(tmp_path / "model.onnx", pytorch(llama, adapters["one"]))
 
 
@@ -158,11 +159,12 @@ def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path:
     saved = getattr(coded_checkpoints, f"save_{form}")(tmp_path)
     targets = ("q_proj", "v_proj", "down_proj", "lm_head")
     folder = save_adapter(tmp_path / "adapter", pytorch(saved.reference), targets, seed=3)
-    exact = WinMLExportConfig(activations="float32")
     graphs = {}
     for name, adapter in (("base", ()), ("lora", (str(folder),))):
         path = tmp_path / name / "model.onnx"
         path.parent.mkdir()
+        # The graph without an adapter is there for its codes.
+        exact = WinMLExportConfig(activations="float32", verify=bool(adapter))
         HTPExporter(exact).export_checkpoint(ModelRequest(model=str(saved.folder), adapter=adapter), path)
         graphs[name] = onnx.load(path).graph
     codes = {
