@@ -1,4 +1,4 @@
-"""How do the flat tensors of a graph become the cache a forward takes, and the cache it returns outputs?"""
+"""Conversion of a graph's flat cache tensors into arguments of a forward, and of its caches into outputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from winml.modelkit.models.caches.layout import CacheLayout, EncoderDecoderLayou
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 
 _STATES = "states_of_modules"
-"""Chosen: name of the argument that takes the states of modules, and of the result that holds them afterwards."""
+"""Chosen: name of the argument that takes the states of modules, and of the output that returns the new states."""
 _Place = tuple[str, str]
-"""Path of a module, and name of the attribute."""
+"""Path of a module, and name of an attribute."""
 
 
 @contextmanager
 def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
-    """Collect the tensors that attributes hold at the end of the block and did not hold before; they are put back.
+    """Collect the tensors that a block assigns to attributes of modules, and restore the attributes.
 
     Yields:
-        Module and attribute → tensor; filled at the end.
+        (module path, attribute) → tensor; filled at the end of the block.
     """
     before = {path: dict(vars(module)) for path, module in model.named_modules()}
     found: dict[_Place, torch.Tensor] = {}
@@ -46,11 +46,11 @@ def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
 
 
 def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Callable[[nn.Module], Callable[..., Any]]:
-    """Return what makes a forward that is given the states of modules, and returns them with the cache it was given.
+    """Wrap a forward so that the states of modules are inputs and outputs, beside the cache.
 
     Args:
         states: The states.
-        argument: Parameter of the forward that takes the cache, which is changed in place.
+        argument: Parameter of the forward that takes the cache; the forward changes the cache in place.
     """
 
     def entry(model: nn.Module) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
         def call(*args: object, **arguments: Any) -> Any:
             passed: Mapping[_Place, torch.Tensor] | None = arguments.pop(_STATES, None)
             if passed is None:
-                # As its user calls it: the modules keep them.
+                # Called as by a user: the modules keep their states.
                 return forward(*args, **arguments)
             for (path, name), tensor in passed.items():
                 setattr(model.get_submodule(path), name, tensor)
@@ -80,24 +80,24 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
 
 
 DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "position_ids"
-"""Specified: how encoder-decoders of transformers call the tokens of the decoder, and the mask over the encoder's."""
+"""Specified by transformers: names in encoder-decoders for the decoder's tokens, the encoder's mask, and positions."""
 TOKENS, ENCODER_MASK = "input_ids", "encoder_attention_mask"
-"""Specified: what other readers of a graph of the decoder call these."""
+"""Specified: names of these inputs in a decoder graph, as other readers expect them."""
 ENCODER_OUTPUT_STATES, ENCODER_STATES = "last_hidden_state", "encoder_hidden_states"
-"""Specified: how the same readers call what the encoder answers, at the encoder and the decoder."""
+"""Specified: names of the encoder's hidden states as output of the encoder and as input of the decoder."""
 
 
 def arguments_with_cache(
     layout: CacheLayout, names: Sequence[str], *, kinds: str | None = None, first_position: int = 0
 ) -> NestedArguments:
-    """Return how inputs become the arguments of a forward with a cache, and its result outputs.
+    """Convert inputs into the arguments of a forward with a cache, and its result into outputs.
 
     Args:
         layout: The cache.
         names: Names of the other inputs, each an argument.
-        kinds: The one of them that says of each token of a run what kind it is; the forward is told the kinds of the
-            tokens in the cache as well, by which it finds the others. None: there is none.
-        first_position: What the forward calls the position of the first token.
+        kinds: Input with the type of each token of a run. The forward also receives the types of cached tokens, from
+            which it derives their number. `None`: no such input.
+        first_position: Position of the first token in the numbering of the forward.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
@@ -126,16 +126,16 @@ def arguments_with_cache(
 def encoder_arguments(
     layout: EncoderDecoderLayout, names: Sequence[str], start: int, *, with_cross: bool
 ) -> NestedArguments:
-    """Return how the inputs of an encoder become the arguments of the whole forward, and its result its outputs.
+    """Convert the inputs of an encoder into the arguments of the whole forward, and its result into outputs.
 
-    The decoder runs on one token, for the keys and values that it computes from what the encoder answers. Nothing else
-    that it computes is an output, so nothing else of it is left in the graph.
+    The decoder runs on one token, to compute the cross-attention keys and values from the encoder's hidden states. No
+    other result of the decoder is an output, so the graph contains no other decoder nodes.
 
     Args:
-        layout: What the model keeps.
+        layout: The caches of the model.
         names: Names of the inputs, each an argument.
         start: A token of the decoder.
-        with_cross: Whether these keys and values are outputs.
+        with_cross: True if the cross-attention keys and values are outputs.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
@@ -153,18 +153,18 @@ def encoder_arguments(
 
 
 _OWN_OF_DECODER = {_MASK: "decoder_attention_mask", _POSITIONS: "decoder_position_ids"}
-"""Specified: what readers of a graph of the decoder call its own mask and positions → the arguments of transformers."""
+"""Specified: names of the decoder's own mask and positions as graph inputs → arguments of transformers."""
 
 
 def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
-    """Return what a forward can be told of the decoder's own tokens: input of the graph → argument of the forward."""
+    """Return input of the graph → argument of the forward, for mask and positions of the decoder's own tokens."""
     return {name: argument for name, argument in _OWN_OF_DECODER.items() if argument in parameters}
 
 
 def decoder_arguments(
     layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str], takes_encoder_states: bool
 ) -> NestedArguments:
-    """Return how the inputs of a decoder become the arguments of the whole forward, and its result its outputs.
+    """Convert the inputs of a decoder into the arguments of the whole forward, and its result into outputs.
 
     A decoder that takes the states of the encoder in every run computes keys and values of what lies beyond those it is
     given: of all in the first run, of nothing later. For any other, the states are given with their sizes alone: the
@@ -205,11 +205,11 @@ def decoder_arguments(
 
 
 def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArguments) -> NestedArguments:
-    """Return the same for a decoder that is called by itself, and has names of its own for what it is given.
+    """Convert the inputs of a decoder module that is called directly and has its own argument names.
 
     Args:
-        layout: What the model keeps.
-        arguments: Those for the forward of an encoder-decoder.
+        layout: The caches of the model.
+        arguments: Conversion for the forward of the encoder-decoder.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
 
 
 def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, object]:
-    """Return the arguments that stand for what an encoder answered, with the mask over it where there is one."""
+    """Return the arguments that stand for the encoder's outputs, with the mask over them if there is one."""
     if layout.mask_dtype is not None:
         return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}
     own = {} if mask is None else {_MASK: mask}
@@ -232,9 +232,9 @@ def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Te
 
 
 def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a mask of the tokens of an encoder as what is added to scores, which forwards take as it is.
+    """Convert a mask of encoder tokens into an additive mask over the keys, which forwards use unchanged.
 
-    They would make it as long as what is encoded in this run. Keys beyond the mask are hidden.
+    Forwards would give their own mask the length of the states encoded in this run. Keys beyond the mask are hidden.
     """
     beyond = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
     displayed = torch.cat([mask.to(dtype), beyond], dim=1)
@@ -242,12 +242,12 @@ def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) 
 
 
 def empty_states(layout: CacheLayout, batch: int, held: int = 0) -> dict[str, torch.Tensor]:
-    """Return the cache before the first token, of zeros, by the names of the inputs.
+    """Return the cache before the first token: input → tensor of zeros.
 
     Args:
         layout: The cache.
         batch: Rows.
-        held: Tokens in the cache of every run, where their number is fixed; 0: no keys and values.
+        held: Tokens in the cache of every run if their number is fixed; 0: no keys and values.
     """
     return {
         state.input: torch.zeros(state.shape(batch, held), dtype=getattr(torch, state.dtype)) for state in layout.states
@@ -255,11 +255,11 @@ def empty_states(layout: CacheLayout, batch: int, held: int = 0) -> dict[str, to
 
 
 def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return a new cache that holds these tensors.
+    """Return a new cache that holds the tensors.
 
     Args:
         layout: The cache.
-        tensors: Its states by the names of the inputs.
+        tensors: Input → state.
     """
     from transformers.cache_utils import DynamicCache
 
@@ -284,19 +284,19 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tensor], *, has_cross: bool) -> Any:
-    """Return a new cache of an encoder-decoder that holds these tensors.
+    """Return a new cache of an encoder-decoder that holds the tensors.
 
     Args:
-        layout: What the model keeps.
-        tensors: By names of the inputs.
-        has_cross: Whether all keys and values of what was encoded are among them; else the forward appends others.
+        layout: The caches of the model.
+        tensors: Input → state.
+        has_cross: True if the tensors include all cross-attention keys and values; otherwise the forward appends them.
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
     cache: Any = EncoderDecoderCache(DynamicCache(), DynamicCache())
     cache.self_attention_cache = cache_of(layout.own, tensors)
     cache.cross_attention_cache = cache_of(layout.cross, tensors)
-    # Else asked of sizes, which a trace would keep.
+    # Otherwise transformers reads sizes, which would be constants in a trace.
     cache.is_updated = dict.fromkeys(range(len(layout.cross.layer_classes)), has_cross)
     return cache
 
@@ -304,7 +304,7 @@ def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tenso
 def _states_of(
     layout: CacheLayout, cache: object, of_modules: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
 ) -> dict[str, torch.Tensor]:
-    """Return the states of a cache, and those of modules, by the names of the outputs."""
+    """Return the states of a cache and of modules: output → tensor."""
     from winml.modelkit.models.caches.traced_layers import layer_tensors
 
     tensors = held_tensors(cache) if layout.held else {}

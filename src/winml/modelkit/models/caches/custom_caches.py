@@ -1,6 +1,6 @@
-"""Reads and replaces the tensors of caches whose class is not transformers' own.
+"""Reading and replacing the tensors of caches whose class is not transformers' own.
 
-Such a cache is a list of states, or an object with lists and dicts of states. Its contents are found by looking: no
+Such a cache is a list of states, or an object with lists and dicts of states. Its contents are found by inspection: no
 class is known by name. ``finding.py`` reads the layers of transformers inside such an object.
 """
 
@@ -15,27 +15,27 @@ import torch
 from winml.modelkit.models.caches.layout import Way
 
 _LAYERS = "layers"
-"""Attribute of a cache of transformers that holds its layers."""
+"""Attribute of a transformers cache that holds its layers."""
 _PLAIN = (bool, int, float, complex, str)
 
 
 def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
-    """Return the tensors that a cache holds outside of its layers, each with the way to it."""
+    """Return the tensors that a cache holds outside of its layers: access path → tensor."""
     return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
 
 
 def held_values(cache: object) -> dict[Way, object]:
-    """Return what else a cache holds outside of its layers: numbers, truth values, text and None, each with its way."""
+    """Return the other values of a cache outside of layers (numbers, booleans, text, `None`): access path → value."""
     return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
 
 
 def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
-    """Return a copy of a cache that holds other tensors; what is not among them is as it was.
+    """Return a copy of a cache with some tensors replaced; other values are copied unchanged.
 
     Args:
         cache: A cache of the same model.
-        tensors: What it is to hold.
-        layers: Its layers, where it has some.
+        tensors: Access path → new tensor.
+        layers: New layers, if the cache has layers.
     """
 
     def replaced(value: object, way: Way) -> Any:
@@ -52,16 +52,16 @@ def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[
 
 
 def unread(value: object) -> Any:
-    """Return what stands for a number or a tensor of numbers that is counted on and never read: reading it raises."""
+    """Return a stand-in for a number or a tensor of numbers that supports counting and raises if its value is read."""
     return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
 
 
 class _ReadError(RuntimeError):
-    """A count is read. No ``TypeError``: of that, Python and torch make another attempt in comparisons."""
+    """Error of a read count. Not a ``TypeError``: Python and torch retry comparisons after a ``TypeError``."""
 
 
 class _UnreadNumber:
-    """A number that a number can be added to, and nothing else be done with."""
+    """Counter that supports addition of numbers only."""
 
     def __add__(self, other: object) -> _UnreadNumber:
         _refuse_unless_number(other)
@@ -72,13 +72,13 @@ class _UnreadNumber:
     def _read(self, *_others: object) -> Any:
         raise _ReadError("a count is read")
 
-    # What Python gives to every object; all that a number has beyond it raises, since there is none here.
+    # Methods that every Python object has; other methods of numbers raise because the class does not define them.
     __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
     __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
 
 
 class _UnreadTensor(torch.Tensor):
-    """Numbers that a number can be added to, and nothing else be done with."""
+    """Tensor of counters that supports addition of numbers only."""
 
     @classmethod
     def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: object = None) -> Any:
@@ -105,7 +105,7 @@ def _leaves(value: object, way: Way) -> Iterator[tuple[Way, Any]]:
 
 
 def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
-    """Return what a container holds, or the cache itself."""
+    """Return the items of a container, or the attributes of the cache itself."""
     if isinstance(value, torch.Tensor):
         return ()
     if isinstance(value, Mapping):
@@ -113,7 +113,7 @@ def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
     if isinstance(value, (list, tuple)):
         return tuple(enumerate(value))
     if way or not hasattr(value, "__dict__"):
-        # An object inside, such as a config, is no state.
+        # A nested object, such as a config, is no state.
         return ()
     return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
 

@@ -1,4 +1,4 @@
-"""Does a model get a graph with a cache, and how is its forward called then?"""
+"""Decision whether a graph gets a cache, and the arguments of a forward with a cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
 CACHED_TASKS = ("text-generation",)
-"""Tasks whose graphs take a cache, where the model keeps one."""
+"""Tasks whose graphs take a cache if the model keeps one."""
 
 
 def no_cache_note() -> str:
@@ -36,22 +36,22 @@ def no_cache_note() -> str:
 
 
 _LAST_ONLY = "logits_to_keep"
-"""Parameter of a forward: of how many of the last tokens scores are computed."""
+"""Parameter of a forward: number of the last tokens whose logits are computed."""
 
 
 def decision_with_cache(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> InputDecision:
-    """Return the inputs of the graph with a cache; without inputs, and with the reason as a note, where it gets none.
+    """Decide the inputs of a graph with a cache; without a cache, the decision has only a note with the reason.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
         checkpoint: Its config and files.
         task: Canonical task.
-        request: What the user asked for.
+        request: Request of the user.
 
     Raises:
-        UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
+        UsageError: no graph can take this kind of cache, or sizes do not fit the cache.
     """
     described = request.input_specs
     if task not in CACHED_TASKS:
@@ -82,10 +82,10 @@ def decide_plain_inputs(
         model: The model; its parameters may be on the ``meta`` device.
         checkpoint: Its config and files.
         task: Canonical task.
-        request: What the user asked for; the size of the cache is ignored.
+        request: Request of the user; the size of the cache is ignored.
 
     Raises:
-        UsageError: a size the model refuses, or the forward needs an input that no modality knows.
+        UsageError: the model refuses a size, or the forward needs an input that no modality knows.
     """
     shape = request.shape_config and request.shape_config.model_copy(update={inputs.PAST_KEY: None})
     return decide_inputs(
@@ -94,9 +94,9 @@ def decide_plain_inputs(
 
 
 def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
-    """Return the decision without images and recordings, where the forward runs without them.
+    """Remove images and recordings from the decision if the forward runs without them.
 
-    A model that reads both has the same decoder for text alone, and text is what was asked for by the name of the task.
+    A model of several modalities has the same decoder for text alone, and the name of the task requests text.
     """
     others = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
     if not others or any(parameters[name].default is inspect.Parameter.empty for name in others):
@@ -112,12 +112,12 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
     """Return the fixed keywords of a forward that takes and returns a cache.
 
     Raises:
-        UsageError: scores of the last token are asked for, and the forward always computes those of all.
+        UsageError: logits of the last token are requested, but the forward always computes the logits of all tokens.
     """
     keywords: dict[str, Any] = forward_keywords(model)
     parameters = forward_parameters(model).values()
     if "use_cache" in keywords or any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        # Some heads hand it on to the decoder with further keywords.
+        # Some heads pass it to the decoder among further keywords.
         keywords["use_cache"] = True
     if request.logits == "last":
         if _LAST_ONLY not in forward_parameters(model):
@@ -132,17 +132,17 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
 def open_cached_inputs(
     plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: object, request: ModelRequest
 ) -> InputDecision:
-    """Return the inputs with the cache, sizes left open.
+    """Return the inputs with the cache, with dynamic sizes.
 
     Args:
-        plain: The inputs without one.
+        plain: The inputs without a cache.
         layout: The cache.
-        model: Whose forward takes them.
-        config: Of the model; tells how many positions it has.
-        request: What the user asked for.
+        model: Model whose forward takes the inputs.
+        config: Config of the model; states the number of positions.
+        request: Request of the user.
 
     Raises:
-        UsageError: sizes do not fit, the model mixes up the rows asked for, or the inputs are described otherwise.
+        UsageError: sizes do not fit, the model mixes the requested rows, or described inputs differ from the model's.
     """
     left_open = request.left_open
     passed, notes = inputs.fixed_sizes_of(request.fixed_sizes, left_open, layout)
@@ -160,10 +160,10 @@ def open_cached_inputs(
 
 
 def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecision:
-    """Return the decision with the inputs as the user describes them.
+    """Replace the inputs of a decision by the user's description.
 
     Raises:
-        UsageError: they are not those of this model.
+        UsageError: the described inputs are not the inputs of this model.
     """
     assert request.input_specs is not None
     names, described = ([spec.name for spec in specs] for specs in (decision.inputs, request.input_specs))

@@ -1,7 +1,7 @@
-"""Which cache does a model have? Found by running its forward once, on shapes only.
+"""Detection of a model's cache, by one run of its forward on shapes only.
 
-What the forward returns says it: the parameter that takes the cache again, its layers and their tensors. No model is
-known by name. A cache that cannot be flattened is refused with the layer or the tensor, and the class, that stop it.
+The outputs of the forward name the cache: the parameter that takes the cache again, its layers and their tensors. No
+model is known by name. A cache that cannot be flattened is refused; the error names the layer or tensor and its class.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 MASK = "attention_mask"
-"""Specified by transformers: what says which tokens are no padding."""
+"""Specified by transformers: input that masks padding tokens."""
 _OVERLAYS = ("sliding_window_overlay", "chunked_overlay")
-"""Specified by transformers: what makes the part of a mask that hides tokens beyond a window."""
+"""Specified by transformers: functions that create the part of a mask that hides tokens beyond a window."""
 
 
 _CONTRACTING = frozenset(
     {torch.matmul, torch.bmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, nn.functional.linear}
 )
-"""Functions whose answer has other columns than what they are given."""
+"""Functions whose output columns are not the columns of their inputs."""
 
 _ALLOCATING = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "tensor", "zeros"))
-"""Functions that take nothing but dtype and device of what they are given."""
+"""Functions that read only dtype and device of their tensor."""
 
 
 class _CacheReached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
@@ -61,37 +61,37 @@ class _CacheReached(Exception):  # noqa: N818  # no error, and none of those tha
 
 
 class _MaskUse(TorchFunctionMode):
-    """Sees what is done with one tensor, the mask that a forward is given, and with what is made of it.
+    """Track uses of the attention mask and of tensors derived from it.
 
-    Whatever function does it: tensors whose last axis still counts the tokens of the mask are followed, and one of them
-    is widened where only that axis becomes longer, or where it is written into a longer one.
+    Independent of the function called: tensors whose last axis still counts the tokens of the mask are followed. A
+    tensor counts as widened if only its last axis becomes longer, or if it is written into a longer tensor.
     """
 
     def __init__(self) -> None:
-        """Have seen nothing."""
+        """Start without a mask."""
         super().__init__()
         self.is_widened = False
-        """Whether further columns are put beside its own."""
+        """True if columns were appended to the mask."""
         self._followed: dict[int, torch.Tensor] = {}
         self._columns = 0
 
     def follow(self, mask: torch.Tensor | None) -> None:
-        """Begin with a mask of shape [rows, tokens]; None: there is none."""
+        """Start to follow a mask of shape [rows, tokens]; `None`: no mask."""
         self._followed = {} if mask is None else {id(mask): mask}
         self._columns = 0 if mask is None else mask.shape[-1]
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at what is made of the mask."""
+        """Call a function, and follow the tensors that it derives from the mask."""
         output = func(*args, **(kwargs or {}))
         passed = [value for value in tensors_in((args, kwargs)) if id(value) in self._followed]
         if passed and func not in _CONTRACTING | _ALLOCATING:
             for created in tensors_in((output, _written_into(func, args, output))):
-                # No tensor is made of one column by repeating it.
+                # A single column may be expanded by broadcasting, without further tokens.
                 self.is_widened |= any(
                     created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1] for mask in passed
                 )
                 if created.dim() and created.shape[-1] == self._columns:
-                    # Kept, so that no other tensor gets its id.
+                    # The reference keeps the tensor alive, so that no other tensor gets its id.
                     self._followed[id(created)] = created
         return output
 
@@ -108,7 +108,7 @@ def tensors_in(values: object) -> Iterator[torch.Tensor]:
 
 
 def _written_into(func: object, args: Any, output: object) -> torch.Tensor | None:
-    """Return the tensor that a function changed by writing into it, or into a view of it; None where it did not."""
+    """Return the tensor modified in place, directly or through a view; `None` if the function does not write."""
     if func is torch.Tensor.__setitem__:
         target: torch.Tensor = args[0]
         return target
@@ -116,17 +116,17 @@ def _written_into(func: object, args: Any, output: object) -> torch.Tensor | Non
 
 
 def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
-    """Return a layout that says what the forward does with a mask after the tokens in the cache.
+    """Record in a layout how the forward uses the mask after cached tokens.
 
     Args:
-        layout: The cache; layers of transformers' own.
+        layout: The cache, with layers of transformers' own classes.
         rows: Rows of a run.
         past: Tokens in the cache.
-        run: Given rows, tokens, tokens in the cache, what looks at the mask and further arguments, what the forward
-            returns.
+        run: (rows, tokens, tokens in the cache, observer of the mask, further arguments) → outputs of the forward.
 
     Returns:
-        None where it reads one token after others and no more, so that no graph serves the prompt and the steps.
+        The layout; `None` if the forward reads only one token after cached tokens, so that one graph cannot serve both
+        the prompt and the steps.
     """
     if not layout.grows:
         return layout
@@ -141,13 +141,13 @@ def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[...,
 
     use = use_of_mask(1 if layout.is_recurrent else past)
     if use is None:
-        # Where one token asks for values as well, what is written is compared.
+        # If a run of one token uses values of tensors as well, the written files are compared later.
         return layout if layout.is_recurrent or use_of_mask(1) is None else None
     return replace(layout, is_masked=not use.is_widened)
 
 
 def _cache_that_stops(layout: CacheLayout, rows: int, past: int) -> Any:
-    """Return a cache that ends a run where the first layer comes to it: masks are made before, once for all layers."""
+    """Return a cache that ends a run at its first layer: masks are created before that, once for all layers."""
 
     def stop(*_args: object, **_arguments: object) -> Any:
         raise _CacheReached
@@ -163,17 +163,17 @@ def _cache_that_stops(layout: CacheLayout, rows: int, past: int) -> Any:
 
 
 def streams_of(inputs: Sequence[InputTensorSpec]) -> Mapping[str, int]:
-    """Return how many rows each input has for one row of the others: as many as there are streams of tokens."""
+    """Return input → its number of token streams: its rows per row of the input with the fewest rows."""
     fewest = min((int(spec.shape[0]) for spec in inputs), default=1)
     return {spec.name: int(spec.shape[0]) // fewest for spec in inputs}
 
 
 @contextmanager
 def _window_masks(model: nn.Module) -> Iterator[set[int]]:
-    """Collect the windows beyond which masks hide tokens, as the functions of transformers that make these are called.
+    """Collect the windows beyond which masks hide tokens, from calls of transformers' mask functions.
 
     Args:
-        model: Its own files may have imported them.
+        model: Its modules may have imported the mask functions by name.
     """
     from transformers import masking_utils
 
@@ -182,7 +182,7 @@ def _window_masks(model: nn.Module) -> Iterator[set[int]]:
 
     def seen(name: str) -> Callable[..., Any]:
         def call(*args: object, **arguments: Any) -> Any:
-            # Specified: the first parameter of each is how many tokens are seen.
+            # Specified: the first parameter of each function is the number of visible tokens.
             windows.add(int(next(iter((*args, *arguments.values())))))
             return own[name](*args, **arguments)
 
@@ -207,12 +207,12 @@ def no_cache_hint() -> str:
 
 
 _HeldStates = tuple[tuple[Way, CacheState], ...]
-"""States outside of layers, each with the way to it."""
+"""States outside of layers, each with its access path."""
 
 _DROPPING_LAYER = "DynamicSlidingWindowLayer"
-"""Specified by transformers: the layer that keeps keys and values of a window, and nothing else."""
+"""Specified by transformers: the layer class that keeps only the keys and values of a window."""
 _SUMS = (0.0, 1.0)
-"""Chosen: values of states nobody knows. Some are sums of exponents, that other states are divided by."""
+"""Chosen: value range of states of unknown meaning. Some are sums of exponentials that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
 """Chosen: the smallest sizes that are neither 1 nor equal."""
 
@@ -220,15 +220,15 @@ RUN_ROWS, RUN_TOKENS = 2, 3
 def find_cache(
     model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
 ) -> CacheLayout | str:
-    """Return the cache that a model keeps, or as a clause why there is none.
+    """Return the layout of a model's cache, or the reason as a clause if the model has none.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
-        inputs: What its forward takes without a cache.
-        keywords: Further arguments of the forward, among them the one that asks for a cache.
+        inputs: Inputs of its forward without a cache.
+        keywords: Further arguments of the forward, among them the switch of the cache.
 
     Raises:
-        UsageError: the cache is of a kind that no graph can take; names layer and class.
+        UsageError: no graph can take this kind of cache; names layer and class.
     """
     name = type(model).__name__
     others = [spec.name for spec in inputs if spec.name != EMBEDDED and not is_of_tokens(spec)]
@@ -262,22 +262,22 @@ def find_cache(
                 raise _cache_refusal(name, "its forward reads only one token after cached ones")
             return read
         step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
-        # Of one token in each row, unless the forward mixes up the rows.
+        # Logits of one token per row, unless the forward mixes the rows.
         scores = None if step is None else step.get("logits")
         is_mixed = isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
         return replace(layout, is_of_one_row=is_mixed)
     if layout := _layout_with_modules(model, parameters, run):
         return layout
-    # What transformers' generate() gives a forward that keeps a cache.
+    # transformers' generate() passes these arguments to a forward with a cache.
     takes_cache = cache_argument(parameters) is not None or "use_cache" in parameters
     return f"{name} returns no cache" if takes_cache else f"transformers has no cache for {name} either"
 
 
 def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
-    """Return a layout that says which windows no mask knows.
+    """Mark sliding windows that the attention mask does not encode.
 
     Args:
-        model_name: Whose it is, for messages.
+        model_name: Class of the model, for messages.
         layout: The cache.
         masked: Windows beyond which masks hide tokens.
 
@@ -297,7 +297,7 @@ def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]
 def _runs_on_shapes(
     model: torch.nn.Module, inputs: Sequence[InputTensorSpec], keywords: Mapping[str, object]
 ) -> Callable[..., Any]:
-    """Return what runs a forward, given rows, tokens, tokens in the cache, what looks at the mask, and arguments."""
+    """Return a function (rows, tokens, cached tokens, observer of the mask, arguments) → outputs of the forward."""
     streams = streams_of(inputs)
 
     def run(rows: int, tokens: int, past: int = 0, use: _MaskUse | None = None, **further: object) -> Any:
@@ -318,17 +318,17 @@ def _runs_on_shapes(
 
 
 def is_of_tokens(spec: InputTensorSpec) -> bool:
-    """Say whether an input says something of each token."""
+    """Return True if an input has one integer per token."""
     return len(spec.shape) == 2 and spec.dtype == "int64"
 
 
 def _layout_with_modules(
     model: torch.nn.Module, parameters: Mapping[str, object], run: Callable[..., object]
 ) -> CacheLayout | None:
-    """Return the cache of a model whose modules keep states, and that is given a cache and does not return it.
+    """Return the cache of a model whose modules keep states and whose forward does not return the cache it takes.
 
     Raises:
-        UsageError: what a module keeps is no state of each row, or a layer cannot be expressed.
+        UsageError: a module keeps a tensor without one state per row, or a layer cannot be expressed.
     """
     from transformers.cache_utils import DynamicCache
 
@@ -362,10 +362,10 @@ def _layout_with_modules(
 def _state_of_rows(
     model_name: str, place: str, value: torch.Tensor, other: torch.Tensor | None, layer: int, index: int | None
 ) -> CacheState:
-    """Return the state that a tensor is, by its values after a run and after a run of one row more.
+    """Derive the state held by a tensor from its values after a run and after a run of one more row.
 
     Raises:
-        UsageError: its sizes depend on the tokens, or only one of the runs has it.
+        UsageError: the sizes depend on the tokens, or the tensor is missing after one of the runs.
     """
     shapes = [list(tensor.shape) for tensor in (value, other) if tensor is not None]
     sizes = shapes[0][1:]
@@ -376,16 +376,16 @@ def _state_of_rows(
 
 
 def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _HeldStates:
-    """Return the states that a cache of a class of its own holds outside of layers, each with the way to it.
+    """Return the tensors of a custom cache class outside of layers as states, with their access paths.
 
     Args:
-        model_name: Whose it is, for messages.
-        argument: Parameter of the forward that takes it.
-        cache: What the forward returned.
-        outputs_of: Given rows, tokens and further arguments, what the forward returns.
+        model_name: Class of the model, for messages.
+        argument: Parameter of the forward that takes the cache.
+        cache: Cache in the outputs of the forward.
+        outputs_of: (rows, tokens, further arguments) → outputs of the forward.
 
     Raises:
-        UsageError: a tensor is no state of one size for each row, or a count decides what is computed.
+        UsageError: a tensor has no fixed size per row, or a count decides what is computed.
     """
     tensors = held_tensors(cache)
     if not tensors:
@@ -402,12 +402,12 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
         if other is not None and value.shape == other.shape and not (value.is_meta or other.is_meta):
             if not torch.equal(value, other):
                 counts[way] = value
-            # Else the same whatever was read.
+            # Otherwise the value is constant: it does not depend on the tokens.
             continue
         state = _state_of_rows(model_name, _place_words(argument, way, cache), value, other, *_layer_and_index(way))
         states.append((way, state))
     if counts:
-        # A forward may have a branch of its own for the one token of a step.
+        # A forward may have a separate branch for the single token of a step.
         for tokens in (RUN_TOKENS, 1):
             counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
             if outputs_of(RUN_ROWS, tokens, **{argument: counted}) is None:
@@ -417,7 +417,7 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
 
 
 def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
-    """Return the numbers and other values, but for tensors, that depend on what was read."""
+    """Return the numbers and other values, tensors excepted, that differ between two runs."""
     values, others = held_values(cache), held_values(other)
     ways = dict.fromkeys([*values, *others])
     return {
@@ -430,7 +430,7 @@ def _place_words(argument: str, way: Way, cache: object) -> str:
 
 
 def _layer_and_index(way: Way) -> tuple[int, int | None]:
-    """Return layer and index of a tensor: the first two positions on the way; in a bare list the index alone."""
+    """Return layer and index of a tensor: the first two positions in its path; a bare list has only the index."""
     numbers = [key for key in way if isinstance(key, int)]
     if len(way) == 1:
         numbers = [0, *numbers]
@@ -447,15 +447,15 @@ def _layout_of(
     side: Side | None = None,
     held: _HeldStates = (),
 ) -> CacheLayout | None:
-    """Return the layout of a cache after one run; None where it holds nothing.
+    """Return the layout of a cache after one run; `None` if the cache is empty.
 
     Args:
-        model_name: Whose it is, for messages.
-        argument: Parameter of the forward that takes it.
-        cache: What the forward returned.
-        tokens: How many tokens it stands for.
-        side: Of an encoder-decoder: whose tokens these are.
-        held: States it holds outside of layers.
+        model_name: Class of the model, for messages.
+        argument: Parameter of the forward that takes the cache.
+        cache: Cache in the outputs of the forward.
+        tokens: Number of tokens in the cache.
+        side: Side of an encoder-decoder whose tokens the cache holds.
+        held: States of the cache outside of layers.
 
     Raises:
         UsageError: a layer cannot be expressed.
@@ -465,7 +465,7 @@ def _layout_of(
     from winml.modelkit.models.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, layer_tensors
 
     if isinstance(cache, EncoderDecoderCache) and not any(map(layer_tensors, cache.cross_attention_cache.layers)):
-        # A decoder without an encoder; it takes the cache of its own tokens alone as well.
+        # A decoder without an encoder also accepts the self-attention cache alone.
         cache = cache.self_attention_cache
     if type(cache) is not DynamicCache and not held:
         raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
@@ -476,7 +476,7 @@ def _layout_of(
         tensors = layer_tensors(layer)
         if type(layer) not in classes:
             raise _cache_refusal(model_name, f"layer {number} of {argument} is a {type(layer).__name__}")
-        # A layer that nothing was written to keeps nothing.
+        # A layer without tensors keeps nothing.
         names.append(classes[type(layer)] if tensors else EMPTY_LAYER)
         window = getattr(layer, "sliding_window", None)
         for (kind, index), value in tensors.items():
@@ -495,7 +495,7 @@ def _layout_of(
 
 
 def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:
-    """Return a state with what its tensor says; None where rows and tokens are not where every other cache has them."""
+    """Complete a state with sizes and dtype of its tensor; `None` if rows and tokens are not on their usual axes."""
     dtype = str(value.dtype).removeprefix("torch.")
     sizes = list(value.shape)
     is_attended = state.kind in ("key", "value")
@@ -512,21 +512,21 @@ def _cache_refusal(model_name: str, what: str) -> UsageError:
 
 
 ENCODER_OUTPUT = "encoder_last_hidden_state"
-"""Specified: how transformers calls what the encoder answered in the result of the whole."""
+"""Specified by transformers: output of the whole model that holds the encoder's hidden states."""
 
 
 def find_encoder_decoder(
     model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
 ) -> EncoderDecoderLayout | str:
-    """Return what an encoder-decoder keeps, or as a clause why it cannot be divided.
+    """Return the caches of an encoder-decoder, or as a clause why it cannot be divided.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
-        inputs: What its forward takes without a cache, of fixed sizes.
-        keywords: Further arguments of the forward, among them the one that asks for a cache.
+        inputs: Inputs of its forward without a cache, of fixed sizes.
+        keywords: Further arguments of the forward, among them the switch of the cache.
 
     Raises:
-        UsageError: a cache is of a kind that no graph can take; names layer and class.
+        UsageError: no graph can take this kind of cache; names layer and class.
     """
     name = type(model).__name__
     specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, *spec.shape[1:])}) for spec in inputs}
@@ -545,7 +545,7 @@ def find_encoder_decoder(
 
 @contextmanager
 def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[str, Any]]]:
-    """Yield a list that takes the records that the encoder of a model answers."""
+    """Yield a list that collects the output records of a model's encoder."""
     outputs: list[Mapping[str, Any]] = []
     get_encoder: Any = getattr(model, "get_encoder", None)
     encoder = get_encoder() if callable(get_encoder) else None
@@ -565,16 +565,16 @@ def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[st
 
 
 def layout_of_both(name: str, outputs: Mapping[str, object], parameters: Collection[str]) -> EncoderDecoderLayout | str:
-    """Return what an encoder-decoder keeps, as its outputs hold it, or as a clause why it cannot be divided.
+    """Return the caches in the outputs of an encoder-decoder, or as a clause why it cannot be divided.
 
     Args:
-        name: Of the model, for messages.
-        outputs: Of a run on shapes, with :data:`~winml.modelkit.models.caches.finding.RUN_ROWS` rows and
+        name: Class of the model, for messages.
+        outputs: Outputs of a run on shapes, with :data:`~winml.modelkit.models.caches.finding.RUN_ROWS` rows and
             :data:`~winml.modelkit.models.caches.finding.RUN_TOKENS` tokens.
-        parameters: Of the forward that takes the caches.
+        parameters: Parameters of the forward that takes the caches.
 
     Raises:
-        UsageError: a cache is of a kind that no graph can take; names layer and class.
+        UsageError: no graph can take this kind of cache; names layer and class.
     """
     from transformers.cache_utils import EncoderDecoderCache
     from transformers.modeling_outputs import BaseModelOutput

@@ -1,8 +1,8 @@
-"""Which inputs does a graph with a cache take, and which of their sizes stay open?
+"""Inputs of a graph with a cache, and their dynamic sizes.
 
-Tokens, a mask over the tokens in the cache and these, positions where the forward takes them, and the tensors of the
-cache. Rows, tokens and tokens in the cache are open unless the user gives a number: one graph then serves the prompt,
-with nothing in the cache, and every step after it.
+The inputs are tokens, a mask over cached and new tokens, positions if the forward takes them, and the tensors of the
+cache. The numbers of rows, tokens and cached tokens are dynamic unless the user gives a number: one graph then serves
+the prompt, with an empty cache, and every step after it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ _OPEN_KEYS = ("batch_size", _SEQUENCE_KEY, PAST_KEY)
 _TOTAL_NAME = "total_sequence_length"
 _POSITIONS = "position_ids"
 _TRACED_TOKENS, _TRACED_PAST = 5, 7
-"""Chosen: small, apart from each other, and neither a power of two nor a usual number of heads."""
+"""Chosen: small, different from each other, and neither a power of two nor a usual number of heads."""
 _POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _USUAL_POSITIONS = 2048
-"""Chosen: positions where no config says how many there are."""
+"""Chosen: number of positions if no config states one."""
 _GROWING_ROTATIONS = ("dynamic", "longrope")
-"""Specified by transformers: rotations that change, in Python, once a position is beyond those of the pretraining."""
+"""Specified by transformers: RoPE types that change, in Python code, at positions beyond those of the pretraining."""
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Sizes to begin with, open or not."""
+    """Sizes at tracing, dynamic or fixed."""
 
     batch: int
     tokens: int
@@ -43,13 +43,13 @@ class _Sizes:
 
     @classmethod
     def of_request(cls, passed: Mapping[str, int]) -> _Sizes:
-        """Return those the user gave, by key of ``--shape-config``, and usual ones for the others."""
+        """Return the user's sizes, by key of ``--shape-config``, completed with the defaults."""
         tokens, past = passed.get(_SEQUENCE_KEY, _TRACED_TOKENS), passed.get(PAST_KEY, _TRACED_PAST)
         return cls(batch=passed.get("batch_size", 1), tokens=tokens, past=past)
 
 
 def several_positions(inputs: Iterable[InputTensorSpec]) -> InputTensorSpec | None:
-    """Return the input with several positions of each token, which lie before the rows; None: each has one."""
+    """Return the input with several positions per token, on an axis before the rows; `None` if there is none."""
     return next((spec for spec in inputs if spec.name == _POSITIONS and len(spec.shape) > 2), None)
 
 
@@ -63,14 +63,14 @@ def with_cache_inputs(
     """Return the inputs of the graph with a cache.
 
     Args:
-        decision: The inputs without one.
+        decision: The inputs without a cache.
         layout: The cache.
-        parameters: Those of the forward.
-        config: Of the model; tells how many positions it has.
-        passed: Key of ``--shape-config`` → number the user gave.
+        parameters: Parameters of the forward.
+        config: Config of the model; states the number of positions.
+        passed: Key of ``--shape-config`` → number from the user.
 
     Raises:
-        UsageError: more tokens are asked for than the model has positions.
+        UsageError: more tokens are requested than the model has positions.
     """
     limit = first_int(config, _POSITION_LIMITS)
     bounds = dict(decision.meanings.bounds)
@@ -119,7 +119,7 @@ def with_cache_inputs(
 def _of_tokens(
     spec: InputTensorSpec, sizes: _Sizes, streams: int, *, is_longer: bool
 ) -> tuple[InputTensorSpec, tuple[str | None, ...]]:
-    """Return an input of the tokens of a run, or also of those before it, and the keys of its sizes."""
+    """Return a token input with the sizes of a run, cached tokens included if `is_longer`, and the keys of its axes."""
     tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
     others = spec.shape[2:]
     keys = ("batch_size" if streams == 1 else None, None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
@@ -144,12 +144,12 @@ def _state_keys(state: CacheState) -> tuple[str | None, ...]:
 
 
 def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], tokens_key: str = _SEQUENCE_KEY) -> None:
-    """Refuse more tokens than there are positions.
+    """Refuse more tokens than the model has positions.
 
     Args:
-        usable: Number of positions; None: any.
-        passed: Key of ``--shape-config`` → number the user gave.
-        tokens_key: Key of the tokens that are read beside those in the cache.
+        usable: Number of positions; `None`: unlimited.
+        passed: Key of ``--shape-config`` → number from the user.
+        tokens_key: Key of the tokens read beside the cached tokens.
 
     Raises:
         UsageError: names the sizes.
@@ -163,7 +163,7 @@ def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], token
 
 
 def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
-    """Return what is to be said of a rotation that the graph holds in one form."""
+    """Return a note if the graph contains a single form of a length-dependent RoPE scaling."""
     kind, held = _held_rotation(config, limit)
     if not kind:
         return ()
@@ -175,8 +175,9 @@ def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
 
 
 def _held_rotation(config: object, limit: int) -> tuple[str, int]:
-    """Return the kind of a rotation that changes with the length of a text, if it does, and up to which length it does
-    not.
+    """Return the type of a length-dependent RoPE scaling and the length up to which it is constant.
+
+    Otherwise ``""`` and the limit.
     """
     rotation = getattr(config, "rope_parameters", None)
     settings: Mapping[str, Any] = rotation if isinstance(rotation, dict) else {}
@@ -190,10 +191,10 @@ def _held_rotation(config: object, limit: int) -> tuple[str, int]:
 def fixed_sizes_of(
     requested: Mapping[str, int], left_open: Collection[str], layout: CacheLayout
 ) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the sizes that are fixed, by key, and what is to be said of them.
+    """Return the fixed sizes by key, and notes on them.
 
-    A state that is computed from token to token takes one token in each run, unless the user says otherwise: a loop
-    over tokens in Python has as many rounds in a graph as were traced.
+    A graph with a recurrent state reads one token per run unless the user gives a length: a Python loop over tokens has
+    as many iterations in a graph as were traced.
     """
     passed = dict(requested)
     notes: tuple[str, ...] = ()
@@ -222,10 +223,10 @@ def fixed_sizes_of(
 
 
 def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) -> None:
-    """Refuse more rows than one, or an open number of them, where the forward mixes them up.
+    """Refuse a number of rows other than 1, or a dynamic one, if the forward mixes the rows.
 
     Args:
-        inputs: Those of the graph, as the user wants them.
+        inputs: Inputs of the graph as requested.
         layout: The cache.
 
     Raises:
@@ -243,13 +244,13 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
 def open_by_default(
     left_open: Mapping[str, OpenSize], passed: Mapping[str, int], layout: CacheLayout, meanings: AxisMeanings
 ) -> dict[str, OpenSize]:
-    """Return what is left open: rows, tokens and the cache, as far as the user gave no number.
+    """Return the dynamic sizes: rows, tokens and cached tokens without a number from the user, and requested ones.
 
     Args:
-        left_open: What the user leaves open, with names and bounds.
+        left_open: Sizes that the user leaves dynamic, with names and bounds.
         passed: Key → number.
-        layout: The cache; only one that grows has a length.
-        meanings: Of the inputs; say what cannot vary.
+        layout: The cache; only a growing cache has a length.
+        meanings: Meanings of the axes; state which sizes are fixed.
     """
     keys = [key for key in _OPEN_KEYS if key != PAST_KEY or layout.grows]
     keys = [key for key in keys if not meanings.bounds.get(key, SizeBounds()).fixed]
@@ -257,9 +258,9 @@ def open_by_default(
 
 
 def with_sums(decision: InputDecision) -> InputDecision:
-    """Return the decision in which the length of the mask is that of the cache and of the tokens together.
+    """Declare the mask length as the sum of the numbers of cached and new tokens.
 
-    Takes the inputs once the names of dynamic sizes stand in their shapes.
+    The inputs must already have the names of dynamic sizes in their shapes.
     """
     shapes = {spec.name: spec.shape for spec in decision.inputs}
     past = next(

@@ -1,6 +1,6 @@
-"""The records of a cache: which tensors a model stores between two runs, and their names in its graph.
+"""Records of a cache: the tensors that a model stores between two runs, and their names in its graph.
 
-Names are those other readers of such graphs expect: ``past_key_values.N.key`` becomes ``present.N.key`` in optimum,
+Names follow other readers of such graphs: ``past_key_values.N.key`` becomes ``present.N.key`` in optimum,
 transformers.js and onnxruntime-genai, ``past_conv.N`` becomes ``present_conv.N`` in transformers.js. Imports neither
 torch nor transformers.
 """
@@ -17,15 +17,15 @@ from winml.modelkit.onnx.bundle import PartFeed
 from winml.modelkit.onnx.specs import CacheSlot
 
 EMBEDDED = "inputs_embeds"
-"""Specified by transformers: the input that takes the vectors of tokens, in place of the tokens."""
+"""Specified by transformers: input that takes the embeddings of tokens instead of the tokens."""
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
 Side = Literal["encoder", "decoder"]
 
 Way = tuple[str | int, ...]
-"""Attributes, keys and positions that lead to a tensor inside a cache."""
+"""Access path of a tensor inside a cache: attributes, keys and positions."""
 
 _TOKEN_AXES: Mapping[str, int] = {"key": 2, "value": 2, "indexer": 1}
-"""Kind that holds one entry for every token → the axis that counts them."""
+"""Kind of state with one entry per token → its token axis."""
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,40 @@ class CacheState:
     """Position in the cache, from 0."""
     kind: StateKind
     sizes: tuple[int, ...]
-    """Sizes but for the batch, which comes first, and the tokens: of keys and values those of heads and head."""
+    """Sizes without the batch, which comes first, and the tokens; for keys and values: heads and head size."""
     dtype: str
     window: int | None = None
-    """How many of the last tokens are ever attended to, where a layer does not see all of them."""
+    """Number of last tokens a layer with a sliding window attends to; `None`: all tokens."""
     index: int | None = None
-    """Which of several states of this kind in the layer; None where there is one."""
+    """Number among several states of this kind in the layer; `None` if there is only one."""
     side: Side | None = None
-    """Of an encoder-decoder: whose tokens it holds an entry for."""
+    """Side of an encoder-decoder whose tokens have an entry."""
     value_range: tuple[float, float] | None = None
-    """Valid values, where not every value is."""
+    """Range of valid values; `None`: any value."""
 
     @property
     def token_axis(self) -> int | None:
-        """Which axis counts the tokens; None where its size is always the same."""
+        """Axis that counts the tokens; `None` if the size is constant."""
         return _TOKEN_AXES.get(self.kind)
 
     @property
     def grows(self) -> bool:
-        """Whether it holds one entry for every token."""
+        """True if the tensor holds one entry per token."""
         return self.token_axis is not None
 
     @property
     def input(self) -> str:
-        """Name of the input that takes it."""
+        """Name of the graph input for the tensor."""
         return f"past_key_values.{self._slot_name}" if self.grows else f"past_{self._place}"
 
     @property
     def output(self) -> str:
-        """Name of the output that becomes it in the next run."""
+        """Name of the graph output that is the tensor of the next run."""
         return f"present.{self._slot_name}" if self.grows else f"present_{self._place}"
 
     @property
     def slot(self) -> CacheSlot:
-        """What the file says of the input."""
+        """Metadata of the graph input."""
         return CacheSlot(layer=self.layer, kind=self.kind, window=self.window, side=self.side)
 
     @property
@@ -81,7 +81,7 @@ class CacheState:
         return f"{self.kind}.{self.layer}" + ("" if self.index is None else f".{self.index}")
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:
-        """Return its shape with so many rows, after so many tokens."""
+        """Return the shape for a number of rows after a number of tokens."""
         sizes = [batch, *self.sizes]
         if self.token_axis is not None:
             sizes.insert(self.token_axis, tokens)
@@ -90,13 +90,13 @@ class CacheState:
 
 @dataclass(frozen=True)
 class ModuleState:
-    """One attribute that a module keeps."""
+    """State kept as an attribute of a module."""
 
     path: str
-    """Of the module."""
+    """Path of the module."""
     attribute: str
     class_name: str
-    """Of the module."""
+    """Class of the module."""
     state: CacheState
 
 
@@ -105,53 +105,53 @@ class CacheLayout:
     """The cache of a model."""
 
     argument: str
-    """Parameter of the forward that takes it, such as ``cache``; see :func:`argument_of`."""
+    """Parameter of the forward that takes the cache, such as ``cache``; see :func:`argument_of`."""
     layer_classes: tuple[str, ...]
     """Class of every layer of the cache, in order; a layer may hold no state."""
     states: tuple[CacheState, ...]
-    """At least one, in the order in which they are inputs."""
+    """At least one state, in the order of the inputs."""
     template: Any = field(default=None, compare=False, repr=False)
-    """A cache of a class that is not transformers' own, after a run on shapes; None for one of layers alone."""
+    """Instance of a custom cache class after a run on shapes; `None` for a cache of transformers' layers alone."""
     held: tuple[tuple[Way, CacheState], ...] = ()
-    """Which tensors of the template are states."""
+    """Tensors of the template that are states, with their access paths."""
     of_modules: tuple[ModuleState, ...] = ()
-    """Which states are attributes of modules."""
+    """States that are attributes of modules."""
     is_of_one_row: bool = False
-    """Whether the forward mixes up the rows, where it reads one token of several."""
+    """True if the forward mixes the rows when it reads one token of several rows."""
     is_masked: bool = True
-    """Whether the forward takes a mask over the tokens in the cache and those of a run."""
+    """True if the forward takes a mask over cached and new tokens."""
     dropping_windows: frozenset[int] = frozenset()
-    """Windows of layers of which what is beyond is out of sight only since the cache drops it: no mask hides it."""
+    """Windows enforced only by dropping tokens from the cache: no mask hides the tokens beyond them."""
 
     @property
     def grows(self) -> bool:
-        """Whether some layer holds one entry for every token."""
+        """True if a state holds one entry per token."""
         return any(state.grows for state in self.states)
 
     @property
     def side(self) -> Side | None:
-        """Of an encoder-decoder: whose tokens it holds entries for."""
+        """Side of an encoder-decoder whose tokens have entries."""
         return self.states[0].side
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether some state is computed from token to token, so that a graph reads one of them in each run."""
+        """True if a state is computed from token to token, so that a graph reads one token per run."""
         return any(state.kind == "recurrent" for state in self.states)
 
     def feeds_to(self, part: str) -> tuple[PartFeed, ...]:
-        """Return which outputs become which inputs of a part; of the graph itself, in its next run."""
+        """Return the connections of outputs to inputs of a part, or of the graph itself in its next run."""
         return tuple(PartFeed(state.output, part, state.input) for state in self.states)
 
     @property
     def words(self) -> str:
-        """What it holds, for people: ``2 layers, key and value``."""
+        """Text for reports: ``2 layers, key and value``."""
         kinds = list(dict.fromkeys(state.kind for state in self.states))
         layers = len({state.layer for state in self.states})
         listed = " and ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
         return f"{layers} layer{'' if layers == 1 else 's'}, {listed}"
 
     def class_of(self, layer: int) -> str:
-        """Return the class that keeps the states of a layer."""
+        """Return the name of the class that keeps the states of a layer."""
         for item in self.of_modules:
             if item.state.layer == layer:
                 return item.class_name
@@ -161,43 +161,44 @@ class CacheLayout:
 
 @dataclass(frozen=True)
 class EncoderDecoderLayout:
-    """What an encoder-decoder keeps: of the decoder's own tokens, and of what the encoder answered."""
+    """Caches of an encoder-decoder: for the decoder's own tokens, and for the encoder's hidden states."""
 
     own: CacheLayout
-    """Grows with every token."""
+    """Self-attention cache; grows with every token."""
     cross: CacheLayout
-    """Is computed once for each text."""
+    """Cross-attention cache; computed once per text."""
     hidden_size: int
-    """Of what the encoder answers for each of its tokens."""
+    """Size of the encoder's hidden state per token."""
     encoder_length: int
-    """How many entries it answered on inputs of the sizes that were tried."""
+    """Number of encoder tokens in the run on shapes."""
     answer_class: Callable[..., Any]
-    """Makes a record of what the encoder answers, such as transformers' ``BaseModelOutput``."""
+    """Class of the encoder's output record, such as transformers' ``BaseModelOutput``."""
     mask_dtype: str | None = None
-    """Element type of the mask that this record holds beside the states; None: the decoder reads the encoder's mask."""
+    """Element type of the mask in this record beside the states; `None`: the decoder reads the encoder's mask."""
 
     @property
     def both(self) -> CacheLayout:
-        """The states of both, for a graph that feeds both to itself."""
+        """States of both caches, for a graph that feeds both to itself."""
         return replace(self.own, states=(*self.own.states, *self.cross.states))
 
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""Specified by transformers: arguments of a forward, and fields of its result, that hold the cache, the newest first.
+"""Specified by transformers: arguments of a forward, and fields of its result, that hold the cache, newest first.
 
-``cache`` is the name since transformers 5.24. The forward of a checkpoint with code of its own may have an older name
-than the installed version, which then renames the field of its result. So no version is asked for: names are looked up
+``cache`` is the name since transformers 5.24. The forward of a checkpoint with its own code may have an older name
+than the installed version, which then renames the field of its result. So no version is checked: names are looked up
 in the signature, the result and the generation loop. Names of graph inputs (``past_key_values.N.key``) do not depend on
-it."""
+the name of the argument.
+"""
 
 
 def cache_argument(names: Collection[str]) -> str | None:
-    """Return which of the names of a cache is among parameters or fields; None: none is."""
+    """Return the cache name among parameters or fields; `None` if there is none."""
     return next((name for name in CACHE_ARGUMENTS if name in names), None)
 
 
 def argument_of(field: str, parameters: Collection[str]) -> str | None:
-    """Return the parameter of a forward that takes what its result has in a field; None: none does."""
+    """Return the parameter of a forward that takes a field of its result; `None` if there is none."""
     if field in parameters:
         return field
     return cache_argument(parameters) if field in CACHE_ARGUMENTS else None
@@ -205,14 +206,14 @@ def argument_of(field: str, parameters: Collection[str]) -> str | None:
 
 def cache_field(outputs: Mapping[str, Any], argument: str) -> str:
     """Return the field of a result that an argument of the next call takes; see :func:`argument_of`."""
-    # A list: records of transformers warn where they are asked for an older name.
+    # A list, because records of transformers warn when an older name is looked up.
     fields = list(outputs)
     return argument if argument in fields else cache_argument(fields) or argument
 
 
 @functools.cache
 def loop_cache_name() -> str:
-    """Return what the generation loop of the installed transformers calls a cache, and its records do."""
+    """Return the name of the cache in the generation loop and the records of the installed transformers."""
     from transformers import GenerationMixin
 
     name = cache_argument(inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters)

@@ -1,8 +1,7 @@
-"""Layers of transformers' cache whose code is the same at every length, so that it can be traced once for all of them.
+"""Cache layers for transformers whose code is the same at every length, so that one trace serves all lengths.
 
-transformers' own layers decide in Python by the number of tokens they hold, which a graph would keep as it was traced.
-What a layer returns, and what it holds afterwards, is the same. Imported by those who build a cache only: it loads
-transformers.
+transformers' own layers branch in Python on the number of tokens they hold, which a trace would fix. Returned values
+and held states are the same. Import only to build a cache: this module loads transformers.
 """
 
 from __future__ import annotations
@@ -25,63 +24,63 @@ from transformers.cache_utils import (
 from winml.modelkit.models.caches.layout import StateKind
 
 EMPTY_LAYER = "DummyLayer"
-"""Name of a layer that keeps nothing."""
+"""Name of the layer class that keeps nothing."""
 Tensors = Mapping[tuple[StateKind, int | None], torch.Tensor]
-"""Kind and index of each state → its value."""
+"""(kind, index) of each state → its tensor."""
 
 
-# Their declarations contradict each other, so that no class could derive from two of them.
+# Typed Any: the declarations of these classes contradict each other, so that no class could derive from two of them.
 _Attention: Any = DynamicLayer
 _Indexed: Any = DynamicIndexedLayer
 _Recurrent: Any = LinearAttentionLayer
-# A layer that keeps nothing has a class of its own since transformers 5.21; before, it is an empty layer of another.
+# Since transformers 5.21, an empty layer has its own class; before, it is an empty layer of another class.
 _Empty: Any = getattr(cache_utils, EMPTY_LAYER, DynamicLayer)
 
 
 _ATTENDED: Mapping[StateKind, str] = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
 _CARRIED: Mapping[StateKind, str] = {"conv": "conv_states", "recurrent": "recurrent_states"}
-"""Kind of state → attribute of a layer that holds it; of the second there may be several."""
+"""Kind of state → attribute of a layer; a recurrent layer may hold several states of a kind."""
 
 
 class TracedAttentionLayer(_Attention):  # type: ignore[misc]
-    """Keys and values of all tokens; of a sliding window as well, where the mask hides what the window does not reach.
+    """Keys and values of all tokens; also for a sliding window if the mask hides the tokens beyond it.
 
-    A cache of one length serves readers that know one number of past tokens only.
+    A cache of one length serves readers that know only one number of past tokens.
     """
 
     def __init__(self, tensors: Tensors) -> None:
-        """Hold the keys and values of the tokens before this run; each is batch, heads, tokens, head."""
+        """Hold the keys and values of the tokens before this run, each of shape [batch, heads, tokens, head size]."""
         super().__init__()
         self.hold_attended(tensors)
 
     def hold_attended(self, tensors: Tensors) -> None:
-        """Take keys and values."""
+        """Set keys and values."""
         self.keys, self.values = tensors["key", None], tensors["value", None]
         self.dtype, self.device = self.keys.dtype, self.keys.device
         self.is_initialized = True
 
 
 class DroppingLayer(TracedAttentionLayer):
-    """Keys and values of all tokens, of which a forward is given those that transformers' own layer still holds.
+    """Keys and values of all tokens; the forward receives only the tokens that transformers' own layer still holds.
 
-    For a forward whose mask hides nothing: what a window does not reach is out of its sight since it was dropped.
+    For a forward whose mask hides nothing: tokens beyond the window are invisible only because the cache drops them.
     """
 
     def __init__(self, tensors: Tensors, window: int) -> None:
-        """Hold the keys and values before this run, of which the last ``window - 1`` are seen in it."""
+        """Hold the keys and values before this run; the last ``window - 1`` are visible."""
         super().__init__(tensors)
         self._window = window
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep those of this run, and return them after those that are seen."""
+        """Append keys and values of this run; return the visible cached ones followed by the new ones."""
         seen = [self._seen(past) for past in (self.keys, self.values)]
         super().update(key_states, value_states)
         return torch.cat([seen[0], key_states], dim=-2), torch.cat([seen[1], value_states], dim=-2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return how many keys a forward is given, and how many are before them; traced, both stay open."""
+        """Return the number of keys for the forward and the number of keys before; both stay dynamic in a trace."""
         seen: int = self._seen(self.keys).shape[-2]
         return seen + query_length, self.get_seq_length() - seen
 
@@ -90,10 +89,10 @@ class DroppingLayer(TracedAttentionLayer):
 
 
 class _TracedIndexedLayer(TracedAttentionLayer, _Indexed):  # type: ignore[misc]
-    """Keys and values of all tokens, and the keys by which a layer chooses which of them it attends to."""
+    """Keys and values of all tokens, and the indexer keys by which a layer selects the tokens it attends to."""
 
     def __init__(self, tensors: Tensors) -> None:
-        """Hold keys and values, and the keys of the indexer; these are batch, tokens, head."""
+        """Hold keys and values, and the indexer keys of shape [batch, tokens, head size]."""
         DynamicIndexedLayer.__init__(self)
         self.hold_attended(tensors)
         if ("indexer", None) in tensors:
@@ -102,15 +101,15 @@ class _TracedIndexedLayer(TracedAttentionLayer, _Indexed):  # type: ignore[misc]
 
 
 class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
-    """States of convolutions and recurrences; before the first token they are zero."""
+    """States of convolutions and recurrences; zero before the first token."""
 
     def __init__(self, tensors: Tensors) -> None:
-        """Hold the states after the run before this one."""
+        """Hold the states after the previous run."""
         super().__init__(number_of_states=_state_count(tensors))
         self.hold_states(tensors)
 
     def hold_states(self, tensors: Tensors) -> None:
-        """Take the states."""
+        """Set the states."""
         for (kind, index), value in tensors.items():
             position = index or 0
             if kind == "conv":
@@ -124,7 +123,7 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
             self.device, self.dtype = value.device, value.dtype
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_options: object) -> torch.Tensor:
-        """Return the columns before this run and those of it; keep as many of the last as there were."""
+        """Return the stored and the new columns; store as many of the last columns as before."""
         retained = self.conv_states[state_idx]
         columns = torch.cat([retained, conv_states], dim=-1)
         self.conv_states[state_idx] = columns[..., -retained.shape[-1] :]
@@ -133,18 +132,18 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, state_idx: int = 0, **_options: object
     ) -> torch.Tensor:
-        """Keep a state and return it."""
+        """Store a recurrent state and return it."""
         self.recurrent_states[state_idx] = recurrent_states
         return recurrent_states
 
 
 class _TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
-    """Both in one layer."""
+    """Recurrent states and attended keys and values in one layer."""
 
     is_compileable = False
 
     def __init__(self, tensors: Tensors) -> None:
-        """Hold keys, values and states."""
+        """Hold keys, values and recurrent states."""
         DynamicLayer.__init__(self)
         LinearAttentionLayer.__init__(self, number_of_states=_state_count(tensors))
         self.hold_states({place: value for place, value in tensors.items() if place[0] in ("conv", "recurrent")})
@@ -152,7 +151,7 @@ class _TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
 
 
 class EmptyLayer(_Empty):  # type: ignore[misc]
-    """A layer that keeps nothing, such as one that attends to the keys of another."""
+    """A layer that keeps nothing, such as one that attends to the keys of another layer."""
 
     def __init__(self, tensors: Tensors) -> None:
         """Start with an empty cache."""
@@ -162,15 +161,14 @@ class EmptyLayer(_Empty):  # type: ignore[misc]
 
 
 class PromptCache(DynamicCache):
-    """A cache that says it holds nothing yet, so that a forward does what it does with a prompt.
+    """A cache that reports itself as empty, so that a forward treats every run like a prompt.
 
-    Forwards read what is said of the kinds of tokens in the prompt alone. A graph is told a kind that says nothing in
-    every later run.
+    Forwards read the token types in the prompt only. In every later run, the token types of a graph are neutral.
     """
 
     @property
     def is_initialized(self) -> bool:
-        """Say that no run was before this one."""
+        """Return False: no previous run."""
         return False
 
 
@@ -183,12 +181,14 @@ LAYER_CLASSES: Mapping[type, type] = {
     LinearAttentionAndSlidingWindowAttentionLayer: _TracedHybridLayer,
     **({} if _Empty is DynamicLayer else {_Empty: EmptyLayer}),
 }
-"""Layer of transformers → the one that stands for it in a graph. A class derived from one of them is none of them: what
-it adds would be lost."""
+"""Layer of transformers → its replacement in a graph.
+
+Derived classes are not included: their additions would be lost.
+"""
 
 
 def layer_tensors(layer: Any) -> dict[tuple[StateKind, int | None], torch.Tensor]:
-    """Return what a layer holds, by kind and index; a layer that was not run holds nothing."""
+    """Return the states of a layer, by kind and index; `{}` for a layer that was not run."""
     tensors: dict[tuple[StateKind, int | None], torch.Tensor] = {}
     for kind, name in _ATTENDED.items():
         value = getattr(layer, name, None)

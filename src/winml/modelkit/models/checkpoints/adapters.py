@@ -1,7 +1,7 @@
-"""Reads the files of LoRA adapters, in the format of the package peft.
+"""Reading of LoRA adapters, in the format of the package peft.
 
-Only the config and the header of the weights are read here: what an adapter is, which modules it changes, and what of
-it cannot be applied. Neither peft nor torch is imported. ``merging.py`` applies an adapter to a model.
+Only the config and the header of the weights are read: the kind of an adapter, the modules it changes, and unsupported
+features. Neither peft nor torch is imported. ``merging.py`` applies an adapter to a model.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 _ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
-"""The names peft gives the two files of an adapter."""
+"""Specified by peft: names of the two files of an adapter."""
 
 _NAME = re.compile(r"^[A-Za-z0-9][\w.-]{0,63}$", re.ASCII)
-"""Chosen: what may be the stem of a file on every system."""
+"""Chosen: valid as the stem of a file on every system."""
 
 _PREFIX = "base_model.model."
-"""Specified: how peft begins the names of tensors."""
+"""Specified by peft: prefix of tensor names."""
 
 _PAIR = re.compile(r"^(?P<path>.*?)\.?(?P<kind>lora_(embedding_)?[AB])(\.(?P<leaf>weight|bias))?$")
 _MAGNITUDE = re.compile(r"^(?P<path>.*?)\.?lora_magnitude_vector(\.weight)?$")
@@ -48,7 +48,7 @@ _REFUSED = {
     "velora_config": "is a VeLoRA",
     "monteclora_config": "is a MonteCLoRA",
 }
-"""Keys of the config that make other weights than W + scaling · B · A."""
+"""Keys of the config with weights other than W + scaling · B · A."""
 
 _WITHOUT_EFFECT = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
@@ -57,25 +57,27 @@ _WITHOUT_EFFECT = frozenset({
     "megatron_core", "modules_to_save", "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern",
     "revision", "runtime_config", "target_modules", "task_type", "use_dora", "use_rslora",
 })  # fmt: skip
-"""Keys that are read here, or that only decide how an adapter is trained. ``fan_in_fan_out`` follows from the class of
-the module, as in peft."""
+"""Keys that are read here, or that only affect the training of an adapter.
+
+``fan_in_fan_out`` follows from the class of the module, as in peft.
+"""
 
 _ORIGINAL_WEIGHTS = frozenset({"gaussian", "eva", "orthogonal"})
-"""Initial weights of an adapter, by name, that leave the base model as it is; others, such as pissa, change it."""
+"""Initializations of an adapter, by name, that leave the base model unchanged; others, such as pissa, change it."""
 
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 _MODULE_NAME = re.compile(r"\^?(?:[\w.-]|\\\.){1,1000}\$?")
-"""Keys of these that are no expressions but the end of a path, or after ``^`` a whole one."""
+"""Keys of the patterns that are plain paths instead of expressions: the end of a path, or after ``^`` a whole path."""
 _LARGEST = 10**9
-"""Chosen: of a rank or an alpha; ranks are at most some thousands."""
+"""Chosen: limit of a rank or an alpha; ranks are at most some thousands."""
 _EXPECTED_NUMBER = f"expected a number above 0 and below {_LARGEST:_}"
 _SHOWN = 100
-"""Characters of a value in a message."""
+"""Maximum characters of a value in a message."""
 _DTYPES = frozenset({
     "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
     "bool", "uint8", "int8", "int16", "int32", "int64",
 })  # fmt: skip
-"""Element types of the tensors of an adapter; integers are those of buffers that are saved whole."""
+"""Element types of the tensors of an adapter; integers occur in buffers that are saved whole."""
 
 _MERGE = "Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m."
 _RESAVE = "Save the adapter again with the save_pretrained of peft."
@@ -83,11 +85,11 @@ _RESAVE = "Save the adapter again with the save_pretrained of peft."
 
 @dataclass(frozen=True)
 class NamedAdapter:
-    """What one ``--adapter`` says."""
+    """Parsed value of one ``--adapter``."""
 
     folder: Path
     name: str | None = None
-    """Under which it can be switched on; None: it is merged into the weights."""
+    """Name for switching at run time; `None`: the adapter is merged into the weights."""
 
     @property
     def words(self) -> str:
@@ -100,34 +102,34 @@ class LoraPair:
     """The two matrices by which an adapter changes one weight: W + scaling · B · A."""
 
     a: str
-    """Tensor of the file that reads the input: rank × input channels (of a convolution, and its kernel)."""
+    """Tensor of the first matrix: rank × input channels (for a convolution, followed by its kernel)."""
     b: str
-    """Tensor that writes the output: output channels × rank."""
+    """Tensor of the second matrix: output channels × rank."""
     rank: int
     scaling: float
     is_embedding: bool = False
     bias: str | None = None
-    """Tensor that is added to the bias of the module, times the scaling; None without one."""
+    """Tensor that is scaled and added to the bias of the module; `None` without such a tensor."""
     magnitude: str | None = None
-    """Tensor with the length of each row of the weight (DoRA); None without one."""
+    """Tensor with the length of each row of the weight (DoRA); `None` without DoRA."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, none of its weights read."""
+    """One adapter, before its weights are read."""
 
     requested: NamedAdapter
     file: Path
     tensors: Mapping[str, StoredEntry]
-    """Where the tensors of the file lie, by the names that they have there."""
+    """Tensor name in the file → its position."""
     pairs: Mapping[str, LoraPair]
-    """By the path of the module in the base model."""
+    """Path of the module in the base model → its matrices."""
     replaced: Mapping[str, str]
     """Parameter of the base model that is saved whole → tensor of the file."""
 
     @property
     def name(self) -> str | None:
-        """Under which it can be switched on; None: it is merged."""
+        """Name for switching at run time; `None`: the adapter is merged."""
         return self.requested.name
 
     def error(self, problem: str, hint: str = "") -> CheckpointError:
@@ -136,10 +138,10 @@ class Adapter:
 
 
 def named_adapter(text: str) -> NamedAdapter:
-    """Return what ``PATH`` or ``NAME=PATH`` says. A folder whose name holds ``=`` is a path where it exists.
+    """Parse ``PATH`` or ``NAME=PATH``. An existing folder whose name contains ``=`` is a path.
 
     Raises:
-        UsageError: the name is none of a file, or there is no path.
+        UsageError: the name is not usable as a file name, or there is no path.
     """
     name, sign, path = text.partition("=")
     if not sign or named_path(text).is_dir() or {*name} & {"/", "\\"}:
@@ -155,12 +157,12 @@ def named_adapter(text: str) -> NamedAdapter:
 
 
 def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
-    """Read the adapters of a request, as far as their headers say.
+    """Read the headers of the adapters in a request.
 
     Raises:
-        UsageError: two have one name, or an option is malformed.
-        ModelPathError: a folder holds no adapter.
-        CheckpointError: an adapter is damaged, or of a kind that is not applied.
+        UsageError: two adapters have one name, or an option is malformed.
+        ModelPathError: a folder contains no adapter.
+        CheckpointError: an adapter is damaged, or of an unsupported kind.
     """
     items = [named_adapter(text) for text in requested]
     names = [item.name.lower() for item in items if item.name is not None]
@@ -202,7 +204,7 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
     """Refuse an adapter that is no LoRA, or one whose weights follow another formula.
 
     Raises:
-        CheckpointError: names the key, its value and what is applied.
+        CheckpointError: names the key, its value and the supported kinds.
     """
 
     def refusal(key: str, because: str, hint: str = _MERGE) -> CheckpointError:
@@ -320,8 +322,9 @@ class _AdapterReader:
 class _ValuesByModule:
     """The numbers of ``rank_pattern`` or ``alpha_pattern``.
 
-    peft takes the keys as regular expressions for the end of the path of a module. Text of a file is never used as one:
-    its time has no bound. Names are looked up, and :func:`_refuse_config` refuses other expressions.
+    peft interprets the keys as regular expressions for the end of the path of a module. Text of a file is never
+    compiled here, because matching time has no bound: names are looked up, and :func:`_refuse_config` refuses other
+    expressions.
     """
 
     def __init__(self, pattern: Mapping[str, float]) -> None:
@@ -331,7 +334,7 @@ class _ValuesByModule:
         self._longest = max(map(len, self._values), default=0)
 
     def of(self, path: str, default: float) -> float:
-        """Return the number of a module: that of the first key that its path ends with."""
+        """Return the number of a module: the value of the first key that its path ends with."""
         found = [self._values[f"^{path}"]] if f"^{path}" in self._values else []
         start = len(path)
         while start > 0 and len(path) - start <= self._longest:
@@ -342,12 +345,12 @@ class _ValuesByModule:
 
 
 def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Array]:
-    """Return what an adapter fills inputs of a graph with, the scaling included.
+    """Return input of the graph → values from an adapter, with the scaling applied.
 
     Args:
-        adapter: One that can be switched.
+        adapter: A swappable adapter.
         inputs: Path of a module in the graph → the names of its inputs.
-        dtype: Element type of the inputs, as numpy or ``ml_dtypes`` have it.
+        dtype: Element type of the inputs in numpy or ``ml_dtypes``.
 
     Raises:
         CheckpointError: the graph has no inputs for a module, or the file became shorter.
@@ -358,7 +361,7 @@ def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtyp
 
     values = {}
     for path, pair in adapter.pairs.items():
-        # The name of the base model may stand before one of two paths.
+        # One of the two paths may start with the prefix of the base model.
         alike = (name for name in inputs if name.endswith(f".{path}") or path.endswith(f".{name}"))
         found = path if path in inputs else next(alike, None)
         if found is None:
@@ -371,7 +374,7 @@ def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtyp
 
 
 def adapter_files(adapters: Sequence[Adapter]) -> dict[str, Path]:
-    """Return the files that adapters are read from, by a name that tells them apart."""
+    """Return the files of adapters: number and file name → path."""
     return {
         f"{number}/{name}": adapter.requested.folder / name
         for number, adapter in enumerate(adapters)

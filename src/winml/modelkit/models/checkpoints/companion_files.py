@@ -1,7 +1,7 @@
-"""Which files of a checkpoint do its tokenizer, its processors and pipelines read?
+"""Selection of the checkpoint files read by its tokenizer, its processors and pipelines.
 
-Goes by the names that transformers and sentence-transformers give their files, so that nothing else of a folder is ever
-copied. None of the files is opened, but ``modules.json``, in which sentence-transformers names folders.
+Files are selected by the names that transformers and sentence-transformers use, so that no other file of a folder is
+ever copied. Only ``modules.json`` is opened, in which sentence-transformers names folders.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from winml.modelkit.onnx.files.foreign_names import name_problem
 from winml.modelkit.options import read_text_file
 
 _MODULES_WITH_WEIGHTS = frozenset({"CNN", "Dense", "LSTM", "LayerNorm", "WeightedLayerPooling"})
-"""Classes of sentence-transformers that work on what the model returns, and so are no part of the ONNX file."""
+"""Classes of sentence-transformers that process the model's outputs, and so are no part of the ONNX file."""
 _MODULE_SUFFIXES = frozenset({".json", ".txt"})
 LARGEST_COMPANION = 200_000_000
-"""Bytes. Chosen: vocabularies of 40 MB are usual, weights and data sets begin above."""
+"""Bytes. Chosen: vocabularies of 40 MB are usual, weights and data sets are larger."""
 LARGEST_MODULE_WEIGHTS = 100_000_000
-"""Bytes. Chosen: those of a layer on top of a model have a few millions."""
+"""Bytes. Chosen: weights of a layer on top of a model have a few million bytes."""
 _LARGEST_MODULE_FILE = 10_000_000
-"""Bytes. Chosen: configs, and the weights of words by name."""
+"""Bytes. Chosen: configs, and word weights by name."""
 
 
 def companion_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a checkpoint folder that go beside its ONNX file: name, ``/`` between parts → file.
+    """Return the files of a checkpoint folder that accompany its ONNX file: name, ``/`` between parts → file.
 
-    Besides those at the top, these are the files of the folders that ``modules.json`` names, such as
-    ``1_Pooling/config.json``. Files of other names, of more than 200 MB, and hidden ones stay behind. Empty for a path
-    that is no folder.
+    Included are files at the top, and files of folders that ``modules.json`` names, such as ``1_Pooling/config.json``.
+    Excluded are files with other names, files of more than 200 MB, and hidden files. `{}` for a path that is no folder.
 
     Raises:
         CheckpointError: a file is a link that leads out of the folder, a pipe, a device or a socket.
@@ -55,7 +54,7 @@ def companion_files(folder: Path) -> dict[str, Path]:
 
 
 def card_files(folder: Path) -> dict[str, Path]:
-    """Return card and licence of a checkpoint folder: name → file. Empty for a path that is no folder.
+    """Return card and licence of a checkpoint folder: name → file. `{}` for a path that is no folder.
 
     Raises:
         CheckpointError: a file is a link that leads out of the folder, a pipe, a device or a socket.
@@ -67,20 +66,20 @@ def card_files(folder: Path) -> dict[str, Path]:
 
 
 def _files_up_to(folder: Path, names: Iterable[str], size_bytes: int) -> dict[str, Path]:
-    """Return the files of these names that are no larger: name → file."""
+    """Return the existing files of these names up to a size: name → file."""
     found = ((name, foreign_files.library_file(folder, name, error=CheckpointError)) for name in names)
     return {name: path for name, path in found if path is not None and path.stat().st_size <= size_bytes}
 
 
 def _modules(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the folders that ``modules.json`` names, each with its class; none where it is missing or damaged."""
+    """Yield folder and class of each module in ``modules.json``; nothing if the file is missing or damaged."""
     try:
         content: Any = json.loads(read_text_file(path))
     except (OSError, ValueError, RecursionError):
         return
     for entry in content if isinstance(content, list) else ():
         place, type_name = (entry.get("path"), entry.get("type")) if isinstance(entry, dict) else (None, None)
-        # "" is the transformer itself. Names that lead out of the folder are nobody's.
+        # "" is the transformer itself. Paths that leave the folder are ignored.
         if not isinstance(place, str) or not is_plain_name(place) or place.startswith("."):
             continue
         if name_problem(path.parent, place, kind="folder") is None:
@@ -88,7 +87,7 @@ def _modules(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _module_files(folder: Path, place: str, type_name: str) -> dict[str, Path]:
-    """Return the files of one folder that ``modules.json`` names."""
+    """Return the files of one folder named in ``modules.json``."""
     indexes = {index for _, _, index in FORMATS}
     names = {path.name for path in (folder / place).iterdir()} - indexes
     small = [f"{place}/{name}" for name in names if Path(name).suffix in _MODULE_SUFFIXES]

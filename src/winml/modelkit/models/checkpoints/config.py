@@ -1,8 +1,8 @@
-"""Reads the ``config.json`` of a checkpoint into a transformers config.
+"""Reading of the ``config.json`` of a checkpoint into a transformers config.
 
-Reads the JSON, decides the model type, decides whether the checkpoint's own code is needed and allowed, and builds the
-transformers config. References to other repositories in it are dropped or refused. Everything is read from the disk;
-nothing is fetched. Does not decide task or class (``task.py``).
+Parses the JSON, determines the model type, decides whether the checkpoint's own code is needed and allowed, and builds
+the transformers config. References to other repositories are dropped or refused. Everything is read from the disk;
+nothing is fetched. Task and class are decided in ``task.py``.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ _AUTO_MODEL_PREFIX = "AutoModel"
 
 _SPECIAL_FLOAT_KEY = "__float__"
 _SPECIAL_FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-"""Specified by transformers: ``{"__float__": "Infinity"}`` is how a config writes what JSON has no number for."""
+"""Specified by transformers: ``{"__float__": "Infinity"}`` encodes a number that JSON cannot express."""
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The config of a checkpoint and what the user should hear about it."""
+    """The config of a checkpoint, with notes for the user."""
 
     config: Any
     """The ``transformers.PreTrainedConfig``."""
     root: Path | None
-    """Folder it stands in: custom code, tokenizer and processor files stand beside it. None without a checkpoint."""
+    """Folder of the config, also of custom code, tokenizer and processor files; `None` without a checkpoint."""
     custom_models: dict[str, str]
-    """Auto class → ``module.Class`` of the checkpoint's own code that may run; empty when transformers' is used."""
+    """Auto class → ``module.Class`` of the checkpoint's own code that may run; `{}`: transformers' classes are used."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
     quantization: Mapping[str, Any] | None = None
-    """What it says of weights in few bits; the config itself says nothing of it, and is that of the float model."""
+    """Quantization of the weights; removed from the config, which describes the float model."""
 
 
 def load_config(path: Path, name: str, *, trust_remote_code: bool) -> CheckpointConfig:
-    """Build the config that ``path`` holds.
+    """Build the config in a file.
 
     Args:
         path: The ``config.json``.
-        name: Hub id or path as the user wrote it; old configs without a model type are told by it.
+        name: Hub id or path as the user wrote it; determines the model type of old configs without one.
         trust_remote_code: Whether code of the checkpoint may run.
 
     Raises:
         CheckpointError: malformed JSON (line and column), an unknown model type, or values transformers refuses.
-        RemoteCodeError: the checkpoint needs its own code, and that was not allowed or is not there.
+        RemoteCodeError: the checkpoint needs its own code, which is not allowed or missing.
     """
     content = _read_content(path)
     _check_architectures(content, path)
@@ -86,7 +86,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
 
 
 def default_config(model_type: str) -> CheckpointConfig:
-    """Return the config transformers takes for a model type where nothing else is said.
+    """Return transformers' default config of a model type.
 
     Raises:
         UsageError: transformers does not know the type (names the nearest).
@@ -104,11 +104,11 @@ def default_config(model_type: str) -> CheckpointConfig:
 
 
 def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> CheckpointConfig:
-    """Return the checkpoint with the config a class takes: that of a decoder alone is inside the config of the whole.
+    """Replace the config by the inner config of a class's type, such as the decoder's config.
 
     Args:
         checkpoint: Config and files of the whole model.
-        model_class: The class that is to be built.
+        model_class: Class to build.
     """
     expected = getattr(model_class, "config_class", None)
     config = checkpoint.config
@@ -123,7 +123,7 @@ def model_type_of_class(name: str) -> str:
     """Return the model type of a transformers class.
 
     Raises:
-        UsageError: transformers has no model class of this name, or it is one of every type.
+        UsageError: transformers has no model class of this name, or the class serves every model type.
     """
     import transformers
 
@@ -159,7 +159,7 @@ def _read_content(path: Path) -> dict[str, object]:
 
 
 def _plain_value(value: dict[str, object]) -> Any:
-    """Return an object of the JSON as it is, or the float it stands for."""
+    """Return an object of the JSON unchanged, or the float that it encodes."""
     tag = value.get(_SPECIAL_FLOAT_KEY)
     return _SPECIAL_FLOATS.get(tag, value) if isinstance(tag, str) and len(value) == 1 else value
 
@@ -167,7 +167,7 @@ def _plain_value(value: dict[str, object]) -> Any:
 def _decide_model_type(
     content: dict[str, object], name: str, path: Path, *, has_own_code: bool
 ) -> tuple[str, list[str]]:
-    """Return the model type, with a note where it was not simply written down."""
+    """Return the model type, with a note if the type is derived from the name."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     declared = content.get("model_type")
@@ -182,7 +182,7 @@ def _decide_model_type(
             hint=f"{f'Did you mean {guess!r}? ' if guess else ''}A newer transformers may support it; else pass the "
             "model as file.py:factory.",
         )
-    # Configs older than the key are told by their name, the longest type in it winning, as transformers does.
+    # As in transformers: configs older than the key are identified by name, by the longest model type in the name.
     last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
     for model_type in sorted(CONFIG_MAPPING.keys(), key=len, reverse=True):
         if model_type in last.lower():
@@ -194,7 +194,7 @@ def _decide_model_type(
 
 
 def _own_class_references(content: dict[str, object]) -> dict[str, str]:
-    """Return the config and model classes of the checkpoint's own code; tokenizers are never built here."""
+    """Return the config and model classes in the checkpoint's own code; tokenizers are never built here."""
     auto_map = content.get("auto_map")
     entries = auto_map.items() if isinstance(auto_map, dict) else ()
     return {
@@ -205,7 +205,7 @@ def _own_class_references(content: dict[str, object]) -> dict[str, str]:
 
 
 def _classes_of_own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
-    """Return the references that transformers has no class of the same name for.
+    """Return the references without a class of the same name in transformers.
 
     Models that moved into transformers keep their ``auto_map``; the class of the same name is then the same model.
     """
@@ -249,10 +249,10 @@ def _reason(error: BaseException) -> str:
 
 
 def own_class(reference: str, root: Path) -> Any:
-    """Import a class of the checkpoint's own code. Call only after the user allowed it.
+    """Import a class of the checkpoint's own code. Call only after the user allowed the code.
 
     Raises:
-        RemoteCodeError: the code is not beside the config, or cannot be imported.
+        RemoteCodeError: the code is not in the folder of the config, or cannot be imported.
     """
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -276,7 +276,7 @@ def own_class(reference: str, root: Path) -> Any:
 
 
 def build_error(model_class: type, error: Exception) -> CheckpointError:
-    """Return what to raise when ``model_class`` could not be built from a config, with the reason it gave."""
+    """Return the error for a class that cannot be built from a config, with the reason."""
     return CheckpointError(
         f"{model_class.__name__} cannot be built from this config: {type(error).__name__}: {first_line(error)}",
         hint="Correct the config.",
@@ -298,9 +298,9 @@ _LONGEST_TAG = 1000
 
 
 def card_task(folder: Path | None) -> str | None:
-    """Return the ``pipeline_tag`` of the model card in a folder; None without a readable card, or without the tag.
+    """Return the ``pipeline_tag`` of the model card in a folder; `None` without a readable card, or without the tag.
 
-    A card is the ``README.md`` beside the config. It is a help, never a need: an unreadable card is no error.
+    A card is the ``README.md`` in the folder of the config. The card is optional: an unreadable card is no error.
     """
     if folder is None:
         return None
@@ -313,7 +313,7 @@ def card_task(folder: Path | None) -> str | None:
 
 _ATTENTION = frozenset({"eager", "sdpa", "flex_attention"})
 _EXPERTS = frozenset({"eager", "batched_mm", "grouped_mm"})
-"""The implementations that torch and transformers bring along; others are packages, or kernels on the Hub."""
+"""Implementations included in torch and transformers; others are packages, or kernels on the Hub."""
 
 _IMPLEMENTATIONS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("attn_implementation", "_attn_implementation", "_attn_implementation_internal"), _ATTENTION),
@@ -330,14 +330,14 @@ _DISTRIBUTED_SHARDS = "shard-*-model-*-of-*.safetensors"
 
 
 def _without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
-    """Return the content of a config without the entries that lead elsewhere, and a note for each that was dropped.
+    """Return the content of a config without references to code or files elsewhere, and a note per dropped entry.
 
     Args:
-        content: What the file holds; its own ``auto_map`` is the caller's to decide on, nested ones are dropped.
+        content: Content of the file; the caller decides on its own ``auto_map``, nested ones are dropped.
         path: The file, for messages.
 
     Raises:
-        CheckpointError: the config names an architecture that only another repository tells.
+        CheckpointError: the config names an architecture that is defined in another repository.
     """
     notes: dict[str, None] = {}
     outer = {key: value for key, value in content.items() if key != _OWN_CODE}
@@ -373,7 +373,7 @@ def _cleaned_value(value: object, path: Path, tell: Callable[[str], object]) -> 
 
 
 def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
-    """Return the part of the entry that names what torch and transformers bring along; None where there is none."""
+    """Return the implementations included in torch and transformers; `None` if there are none."""
     if isinstance(value, Mapping):  # one for each inner config
         inner = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
         return {name: item for name, item in inner.items() if item is not None} or None
@@ -384,9 +384,9 @@ def _usable_implementation(key: str, value: object, tell: Callable[[str], object
 
 
 def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
-    """Write out a backbone of timm that older configs name alone, as transformers does once the Hub has no such model.
+    """Expand a timm backbone that older configs give by name, as transformers does if the Hub has no such model.
 
-    Changes nothing where transformers does not ask the Hub first.
+    Changes nothing unless transformers would ask the Hub first.
     """
     name, keywords = record.get("backbone"), record.get("backbone_kwargs")
     is_written_out = record.get("backbone_config") is not None or record.get("use_timm_backbone") is False
@@ -397,10 +397,10 @@ def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
 
 
 def refuse_foreign_weights(config: object, folder: Path) -> None:
-    """Refuse a folder whose weights transformers would not take from the files that were checked.
+    """Refuse a folder if transformers would load weights from other files than the checked ones.
 
     Raises:
-        CheckpointError: the config names another file, or an adapter or a distributed checkpoint lies beside it.
+        CheckpointError: the config names another file, or the folder has an adapter or a distributed checkpoint.
     """
     named = getattr(config, _WEIGHTS_KEY, None)
     usual = next((name for _, *names in FORMATS for name in names if (folder / name).is_file()), None)

@@ -1,8 +1,8 @@
 """Tensors with a shape and an element type whose values are read from weight files on demand.
 
-Operations on such a tensor are recorded instead of computed. So a checkpoint can be loaded with them – its tensors
-renamed, merged, cast and tied – and the results are read later, one tensor at a time. If a value decides which
-operation comes next (are these two equal?), it is read at once.
+Operations on such a tensor are recorded instead of computed. So a checkpoint can be loaded with these tensors –
+renamed, merged, cast and tied – and the results are read later, one tensor at a time. If a value decides the next
+operation (are two tensors equal?), the value is read at once.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 _aten = torch.ops.aten
 
 _DECIDING = frozenset({_aten.equal.default, _aten._local_scalar_dense.default, _aten.is_nonzero.default})
-"""Operations whose answer is a Python value: they are done at once."""
+"""Operations that return a Python value: computed at once."""
 
 _SAME_VALUES = frozenset({_aten.alias.default, _aten.detach.default, _aten.slice.Tensor, _aten.view.default,
                           _aten._unsafe_view.default, _aten.lift_fresh.default, _aten.clone.default})  # fmt: skip
-"""Operations that change no value and no order; where the shape is the same too, nothing has happened."""
+"""Operations that change neither values nor their order; if the shape is equal too, the result is the same tensor."""
 
 
 class NotDeferrableError(Exception):
-    """Something writes into a tensor that has no values."""
+    """An operation writes into a tensor without values."""
 
 
 @dataclass(frozen=True)
 class RecordedOperation:
-    """A recorded operation that values come out of."""
+    """A deferred operation on stored weights."""
 
     operation: Any
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
     position: int
-    """Which of the tensors it returns."""
+    """Position of the tensor among the outputs of the operation."""
 
     @property
     def is_view(self) -> bool:
-        """Whether what comes out shares its memory with what went in."""
+        """True if the output shares its memory with an input."""
         return any(returned.alias_info is not None for returned in self.operation._schema.returns)
 
     def compute(self, evaluate: Callable[[object], object]) -> torch.Tensor:
-        """Do the operation.
+        """Compute the operation.
 
         Args:
             evaluate: Takes a leaf of the arguments, and returns an ordinary tensor for a tensor without values.
@@ -67,7 +67,7 @@ class UnreadTensor(torch.Tensor):
     """A tensor on the CPU that has shape and element type, and no values in memory.
 
     Attributes:
-        origin: Where its values come from.
+        origin: Source of the values.
         like: A tensor on ``meta`` of the same shape, strides and element type.
     """
 
@@ -78,7 +78,7 @@ class UnreadTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[_UnreadTensorT], origin: object, like: torch.Tensor) -> _UnreadTensorT:
-        """Make one that is like another."""
+        """Create a tensor with the properties of another tensor."""
         tensor: _UnreadTensorT = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), storage_offset=0, dtype=like.dtype, device=torch.device("cpu")
         )
@@ -86,7 +86,7 @@ class UnreadTensor(torch.Tensor):
         return tensor
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # torch says Any
-        """Return what is known without reading."""
+        """Return shape, element type and origin, without reading values."""
         return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, {self.origin})"
 
     @classmethod
@@ -97,13 +97,13 @@ class UnreadTensor(torch.Tensor):
         keywords: Mapping[str, Any],
         origin_of: Callable[[RecordedOperation, torch.Tensor], object] = lambda recorded, _like: recorded,
     ) -> Any:
-        """Return what an operation returns, with its tensors unread.
+        """Return the outputs of an operation, with their tensors unread.
 
         Args:
             operation: An operation of torch.
             arguments: Its arguments.
             keywords: Its keyword arguments.
-            origin_of: Takes what was recorded and a tensor on ``meta`` like the output; returns its origin.
+            origin_of: (recorded operation, tensor on ``meta`` like the output) → origin of the output.
         """
         outputs, spec = tree_flatten(
             operation(*tree_map(_without_values, arguments), **tree_map(_without_values, keywords))
@@ -118,7 +118,7 @@ class UnreadTensor(torch.Tensor):
 
 
 class DeferredTensor(UnreadTensor):
-    """A tensor of a checkpoint, or computed of such tensors, that is read when its values are needed."""
+    """A tensor of a checkpoint, or computed from such tensors, whose values are read on demand."""
 
     origin: StoredTensor | CodedTensor | RecordedOperation
 
@@ -136,10 +136,10 @@ class DeferredTensor(UnreadTensor):
 
     @classmethod
     def _record_write(cls, func: object, args: Any, kwargs: Any) -> Any:
-        """Record an operation that writes into a tensor which shares its memory with no other.
+        """Record an operation that writes into a tensor whose memory no other tensor shares.
 
         Raises:
-            NotDeferrableError: something does, or may.
+            NotDeferrableError: another tensor shares the memory, or may share it.
         """
         target = args[0] if args else None
         if (
@@ -154,7 +154,7 @@ class DeferredTensor(UnreadTensor):
         return target
 
     def realized(self) -> torch.Tensor:
-        """Return an ordinary tensor with the values, in memory of its own.
+        """Return an ordinary tensor with the values, in separate memory.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -164,7 +164,7 @@ class DeferredTensor(UnreadTensor):
         return self.origin.compute(_realize_deferred)
 
     def by_reference(self, name: str) -> ir.TensorProtocol:
-        """Return the tensor for a graph; its values are read when it is written."""
+        """Return the tensor for a graph; its values are read when the graph is written."""
         if isinstance(self.origin, (StoredTensor, CodedTensor)):
             return self.origin.named(name)
 
@@ -176,7 +176,7 @@ class DeferredTensor(UnreadTensor):
 
 
 def deferred_entries(entries: Mapping[str, StoredEntry]) -> dict[str, DeferredTensor]:
-    """Return the tensors of weight files by name, none of them read.
+    """Return the tensors of weight files by name, without reading values.
 
     Raises:
         NotDeferrableError: torch has no such element type.
@@ -193,7 +193,7 @@ def _defer_entry(name: str, entry: StoredEntry) -> DeferredTensor:
 
 
 def defer_coded(tensor: CodedTensor) -> DeferredTensor:
-    """Return a weight in few bits as the numbers that it stands for, which are not computed yet."""
+    """Return a quantized weight as a tensor of its dequantized values, which are computed on demand."""
     dtype = tensor_adapters.to_torch_dtype(tensor.dtype)
     return DeferredTensor(tensor, torch.empty(tuple(tensor.shape.numpy()), dtype=dtype, device="meta"))
 
@@ -201,7 +201,7 @@ def defer_coded(tensor: CodedTensor) -> DeferredTensor:
 def _origin_of_output(
     recorded: RecordedOperation, output: torch.Tensor
 ) -> StoredTensor | CodedTensor | RecordedOperation:
-    """Return where the values of an output come from: a file, where the operation changes nothing or only casts."""
+    """Return the origin of an output: a stored tensor if the operation changes nothing or only casts."""
     first = recorded.arguments[0] if recorded.arguments else None
     if isinstance(first, (list, tuple)) and (coded := _merged_codes(recorded)) is not None:
         return coded
@@ -221,7 +221,7 @@ def _origin_of_output(
 
 
 def _merged_codes(recorded: RecordedOperation) -> CodedTensor | None:
-    """Return the codes of weights that are merged: experts into one weight, or rows of several below each other."""
+    """Return the codes of merged weights: experts stacked into one weight, or concatenated rows."""
     tensors, *rest = recorded.arguments
     axis = rest[0] if rest else recorded.keywords.get("dim", 0)
     origins = [tensor.origin if isinstance(tensor, DeferredTensor) else None for tensor in tensors]
@@ -251,7 +251,7 @@ def _realize_deferred(value: object) -> Any:
 
 
 def _from_numpy(tensor: StoredTensor | CodedTensor) -> torch.Tensor:
-    """Return the values; numpy and torch share no names for the small float types, only their bytes."""
+    """Return the values. numpy and torch have different names for the small float types, but the same bytes."""
     dtype = tensor_adapters.to_torch_dtype(tensor.dtype)
     values = tensor.numpy()
     if values.size == 0:

@@ -1,7 +1,7 @@
-"""Finds the folder on this disk that holds a checkpoint or an ONNX file of the Hub, and downloads what is missing.
+"""Lookup of checkpoints and ONNX files of the Hub in the local cache, and download of missing files.
 
-Looks into the cache that transformers uses and, only if something is missing there, fetches it. Hands back a folder, so
-that nothing after it ever needs the network. Imports ``huggingface_hub`` alone; knows nothing of models.
+Uses the cache of transformers and fetches only files missing there. Returns a folder, so that no later step needs the
+network. Imports ``huggingface_hub`` alone; independent of models.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ _LOG = logging.getLogger(__name__)
 _SMALL_SUFFIXES = frozenset(
     {".json", ".txt", ".jinja", ".model", ".spm", ".tiktoken", ".vocab", ".codes", ".bpe", ".dict"}
 )
-"""Endings of configs, vocabularies, merges, sentencepiece models and chat templates; code of a repository may read more
-of them than transformers has names for."""
+"""Suffixes of configs, vocabularies, merges, sentencepiece models and chat templates.
+
+Code of a repository may read more such files than the names known to transformers.
+"""
 
 
 _FILE_NAME = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^/@]+))?/(?P<path>.*[^/])$", re.ASCII)
@@ -42,12 +44,12 @@ class HubFile:
 
     repository: str
     path: str
-    """Within the repository, with ``/`` between folders."""
+    """Path within the repository, with ``/`` between folders."""
     revision: str | None = None
-    """Branch, tag or commit; None is the default branch."""
+    """Branch, tag or commit; `None` is the default branch."""
 
     def local_path(self) -> Path:
-        """Return the file in the Hub cache; it is fetched with its data and the tokenizer's files if it is not there.
+        """Return the file in the Hub cache; fetch the file with its data and the tokenizer's files if missing.
 
         Raises:
             HubError: offline, no such repository, revision or file, gated, or the connection failed.
@@ -55,7 +57,7 @@ class HubFile:
         import huggingface_hub
 
         cached = huggingface_hub.try_to_load_from_cache(self.repository, self.path, revision=self.revision)
-        # Without its data, the download was interrupted.
+        # A cached file without its data comes from an interrupted download.
         if isinstance(cached, str) and not self._missing_data(Path(cached)):
             return Path(cached)
         if huggingface_hub.is_offline_mode():
@@ -91,20 +93,20 @@ class HubFile:
         return Path(folder)
 
     def _missing_data(self, file: Path) -> tuple[str, ...]:
-        """Return the data files that the model names and that are not beside it, as named in the repository."""
+        """Return the data files that the model names and that are missing, as named in the repository."""
         from winml.modelkit.onnx.files.placing import data_names
 
         folder = PurePosixPath(self.path).parent
         return tuple(str(folder / name) for name in data_names(file) if not (file.parent / name).is_file())
 
     def __str__(self) -> str:
-        """Return the name as it is written for ``-m``."""
+        """Return the name in the syntax of ``-m``."""
         return f"{self.repository}{'' if self.revision is None else f'@{self.revision}'}/{self.path}"
 
 
 @contextlib.contextmanager
 def _bars_on_terminals_only() -> Iterator[None]:
-    """Display the progress bars of the Hub's client on a terminal, and nothing in a log."""
+    """Display the progress bars of the Hub's client on a terminal only, not in a log."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if sys.stderr.isatty() or are_progress_bars_disabled():
@@ -118,9 +120,9 @@ def _bars_on_terminals_only() -> Iterator[None]:
 
 
 def hub_file(name: str | os.PathLike[str]) -> HubFile | None:
-    """Return the ONNX file of the Hub that a name means; None where it means a path.
+    """Return the ONNX file of the Hub that a name refers to; `None` for a local path.
 
-    A name that begins with a dot, or whose first folder exists here, is a path.
+    A name that begins with a dot, or whose first folder exists locally, is a path.
     """
     path = Path(name)
     match = _FILE_NAME.match(path.as_posix())
@@ -142,17 +144,17 @@ def snapshot_folder(
     needs_code: bool,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
-    """Return the folder of the Hub cache that holds ``repository`` at ``revision``, fetching what is missing.
+    """Return the folder of the Hub cache that holds ``repository`` at ``revision``, fetching missing files.
 
     A complete cached snapshot is used without asking the network whether the Hub has a newer one. ``HF_HUB_OFFLINE``
     and ``TRANSFORMERS_OFFLINE`` forbid fetching.
 
     Args:
         repository: ``owner/name``.
-        revision: Branch, tag or commit; None is the default branch.
+        revision: Branch, tag or commit; `None` is the default branch.
         needs_weights: Whether a snapshot without weights is incomplete.
         needs_code: Whether Python files are part of the snapshot.
-        progress: Told in words what is fetched.
+        progress: Receives a text about the download.
 
     Raises:
         HubError: offline, no such repository or revision, gated, or the connection failed.
@@ -173,7 +175,7 @@ def snapshot_folder(
 
 
 def cached_snapshot(repository: str, revision: str | None, *, needs_weights: bool, needs_code: bool) -> Path | None:
-    """Return the folder of the Hub cache where everything that is needed is in it; fetches nothing."""
+    """Return the folder in the Hub cache if it is complete, else `None`; fetch nothing."""
     import huggingface_hub
 
     config = huggingface_hub.try_to_load_from_cache(repository, CHECKPOINT_CONFIG_NAME, revision=revision)
@@ -185,7 +187,7 @@ def cached_snapshot(repository: str, revision: str | None, *, needs_weights: boo
             return None
     except CheckpointError:
         return None  # shards are missing: an interrupted download
-    # Code may consist of several files that only the Hub can list: offline, what is cached has to do.
+    # Only the Hub can list the files of the code: offline, the cached files are used.
     if needs_code and not any(folder.glob("*.py")) and not huggingface_hub.is_offline_mode():
         return None
     return folder
@@ -200,12 +202,12 @@ def _fetch_snapshot(
         file_names = _files_to_fetch(_listed_sizes(repository, revision), needs_weights, needs_code)
         if progress is not None:
             progress(f"downloading {len(file_names)} files of {repository}")
-        # By name, not by the commit of the listing: only then is it found in the cache by that name again.
+        # Pass the name of the revision, not the commit of the listing: otherwise the cache has no entry for the name.
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names))
 
 
 def _listed_sizes(repository: str, revision: str | None) -> dict[str, int]:
-    """Return every file of a repository → bytes; 0 where the server does not tell them."""
+    """Return file of a repository → bytes; 0 if the server does not state the size."""
     import huggingface_hub
 
     listing = huggingface_hub.HfApi().model_info(repository, revision=revision, files_metadata=True)
@@ -214,10 +216,10 @@ def _listed_sizes(repository: str, revision: str | None) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[None]:
-    """Raise what the Hub's client raises as :class:`HubError`; ``kind`` is what the name could mean on this disk."""
+    """Convert errors of the Hub's client into :class:`HubError`; ``kind`` is the local meaning of the name."""
     from huggingface_hub import errors
 
-    # OSError and the root error of the HTTP library under the client, which has changed more than once.
+    # OSError and the root error of the client's HTTP library, which has changed more than once.
     connection_errors: tuple[type[BaseException], ...] = errors.HfHubHTTPError.__bases__
     try:
         yield
@@ -245,14 +247,14 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
 
 
 def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: bool) -> list[str]:
-    """Choose what to fetch: small files at the top of the repository, one format of weights, and code if allowed.
+    """Choose the files to fetch: small files at the top of the repository, one format of weights, and code if allowed.
 
-    Of a repository of sentence-transformers also those of its modules.
+    For a sentence-transformers repository, the files of its modules as well.
 
     Args:
-        sizes: Every file of the repository → bytes; 0 where it is not known.
-        needs_weights: Whether weights are among them.
-        needs_code: Whether Python files are.
+        sizes: File of the repository → bytes; 0 if unknown.
+        needs_weights: Whether to include weights.
+        needs_code: Whether to include Python files.
     """
     top = [name for name in sizes if "/" not in name]
     weights: list[str] = []
@@ -277,7 +279,7 @@ def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: b
 
 
 def _is_of_a_module(name: str, size_bytes: int) -> bool:
-    """Say whether a file is in a folder as sentence-transformers calls those of its modules: ``1_Pooling``."""
+    """Return True if a file is in a module folder of sentence-transformers, such as ``1_Pooling``."""
     path = PurePosixPath(name)
     if len(path.parts) != 2 or not re.match(r"\d+_\w", path.parts[0]) or path.name.startswith("."):
         return False

@@ -1,9 +1,8 @@
-"""Applies LoRA adapters to a model in PyTorch: merges them into its weights, or lists the branches of the graph.
+"""Application of LoRA adapters to a PyTorch model: merging into its weights, or a list of branches for the graph.
 
-The formulas are those that peft publishes: W + scaling · B · A, transposed for tables and for transformers' ``Conv1D``;
-with DoRA, each row scaled to a length of its own afterwards. Sums are computed in float32 and cast once. Weights that
-are not read yet stay unread: operations on them are recorded (``deferred_tensors.py``) and computed one tensor at a
-time.
+The formulas are peft's published ones: W + scaling · B · A, transposed for tables and for transformers' ``Conv1D``;
+with DoRA, each row is scaled to its magnitude afterwards. Sums are computed in float32 and cast once. Deferred weights
+stay unread: operations on them are recorded (``deferred_tensors.py``) and computed one tensor at a time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
     """Refuse adapters that do not fit a model; its parameters need no values.
 
     Raises:
-        CheckpointError: a module is missing, of a class that takes no LoRA, or of other sizes; or a matrix has NaN or
+        CheckpointError: a module is missing, of a class without LoRA support, or of other sizes; or a matrix has NaN or
             infinite values.
     """
     for adapter in adapters:
@@ -52,18 +51,18 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
 def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_codes: bool = False) -> list[LoraBranch]:
     """Merge the adapters without a name into the weights of a model, in place.
 
-    A parameter that several modules share becomes one of its own where an adapter changes it.
+    A parameter shared by several modules becomes separate for a module changed by an adapter.
 
     Args:
         model: The model, with values or with tensors that refer to files.
-        adapters: All adapters of the request, in the order in which they are merged; they fit the model.
-        retains_codes: Leave weights in few bits as they are.
+        adapters: All adapters of the request, in the order of merging; they fit the model.
+        retains_codes: Keep quantized weights unchanged.
 
     Returns:
-        A branch for each weight that was left.
+        A branch for each unchanged quantized weight.
 
     Raises:
-        CheckpointError: a weight that has to stay in few bits cannot have a branch.
+        CheckpointError: a weight that must stay quantized cannot have a branch.
     """
     branches = []
     for adapter in adapters:
@@ -89,7 +88,7 @@ def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_cod
 
 @contextmanager
 def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
-    """Merge an adapter that is switched at run time into the weights of a model for the time of the block.
+    """Merge a swappable adapter into the weights of a model during the block.
 
     Args:
         model: The model, with values.
@@ -106,7 +105,7 @@ def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
 
 
 def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[LoraBranch]:
-    """Return a branch without weights for each module that an adapter with a name changes."""
+    """Return a branch without weights for each module that a named adapter changes."""
     paths = {
         found: pair.is_embedding
         for adapter in adapters
@@ -129,7 +128,7 @@ def _branch(
             f"the weight of {path} is quantized, and a DoRA scales the rows of the weight",
             "Merge it into the model that was quantized, or use an adapter without DoRA.",
         )
-    # As a branch multiplies with them, the scaling in the second.
+    # In the layout of a branch's multiplications, with the scaling in the second matrix.
     first: Any = tensors[pair.a].to(torch.float32).t()
     second: Any = tensors[pair.b].to(torch.float32).t() * pair.scaling
     a, b = (item.by_reference(name) for item, name in zip((first, second), lora_names(path), strict=True))
@@ -139,7 +138,7 @@ def _branch(
 def _merged(
     module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> torch.Tensor:
-    """Return a weight with an adapter merged, in the type of the weight."""
+    """Return a weight with an adapter merged, in the element type of the weight."""
     a, b = _float(_value(tensors[pair.a], weight)), _float(_value(tensors[pair.b], weight))
     delta = b.reshape(-1, pair.rank) @ a.reshape(pair.rank, -1)
     if pair.is_embedding or _is_transposed(module):
@@ -154,7 +153,7 @@ def _merged(
 
 
 def _value(tensor: DeferredTensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the adapter as the weight is: unread beside one that is unread."""
+    """Return a tensor of the adapter: unread if the weight is unread, else with values."""
     return tensor if isinstance(like, DeferredTensor) else tensor.realized()
 
 
@@ -171,7 +170,7 @@ def _set(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
 
 
 def _module_path(model: nn.Module, path: str) -> str | None:
-    """Return the path of a module that an adapter names; it may be that of a model with a head, or of one without."""
+    """Return the path of an adapter's module in the model; the adapter may be trained with or without the head."""
     prefix = getattr(model, "base_model_prefix", "") or ""
     candidates = [path]
     if prefix:
@@ -181,13 +180,13 @@ def _module_path(model: nn.Module, path: str) -> str | None:
 
 
 def _target(model: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """Return the module that an adapter changes, and its weight's name."""
+    """Return the module changed by an adapter, and the name of its weight."""
     module = model.get_submodule(_module_path(model, path) or "")
     return module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight"
 
 
 def _is_transposed(module: nn.Module) -> bool:
-    """Say whether the weight of a module is input × output channels, as that of transformers' ``Conv1D``."""
+    """Return True if the weight of a module is input × output channels, as in transformers' ``Conv1D``."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, Conv1D)

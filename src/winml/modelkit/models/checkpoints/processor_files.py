@@ -1,7 +1,7 @@
-"""Reads the files of the tokenizer and the processors of a checkpoint.
+"""Reading of the tokenizer and processor files of a checkpoint.
 
-They state sizes of inputs and name the classes that prepare inputs; a class that no file names is looked up in
-transformers' tables by model type. No tokenizer or processor is built: they may need packages that are missing.
+The files state sizes of inputs and name the classes that prepare inputs; a class that no file names is looked up in
+transformers' tables by model type. No tokenizer or processor is built: its packages may be missing.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ _IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True)
 class ProcessorInfo:
-    """The little that inputs depend on; None where no file says so."""
+    """Properties of inputs in the processor files; `None` if no file states the property."""
 
     text_inputs: tuple[str, ...] | None = None
-    """Names the tokenizer makes (``model_input_names``)."""
+    """Names of the tokenizer's outputs (``model_input_names``)."""
     max_tokens: int | None = None
-    """Longest row the tokenizer makes."""
+    """Maximum row length of the tokenizer."""
     image_size: tuple[int, int] | None = None
-    """Height and width of the images the processor makes, in pixels."""
+    """Height and width of the processor's images, in pixels."""
     sampling_rate_hz: int | None = None
     """Samples of audio per second."""
     window_seconds: float | None = None
-    """How long a recording is that the model reads at once."""
+    """Length of a recording that the model reads at once."""
     makes_audio_mask: bool | None = None
-    """Whether the feature extractor hands an attention mask to the model."""
+    """True if the feature extractor returns an attention mask for the model."""
 
 
 def read_processor_files(folder: Path | None) -> ProcessorInfo:
-    """Read the files of a checkpoint folder; without a folder nothing is known.
+    """Read the files of a checkpoint folder; without a folder, all properties are unknown.
 
     Raises:
-        CheckpointError: a file is there and is not a JSON object.
+        CheckpointError: a file exists and is not a JSON object.
     """
     if folder is None:
         return ProcessorInfo()
@@ -133,32 +133,32 @@ _INPUTS = {
     "image processor": {"pixel_values"},
     "feature extractor": {"input_values", "input_features"},
 }
-"""Role → inputs of a model that need it."""
+"""Role → inputs of a model that require it."""
 
 
 @dataclass(frozen=True)
 class ProcessorClass:
-    """A class that makes inputs for the model."""
+    """A class that prepares inputs for the model."""
 
     role: str
     """``tokenizer``, ``image processor``, ``feature extractor``, or ``processor``, which joins several."""
     class_name: str
     origin: str
-    """File that names it, or the table it was looked up in."""
+    """File that names the class, or the table of the lookup."""
 
 
 def find_processor_classes(
     folder: Path | None, model_type: str, input_names: Iterable[str]
 ) -> tuple[ProcessorClass, ...]:
-    """Return the classes that prepare the inputs, those the files name first.
+    """Return the classes that prepare the inputs; classes named in files come first.
 
     Args:
-        folder: Checkpoint folder; None where there is none.
+        folder: Checkpoint folder; `None` if there is none.
         model_type: transformers' model type.
-        input_names: Inputs of the model, by which the roles it needs are known.
+        input_names: Inputs of the model, which determine the required roles.
 
     Raises:
-        CheckpointError: a file is there and is not a JSON object.
+        CheckpointError: a file exists and is not a JSON object.
     """
     classes: dict[str, ProcessorClass] = {}
     for role, file, key in _FILES:
@@ -174,9 +174,9 @@ def find_processor_classes(
 
 def _class_in_table(role: str, model_type: str) -> str | None:
     module, table = _TABLES[role]
-    # By its full name: asked of the package, the module is a dummy where Pillow is missing.
+    # By its full module name: as an attribute of the package, the module is a dummy if Pillow is missing.
     names: Any = getattr(importlib.import_module(f"transformers.models.auto.{module}"), table)
     entry = names.get(model_type)
-    # A table names one class, or several by the library they are made with.
+    # A table names one class, or several classes by backend.
     entries = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, (list, tuple)) else (entry,)
     return next((name for name in reversed(list(entries)) if isinstance(name, str)), None)

@@ -1,8 +1,8 @@
-"""Decides the task of a model and the class that serves it.
+"""Decision on the task of a model and the class that serves it.
 
-The task decides the model class; both come from transformers' own auto-model tables. The task is the user's, else that
-of the architecture the config names, else that of the model card, else that of the model type's base model; which rule
-decided is said in words. Loads nothing and imports no model code: the tables hold names.
+The task decides the model class; both come from transformers' own auto-model tables. Sources of the task, in this
+order: the user, the architecture in the config, the model card, the base model of the model type; the deciding rule is
+reported as a sentence. Loads nothing and imports no model code: the tables hold names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from winml.modelkit.errors import TaskError, UsageError, opt
 from winml.modelkit.options import nearest
 
 WITH_PAST = "-with-past"
-"""Specified by optimum: end of the name of a task whose graph takes a cache."""
+"""Specified by optimum: suffix of a task whose graph takes a cache."""
 
 TASKS: Mapping[str, tuple[str, ...]] = {
     "text2text-generation": ("SEQ_TO_SEQ_CAUSAL_LM",),
@@ -56,7 +56,7 @@ TASKS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Task → transformers tables ("" is the table of base models).
 
-The order decides between tasks that share one class: what it is mostly used for first, training last.
+The order decides between tasks that share one class: the most frequent use first, training last.
 """
 
 TASK_ALIASES: Mapping[str, str] = {
@@ -87,15 +87,17 @@ TASK_ALIASES: Mapping[str, str] = {
     "asr": "automatic-speech-recognition",
     "text-to-speech": "text-to-audio",
 }
-"""Other names people and tools use → task."""
+"""Alias used by people and tools → task."""
 
 TASK_VARIANTS: Mapping[str, tuple[str, str]] = {
     "image-feature-extraction": ("feature-extraction", "IMAGE"),
     "summarization": ("text2text-generation", "SEQ_TO_SEQ_CAUSAL_LM"),
     "translation": ("text2text-generation", "SEQ_TO_SEQ_CAUSAL_LM"),
 }
-"""Task of the Hub that classes of another task serve → that task, and the table that says which models it is for. Who
-asks for one gets that class, and the name stays."""
+"""Task of the Hub served by classes of another task → the other task, and the table of the supported models.
+
+A request for such a task gets a class of that table, and keeps its name.
+"""
 
 _INFERENCE_PREFIX = "WinMLModelFor"
 
@@ -112,21 +114,21 @@ _AUTO_CLASS_PARTS = {
     "TABLE_QUESTION_ANSWERING": "AutoModelForTableQuestionAnswering",
     "BACKBONE": "AutoBackbone",
 }
-"""Names of auto classes that do not follow from the table's."""
+"""Names of auto classes that do not follow from the name of the table."""
 
 
 @dataclass(frozen=True)
 class TaskDecision:
-    """The task, its class, and why."""
+    """The task, its class, and the reason."""
 
     task: str
     """A key of :data:`TASKS` or of :data:`TASK_VARIANTS`."""
     rule: str
-    """The rule that decided, as a sentence."""
+    """The deciding rule, as a sentence."""
     model_class_name: str
     """Class of the task for this model type."""
     candidates: tuple[str, ...]
-    """All tasks the model type has."""
+    """All tasks of the model type."""
 
 
 def canonical_task(name: str) -> str:
@@ -148,12 +150,12 @@ def canonical_task(name: str) -> str:
 
 
 def canonical_word(name: str) -> str:
-    """Return the name of a task as tables spell it."""
+    """Return the name of a task in the spelling of the tables."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
-    """Return every task of a model type with its classes, in the order of :data:`TASKS`."""
+    """Return task → classes for a model type, in the order of :data:`TASKS`."""
     classes_by_task = {
         task: tuple(dict.fromkeys(name for part in parts for name in _table_entries(part, model_type)))
         for task, parts in TASKS.items()
@@ -170,7 +172,7 @@ def tasks_and_variants_for(model_type: str) -> dict[str, tuple[str, ...]]:
 
 
 def all_tasks() -> dict[str, tuple[str, ...]]:
-    """Return every task and variant with its auto classes, as :func:`tasks_and_variants_for` does of one model type."""
+    """Return task or variant → auto classes, like :func:`tasks_and_variants_for` for one model type."""
     return _with_variants({task: tuple(_auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
 
 
@@ -191,11 +193,11 @@ def resolve_task(
         config: The transformers config.
         task: The user's task or alias, or None.
         model_class: The user's class, or auto class, or None.
-        card_task: The task the model card names; counts where the config states no architecture.
+        card_task: Task in the model card; used if the config states no architecture.
 
     Raises:
-        TaskError: unknown, not offered by the architecture, or nothing decides between several.
-        UsageError: the class is none of this model type, or does not serve the task.
+        TaskError: unknown, not offered by the architecture, or ambiguous.
+        UsageError: the class does not belong to this model type, or does not serve the task.
     """
     offered = tasks_for(config.model_type)
     architectures = tuple(config.architectures or ())
@@ -218,7 +220,7 @@ def resolve_custom_task(
     *,
     model_class: str | None = None,
 ) -> TaskDecision:
-    """Decide task and class of a checkpoint that brings its own code.
+    """Decide task and class of a checkpoint with its own code.
 
     Args:
         references: Auto class → ``module.Class``, as in the config's ``auto_map``.
@@ -230,7 +232,7 @@ def resolve_custom_task(
         A decision whose class name is the reference.
 
     Raises:
-        TaskError: unknown, not among the references, or nothing decides between several.
+        TaskError: unknown, not among the references, or ambiguous.
         UsageError: the class is not among the references.
     """
     if model_class is not None:
@@ -264,12 +266,12 @@ def resolve_custom_task(
 
 
 def inference_class(task: str, class_name: str = "", model_type: str = "") -> str:
-    """Return the class that runs an exported model of a task: transformers' auto class, said of ours.
+    """Return the class that runs an exported model of a task: transformers' auto class with our prefix.
 
     Args:
         task: Task, or variant of one.
-        class_name: Class of the model; tells which of several auto classes of the task it is.
-        model_type: Its model type.
+        class_name: Class of the model; selects one of several auto classes of the task.
+        model_type: Model type of the model.
 
     >>> inference_class("fill-mask"), inference_class("feature-extraction")
     ('WinMLModelForMaskedLM', 'WinMLModelForFeatureExtraction')
@@ -282,7 +284,7 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
 
 
 def inference_classes() -> dict[str, str]:
-    """Return every class that runs an exported model, and the task it is for.
+    """Return class that runs an exported model → its task.
 
     >>> inference_classes()["WinMLModelForSequenceClassification"]
     'text-classification'
@@ -298,7 +300,7 @@ def _after_for(auto_class: str) -> str:
 
 
 _LATER_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
-"""Task → what transformers 5 calls it, whose table of the first is empty."""
+"""Task → its name in transformers 5, in which the table of the old task is empty."""
 
 
 def _requested_decision(
@@ -315,7 +317,7 @@ def _requested_decision(
             candidates=tuple(accepted),
         )
     alias = "" if name == task else f" ({name!r} is {task!r})"
-    # The checkpoint's own class first: a task may have several, and its weights fit that one.
+    # The checkpoint's own class first: a task may have several classes, and the weights fit this class.
     own = [name for name in architectures if name in accepted[task]]
     return TaskDecision(task, f"from {opt.task}{alias}", (own or accepted[task])[0], tuple(accepted))
 
@@ -323,13 +325,13 @@ def _requested_decision(
 def _decide_by_class(
     model_class: str, task: str | None, model_type: str, architectures: tuple[str, ...]
 ) -> TaskDecision:
-    """Return the decision of a class the user names, or of an auto class, which is a class of each model type."""
+    """Return the decision for a class named by the user, or for an auto class, which has a class per model type."""
     offered = tasks_for(model_type)
     serving = {name: tuple(_classes_called(model_class, name, model_type)) for name in offered}
     serving = {name: classes for name, classes in serving.items() if classes}
     if not serving:
         _refuse_foreign_class(model_class, model_type, offered)
-        # In no table, as a class that was made for one checkpoint.
+        # The class is in no table, for example a class made for one checkpoint.
         serving = {"feature-extraction" if task is None else canonical_task(task): (model_class,)}
     if task is not None and canonical_task(task) not in serving:
         raise UsageError(
@@ -350,7 +352,7 @@ def _classes_called(model_class: str, task: str, model_type: str) -> Iterator[st
 
 
 def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse a class that is none of this model type.
+    """Refuse a class of another model type.
 
     Raises:
         UsageError: names the nearest.
@@ -371,7 +373,7 @@ def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[st
 def _decide_by_architecture(
     architectures: tuple[str, ...], model_type: str, offered: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision | None:
-    """Return the decision of the config's ``architectures``, or None if it names none."""
+    """Return the decision by the config's ``architectures``; `None` if there are none."""
     if not architectures:
         return None
     class_tasks = {name: [task for task, classes in offered.items() if name in classes] for name in architectures}
@@ -392,10 +394,10 @@ def _decide_by_architecture(
 
 
 def _images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
-    """Return the tasks of a class with that of vision-language models first, if it is one.
+    """Move the task of vision-language models to the front of the tasks of such a class.
 
-    transformers lists the class of a whole vision-language model as a causal language model as well, so that it can be
-    loaded for text alone. For: GOT-OCR 2, Gemma 3.
+    transformers also lists the class of a whole vision-language model as a causal language model, so that the model can
+    be loaded for text alone. For: GOT-OCR 2, Gemma 3.
     """
     images = "image-text-to-text"
     if images not in tasks or not class_name.endswith("ForConditionalGeneration"):
@@ -422,7 +424,7 @@ def _decide_outside_the_tables(
 
 
 def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
-    """Return the decision of the model card, or None if it names no task that this model type has."""
+    """Return the decision by the model card; `None` if the card names no task of this model type."""
     accepted = tasks_and_variants_for(model_type)
     try:
         decision = None if task is None else _requested_decision(task, model_type, (), accepted)
@@ -432,7 +434,7 @@ def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
 
 
 def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]]) -> TaskDecision:
-    """Return the base model's task, or the only one there is."""
+    """Return the decision for the base model's task, or for the only task."""
     rule = f"from the model type {model_type!r}: the config states no architecture"
     if "feature-extraction" in offered:
         return TaskDecision(
@@ -459,6 +461,6 @@ def _table_entries(part: str, model_type: str) -> tuple[str, ...]:
     from transformers.models.auto import modeling_auto
 
     name = f"MODEL_FOR_{part}_MAPPING_NAMES" if part else "MODEL_MAPPING_NAMES"
-    # A table may be new or gone in the installed transformers: then the task has one way less.
+    # The installed transformers may lack a table: then the task has fewer classes.
     entry = getattr(modeling_auto, name, {}).get(model_type, ())
     return (entry,) if isinstance(entry, str) else tuple(entry)

@@ -1,7 +1,7 @@
-"""Finds the weight files of a checkpoint folder and checks that they are complete.
+"""Detection of the weight files of a checkpoint folder, and checks for completeness.
 
-Looks at file names, sizes and safetensors headers only: no tensor is read, nothing is unpickled, torch is not imported.
-Whether the tensors fit the model is found out by ``weights.py``.
+Reads file names, sizes and safetensors headers only: no tensor is read, nothing is unpickled, torch is not imported.
+``weights.py`` checks whether the tensors fit the model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPE_NAMES = {
     "I64": "int64", "U64": "uint64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
     "C64": "complex64", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
 }  # fmt: skip
-"""The names of numpy and torch."""
+"""Name in the safetensors format → name in numpy and torch."""
 
 _MAX_HEADER_BYTES = 100_000_000
 """Limit of the safetensors format."""
@@ -57,11 +57,11 @@ class WeightFiles:
 
 
 def find_weights(folder: Path) -> WeightFiles | None:
-    """Return the weight files transformers would load from ``folder``, or None if there are none.
+    """Return the weight files transformers would load from ``folder``; `None` if there are none.
 
     Raises:
-        CheckpointError: an index is malformed, names a shard that is missing, or one outside of the folder; or a file
-            is a link that leads out of the folder, or no regular file.
+        CheckpointError: an index is malformed, names a missing shard, or one outside of the folder; or a file is a link
+            that leads out of the folder, or no regular file.
     """
     for kind, single, index in FORMATS:
         if (file := library_file(folder, single, error=CheckpointError)) is not None:
@@ -74,7 +74,7 @@ def find_weights(folder: Path) -> WeightFiles | None:
 
 
 def check_index(folder: Path) -> None:
-    """Check that the shards of a safetensors checkpoint hold what its index says they do; nothing without an index.
+    """Check that the shards of a safetensors checkpoint contain the tensors in its index; nothing without an index.
 
     Raises:
         CheckpointError: a shard lacks a tensor; names both.
@@ -109,7 +109,7 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise CheckpointError(f"{index}: has no weight_map from tensors to files", hint=_RESAVE)
     if not entries:
         raise CheckpointError(f"{index}: its weight_map is empty", hint=_RESAVE)
-    # Of each file, the first tensor that is said to be in it.
+    # One tensor per file, the first in the index, is enough to check the file.
     for file, tensor in {file: tensor for tensor, file in reversed(entries.items())}.items():
         file_within(index.parent, file, f"{index}: tensor {tensor!r}", missing_ok=True, error=CheckpointError)
     return entries
@@ -127,10 +127,10 @@ def _complete_shards(index: Path) -> tuple[Path, ...]:
 
 
 def check_safetensors(path: Path) -> None:
-    """Check that the header is well formed and that the file holds every tensor it announces.
+    """Check that the header is well formed and that the file contains every tensor of the header.
 
     Raises:
-        CheckpointError: truncated or malformed; names the file and, where known, the first tensor concerned.
+        CheckpointError: truncated or malformed; names the file and, if known, the first tensor concerned.
     """
     header, data_start = _read_header(path)
     size_bytes = path.stat().st_size
@@ -153,20 +153,20 @@ def check_safetensors(path: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredEntry:
-    """Where a tensor lies in a safetensors file."""
+    """Position of a tensor in a safetensors file."""
 
     path: Path
     offset: int
-    """Byte of the file at which its values start."""
+    """Byte of the file at which the values start."""
     dtype: str
-    """As numpy and torch call it (``bfloat16``); in the format's own words, small letters, where they have none."""
+    """Name in numpy and torch (``bfloat16``); if they have none, the name of the format in lower case."""
     shape: tuple[int, ...]
     bits: int = 0
-    """Of a value; 0 where the format's word for its type is unknown."""
+    """Bits per value; 0 if the element type is unknown."""
 
 
 def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
-    """Return where every tensor of safetensors files lies, by name; of two equal names the last, as transformers does.
+    """Return tensor → its position in safetensors files; of two equal names the last, as in transformers.
 
     Raises:
         CheckpointError: a header is malformed.
@@ -187,17 +187,17 @@ def stored_entries(files: Iterable[Path]) -> dict[str, StoredEntry]:
 
 @dataclass(frozen=True)
 class StoredSize:
-    """What the tensors of one dtype take in weight files."""
+    """Size of the tensors of one dtype in weight files."""
 
     dtype: str
-    """As numpy and torch call it (``bfloat16``)."""
+    """Name in numpy and torch (``bfloat16``)."""
     count: int
-    """Values."""
+    """Number of values."""
     size_bytes: int
 
 
 def stored_sizes(files: Iterable[Path]) -> tuple[StoredSize, ...]:
-    """Return what the tensors of safetensors files take, per dtype, the first tensor's dtype first; from the headers.
+    """Return the sizes of the tensors in safetensors headers per dtype, in the order of first use.
 
     Raises:
         CheckpointError: a header is malformed.

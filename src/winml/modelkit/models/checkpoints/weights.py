@@ -1,7 +1,7 @@
-"""Loads the weights of a checkpoint folder into a model and checks that they fit.
+"""Loading of a checkpoint's weights into a model, with checks that they fit.
 
-Safetensors are mapped into memory; pickles are read with ``weights_only``, so no code in them runs. A model some of
-whose weights would be random is refused: its answers would mean nothing. Reads the disk only.
+Safetensors are mapped into memory; pickles are read with ``weights_only``, so no code in them runs. A model with
+missing weights is refused: they would be random, and the outputs meaningless. Reads the disk only.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from winml.modelkit.onnx.files.foreign_files import foreign_parser
 from winml.modelkit.words import count_noun, first_words
 
 _UNUSED_WITHOUT_TRAINING = ("masked_spec_embed", "num_batches_tracked")
-"""Weights only training reads (measured: old audio and converted CNN checkpoints lack them)."""
+"""Weights read only in training (measured: old audio and converted CNN checkpoints lack them)."""
 
 _OPTIONAL_PART = "pooler"
-"""Part of base models that checkpoints trained with another head lack; only the pooled output depends on it."""
+"""Part of base models that checkpoints trained with another head lack; only the pooled output depends on the pooler."""
 
 _SMALL_FLOATS = ("float8", "f8", "f6", "f4")
-"""How the names of float types begin that are too small to hold weights without a scale."""
+"""Prefixes of float types that are too small to hold weights without a scale."""
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 _DISPLAYED = 3
-"""Tensors named in a message; more would bury the rest of it."""
+"""Tensors named in a message; more would bury the rest of the message."""
 
 _PICKLE_ERRORS = (
     pickle.UnpicklingError,
@@ -50,10 +50,10 @@ _PICKLE_ERRORS = (
     EOFError,
     struct.error,
 )
-"""What torch raises at bytes that are no pickle of tensors (measured over 4000 damaged files)."""
+"""Errors of torch on bytes that are no pickle of tensors (measured over 4000 damaged files)."""
 
 _MESSAGE_LENGTH = 200
-"""Characters kept of a foreign message."""
+"""Maximum characters of a foreign message."""
 
 
 def load_checkpoint(
@@ -67,24 +67,24 @@ def load_checkpoint(
     is_deferred: bool = False,
     seed: int = 0,
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """Load weight files into a new model of ``model_class``; without a dtype, in that they were saved in.
+    """Load weight files into a new model of ``model_class``; the default dtype is the stored dtype.
 
     Args:
         model_class: A transformers class.
         config: Its config.
         weights: The weight files.
         dtype: Type of floating point parameters.
-        trust_remote_code: Whether code that the checkpoint brings along may run.
-        coded: Its weights in few bits; None where it has none.
+        trust_remote_code: Whether code of the checkpoint may run.
+        coded: Its quantized weights; `None` if it has none.
         is_deferred: Whether parameters and buffers become tensors that refer to the files instead of holding values.
-        seed: Seed of the parameters that the checkpoint lacks. The caller's random state is left as it was.
+        seed: Seed of the parameters that the checkpoint lacks. The caller's random state is left unchanged.
 
     Returns:
         The model, in evaluation mode, and notes for the user.
 
     Raises:
-        CheckpointError: a file cannot be read, holds code, or lacks weights of the model or has them in other shapes.
-        NotDeferrableError: the values are needed to load them.
+        CheckpointError: a file cannot be read, contains code, or has missing weights or weights of other shapes.
+        NotDeferrableError: loading needs the values.
     """
     tensors = _deferred_tensors(weights, coded) if is_deferred or coded is not None else None
     pickle_errors = _PICKLE_ERRORS if weights.format == "pickle" else ()
@@ -101,7 +101,7 @@ def load_checkpoint(
             torch.random.fork_rng(devices=[]),
         ):
             torch.manual_seed(seed)
-            # torch asks to report pickles of newer protocols to it, which nobody here can act on.
+            # torch asks to report pickles of newer protocols to its developers; a user here cannot act on the warning.
             warnings.filterwarnings("ignore", message="Detected pickle protocol", category=UserWarning)
             model, loading = model_class.from_pretrained(
                 str(weights.folder) if tensors is None else None,
@@ -132,7 +132,7 @@ def load_checkpoint(
 
 
 def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> dict[str, DeferredTensor]:
-    """Return the tensors of a checkpoint by name, none of them read; codes as the numbers that they stand for."""
+    """Return the tensors of a checkpoint by name, without reading values; codes as dequantized tensors."""
     if coded is None:
         return deferred_entries(stored_entries(weights.files))
     plain = {name: entry for name, entry in coded.entries.items() if name not in coded.consumed}
@@ -140,7 +140,7 @@ def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> di
 
 
 def _realize(model: torch.nn.Module) -> None:
-    """Pass a model whose parameters and buffers refer to files their values, in place; what is shared stays shared."""
+    """Read the values of parameters and buffers that refer to files, in place; shared parameters stay shared."""
     realized: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -155,7 +155,7 @@ def _realize(model: torch.nn.Module) -> None:
 
 
 def _pickle_error(weights: WeightFiles, error: Exception) -> CheckpointError:
-    """Return the error for what torch refuses to unpickle: something that could run code, or no pickle at all."""
+    """Return the error for a file that torch refuses to unpickle: it could run code, or is no pickle."""
     files = _listed_files(weights.files)
     names = re.findall(r"(?:GLOBAL|global) ([\w.]+)", str(error))
     if names:
@@ -182,7 +182,7 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
 
 
 def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
-    """Refuse weights of a small float type that would be taken without the scales that lie beside them."""
+    """Refuse weights of a small float type whose stored scales would be ignored."""
     left = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
     if not left or weights.format != "safetensors":
         return
@@ -198,7 +198,7 @@ def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
 def _check_missing(
     names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles, seed: int
 ) -> list[str]:
-    """Return notes about weights that may be missing, and refuse to go on without the others."""
+    """Return notes on missing weights that are optional, and refuse other missing weights."""
     missing = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
     optional = [name for name in missing if _OPTIONAL_PART in name.split(".")]
     needed = [name for name in missing if name not in optional]
@@ -216,7 +216,7 @@ def _check_missing(
 
 
 def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
-    """Return what may be the matter with a checkpoint that lacks tensors, and what helps."""
+    """Return the likely reason why a checkpoint lacks tensors, with a remedy."""
     incomplete = "the checkpoint is incomplete: download or save it again"
     if class_name in architectures:
         return f"It was saved from {class_name}, so {incomplete}"
@@ -226,9 +226,9 @@ def _why_missing(class_name: str, architectures: Sequence[str]) -> str:
 
 
 def _notes_on_casts(model: torch.nn.Module, weights: WeightFiles) -> list[str]:
-    """Return a note where weights of a floating point type are stored as integers or as small floats.
+    """Return a note if weights of a floating point type are stored as integers or as small floats.
 
-    They are taken as the numbers they are. Integer weights may be intended; a missing scale is more likely.
+    The weights are cast without a scale. Integer weights may be intended; a missing scale is more likely.
     """
     if weights.format != "safetensors":
         return []
@@ -237,7 +237,7 @@ def _notes_on_casts(model: torch.nn.Module, weights: WeightFiles) -> list[str]:
         name: entry.dtype
         for name, tensor in model.state_dict(keep_vars=True).items()
         if tensor.is_floating_point()
-        # Names in files may lack their first part.
+        # Names in files may lack their first component.
         and (entry := stored.get(name) or stored.get(name.partition(".")[2])) is not None
         and (entry.dtype.startswith(_SMALL_FLOATS) or entry.dtype in _INTEGERS)
     }
@@ -255,7 +255,7 @@ def _notes_on_unused(names: Iterable[str]) -> list[str]:
 
 
 def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
-    """Return the file a tensor of the model was read from; names in files may lack or have a prefix."""
+    """Return the file of a tensor of the model; names in files may lack or have a prefix."""
     if weights.format == "safetensors":
         for file in weights.files:
             if any(f".{tensor}".endswith(f".{name}") or name.endswith(f".{tensor}") for name in stored_entries([file])):
@@ -272,7 +272,7 @@ def _first_names(names: list[str]) -> str:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """Return the first sentence of a foreign message: what follows is advice that does not apply here."""
+    """Return the first sentence of a foreign message: further sentences give advice that does not apply here."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     sentence = re.split(r"\.\s", line, maxsplit=1)[0]
     return sentence if len(sentence) <= _MESSAGE_LENGTH else f"{sentence[:_MESSAGE_LENGTH]}…"

@@ -1,7 +1,7 @@
-"""An encoder-decoder that generates: the encoder runs once for each text, the decoder once for each token.
+"""Parts of a generating encoder-decoder: the encoder runs once per text, the decoder once per token.
 
-The encoder's graph answers the keys and values that the decoder attends to, so that no step computes them again. Which
-models these are is found by running the forward on shapes.
+The encoder's graph outputs the keys and values for cross-attention, so that no step computes them again. Such models
+are detected by running the forward on shapes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _MASK = "attention_mask"
 _STEP_ARGUMENTS = frozenset({TOKENS, _MASK, ENCODER_STATES, ENCODER_MASK})
-"""What a decoder may be given: the first two say something of its own tokens, the others of what was encoded."""
+"""Tensor arguments of a decoder: the first two describe its own tokens, the others the encoder's outputs."""
 
 
 @dataclass(frozen=True)
@@ -66,24 +66,24 @@ class _Call:
 
 @dataclass(frozen=True)
 class _InnerDecoder:
-    """A decoder inside a model, which attends to what the rest of the model makes of a picture or a recording.
+    """A decoder inside a model, which attends to the encoded picture or recording.
 
-    The forward of the model runs it and returns no cache; its own ``generate()`` runs the rest once and lets the
-    decoder generate. Found by running both on shapes: a module that generates by itself and is given encoder states.
+    The forward of the model runs the decoder and returns no cache; the model's own ``generate()`` runs the rest once
+    and lets the decoder generate. Detected by a run on shapes: a module that can generate and receives encoder states.
     """
 
     path: str
-    """Where it is."""
+    """Path of the decoder."""
     layout: EncoderDecoderLayout
     plain: InputDecision
-    """The inputs of the model by the names that encoder-decoders have for them: media first, then its tokens."""
+    """Inputs of the model under the names of encoder-decoders: media first, then the decoder's tokens."""
     keywords: Mapping[str, Any]
     """Fixed keywords of its calls."""
     text: TextTokens | None
-    """How a text begins and ends, as the model's own ``generate()`` says it; None where it does not."""
+    """First and last tokens of a text as passed by the model's own ``generate()``; `None` if unknown."""
 
     def encode(self, model: torch.nn.Module) -> Callable[..., Any]:
-        """Return the forward of the model as that of an encoder-decoder that returns its caches."""
+        """Return the forward of the model as the forward of an encoder-decoder that returns its caches."""
         forward, decoder = model.forward, model.get_submodule(self.path)
         argument = self.layout.own.argument
 
@@ -103,15 +103,15 @@ class _InnerDecoder:
 def _find_inner_decoder(
     model: torch.nn.Module, plain: InputDecision, request: ModelRequest
 ) -> _InnerDecoder | str | None:
-    """Return the decoder inside a model, None where there is none, or as a clause why it cannot be divided from it.
+    """Return the decoder inside a model; `None` if there is none, or as a clause why it cannot be separated.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
-        plain: What its forward takes, with sizes.
-        request: What the user asked for.
+        plain: Inputs of its forward, with sizes.
+        request: Request of the user.
 
     Raises:
-        UsageError: its cache is of a kind that no graph can take; names layer and class.
+        UsageError: no graph can take this kind of cache; names layer and class.
     """
     from transformers import GenerationMixin
 
@@ -157,7 +157,7 @@ def _sizes(spec: InputTensorSpec) -> tuple[int | str, ...]:
 
 
 def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[str, bool | int]:
-    """Return the numbers and truth values the model gives its decoder that are not what stands there anyway."""
+    """Return the numbers and booleans passed to the decoder that differ from its defaults."""
     own = forward_parameters(decoder)
     return {
         key: value
@@ -167,7 +167,7 @@ def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[st
 
 
 def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
-    """Return inputs with tokens by the name that encoder-decoders have for those of the decoder, and without a mask."""
+    """Rename the tokens to the decoder tokens of encoder-decoders, and remove the mask."""
     media = tuple(spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK) and not finding.is_of_tokens(spec))
     tokens = next(spec for spec in plain.inputs if spec.name == TOKENS)
     named = tokens.model_copy(update={"name": DECODER_TOKENS})
@@ -184,7 +184,7 @@ def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
 
 
 def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | None:
-    """Return how a text begins and ends, as ``generate()`` of a model tells its decoder."""
+    """Return first and last tokens of a text, as ``generate()`` of a model passes them to its decoder."""
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
@@ -209,12 +209,12 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
 
 
 class _Reached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
-    """A model told its decoder how to generate."""
+    """The model has called ``generate()`` of its decoder."""
 
 
 @contextmanager
 def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
-    """Yield a list that takes the calls of a decoder, each of which is asked for a cache."""
+    """Yield a list that collects the calls of a decoder; each call requests a cache."""
     calls: list[_Call] = []
     forward = decoder.forward
     names = list(inspect.signature(forward).parameters)
@@ -233,22 +233,22 @@ _TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text
 _BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
 _RECORDED_KEYS = ("audio_length", "num_frames")
 _ENCODER_LENGTH_NAME = "encoder_sequence_length"
-"""Name of the length of what the encoder answers, where it is no length of an input."""
+"""Name of the length of the encoder's outputs if it is not the length of an input."""
 _ENCODER_CACHE_LENGTH = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
-"""Length of the keys and values of what was encoded, where the decoder computes those that are missing."""
+"""Length of the cross-attention keys and values if the decoder computes the missing ones."""
 _USUAL_POSITIONS = 2048
-"""Chosen: positions where nothing says how many there are."""
+"""Chosen: number of positions if the model states none."""
 _TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
-"""Chosen: small, apart from each other, and neither powers of two nor usual numbers of heads."""
+"""Chosen: small, different from each other, and neither powers of two nor usual numbers of heads."""
 
 
 def encoder_decoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> FoundParts:
-    """Return encoder and decoder of a model that keeps what its encoder answered.
+    """Return encoder and decoder of a model that caches the encoder's outputs.
 
     Raises:
-        UsageError: a cache is of a kind that no graph can take, or sizes do not fit.
+        UsageError: no graph can take this kind of cache, or sizes do not fit.
     """
     if task not in _TASKS:
         return FoundParts()
@@ -279,11 +279,11 @@ class _Divided:
 
     model: torch.nn.Module
     plain: InputDecision
-    """What it takes without a cache; of an inner decoder by the names that encoder-decoders have for it."""
+    """Inputs without a cache; for an inner decoder under the names of encoder-decoders."""
     layout: EncoderDecoderLayout
     request: ModelRequest
     inner: _InnerDecoder | None
-    """The decoder where it is a module that generates by itself; None where the forward of the model decodes."""
+    """Decoder module that generates by itself; `None` if the forward of the model decodes."""
 
     def parts(self) -> tuple[ModelPart, ...]:
         """Return encoder and decoder.
@@ -303,9 +303,9 @@ class _Divided:
 
     @property
     def _own_arguments(self) -> Mapping[str, str]:
-        """What the decoder is told of its own tokens, where the length of its cache is fixed: input → argument.
+        """Inputs for the decoder's own tokens if the length of its cache is fixed: input → argument.
 
-        Tokens that are not in such a cache yet are hidden by a mask, and positions do not follow from its length.
+        A mask hides cache entries without a token yet, and positions cannot be derived from the length of the cache.
         """
         if PAST_KEY not in self.request.fixed_sizes or self.inner is not None or self._takes_encoder_states:
             return {}
@@ -313,7 +313,7 @@ class _Divided:
 
     @property
     def _takes_encoder_states(self) -> bool:
-        """Whether the decoder computes keys and values of what was encoded."""
+        """True if the decoder computes the cross-attention keys and values."""
         return self.request.cross_keys == DECODER
 
     def _encoder_part(self, decision: InputDecision) -> ModelPart:
@@ -355,9 +355,9 @@ class _Divided:
 
 
 def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
-    """Return the forward of a model with the mask among its outputs that its encoder makes of the encoder's own.
+    """Return the forward of a model with the encoder's own output mask among the outputs.
 
-    for: Moonshine, whose decoder reads the mask of the shorter sequence that convolutions leave of a recording.
+    for: Moonshine, whose decoder reads the mask of the shorter sequence after the convolutions over a recording.
     """
     forward = model.forward
 
@@ -372,20 +372,20 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What the user said of sizes, by key of ``--shape-config``."""
+    """Sizes in the user's request, by key of ``--shape-config``."""
 
     given: Mapping[str, int]
     left_open: Mapping[str, OpenSize]
     renamed: Mapping[str, str]
-    """Key as the user writes it → the one that stands for it here."""
+    """Key of the user → key used here."""
 
     @classmethod
     def of(cls, request: ModelRequest, renamed: tuple[str, str] | None = None) -> _Sizes:
-        """Read them from a request.
+        """Read the sizes of a request.
 
         Args:
-            request: What the user asked for.
-            renamed: A key as the user writes it, and the one that stands for it here.
+            request: Request of the user.
+            renamed: Key of the user, and the key used here.
         """
         passed, left_open = request.fixed_sizes, request.left_open
         if renamed is not None:
@@ -395,7 +395,7 @@ class _Sizes:
         return cls(passed, left_open, dict([renamed] if renamed is not None else []))
 
     def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-        """Return inputs with axes left open: those of these keys unless a number was given, and what was asked for."""
+        """Make the sizes of these keys dynamic unless the user gave a number, and all requested axes."""
         opened = open_keys(decision, dynamic, keys, self.given, self.left_open)
         written = {own: key for key, own in self.renamed.items()}
         names = {name: written.get(key, key) for name, key in opened.open_by_default.items()}
@@ -407,7 +407,7 @@ def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Si
     keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
     decision = replace(plain, inputs=inputs, meanings=replace(plain.meanings, keys=keys))
     outputs = frozenset(state.output for state in layout.cross.states)
-    # A decoder that reads a mask made by the encoder takes as many entries as that answers, of any recording.
+    # A decoder with a mask from the encoder accepts encoder outputs of any length, of any recording.
     recorded = _RECORDED_KEYS if layout.mask_dtype is not None else ()
     return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY, *recorded)), {}, outputs)
 
@@ -421,9 +421,9 @@ def _decoder_axes(
     *,
     takes_encoder_states: bool,
 ) -> PartAxes:
-    """Return tokens, the mask over what was encoded, the decoder's own cache, and keys and values of the encoder.
+    """Return the axes of the tokens, the encoder's mask, the decoder's cache, and the cross-attention keys and values.
 
-    Where the decoder computes the last, what was encoded is an input as well.
+    If the decoder computes the cross-attention keys and values, the encoder's hidden states are an input as well.
     """
     specs = {spec.name: spec for spec in plain.inputs}
     start = {key: sizes.given.get(key, size) for key, size in _TRACED.items()}
@@ -471,7 +471,7 @@ def _decoder_axes(
     in_layers = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer or 0)
     key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
     decision = InputDecision(tuple(in_layers), meanings=AxisMeanings(keys, key_sizes, bounds))
-    # What the model calls tokens are those that are encoded; so is the mask.
+    # In the whole model, `input_ids` and `attention_mask` belong to the encoder.
     renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
     hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
     keys_open = (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY)
@@ -499,7 +499,7 @@ def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[Inpu
 
 
 def _start_token(model: Any, plain: InputDecision) -> int:
-    """Return the token the decoder begins with, else any: the encoder's graph does not depend on it."""
+    """Return the first token of the decoder, or any token: the encoder's graph does not depend on it."""
     start = getattr(model.config, "decoder_start_token_id", None)
     tokens = next(spec for spec in plain.inputs if spec.name == DECODER_TOKENS)
     return start if isinstance(start, int) else int((tokens.value_range or (0, 1))[0])

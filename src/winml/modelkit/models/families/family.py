@@ -1,4 +1,4 @@
-"""The contract of a family of models: it returns the parts of a model, or why the model has none of that kind."""
+"""Contract of a model family: it returns the parts of a model, or the reason why the model is not of this family."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoundParts:
-    """The answer of a family."""
+    """Parts found by a family, or why none."""
 
     parts: tuple[ModelPart, ...] = ()
-    """In the order in which they run; empty where the model is not of this family."""
+    """Parts in the order in which they run; `()` if the model is not of this family."""
     notes: tuple[str, ...] = ()
-    """Why it is not, where the user should hear it."""
+    """Reasons for the user why there are no parts."""
 
 
 Family: TypeAlias = "Callable[[torch.nn.Module, CheckpointConfig, str, ModelRequest], FoundParts]"
-"""Given a model (its parameters may be on the ``meta`` device), its config and files, the canonical task and what the
-user asked for. Refuses with a UsageError what no graph of this family can do."""
+"""(model, whose parameters may be on the ``meta`` device; its config and files; canonical task; request) → parts.
+
+Raises a UsageError for a request that no graph of this family can satisfy.
+"""
 
 
 def part_of_decision(
@@ -51,13 +53,13 @@ def part_of_decision(
     arguments: NestedArguments | None,
     **others: Any,
 ) -> ModelPart:
-    """Return a part with the inputs that were decided for it.
+    """Return a part with its decided inputs.
 
     Args:
         model: The whole model.
-        decision: Its inputs.
+        decision: Inputs of the part.
         forward_kwargs: Fixed keywords of every call.
-        arguments: How the inputs become arguments of the forward; None where each is one.
+        arguments: Conversion of inputs into arguments of the forward; `None` if each input is one argument.
         **others: Further fields of the part, such as ``name`` and ``feeds``.
     """
     return ModelPart(
@@ -75,25 +77,25 @@ def part_of_decision(
 
 @dataclass(frozen=True)
 class PartAxes:
-    """The inputs of one part, and how sizes of them are left open."""
+    """The inputs of one part, and how its sizes become dynamic."""
 
     decision: InputDecision
-    """With sizes that are not left open yet."""
+    """The inputs before sizes become dynamic."""
     open: Callable[[InputDecision, DynamicRequest], InputDecision]
     renamed: Mapping[str, str]
-    """Name of an input of the whole model → its name in this part, where it has another."""
+    """Input of the whole model → its name in this part, if different."""
     outputs: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
-    """Names of inputs of this part that are those of another input in the whole model."""
+    """Inputs of this part whose names belong to another input of the whole model."""
 
     @property
     def names(self) -> dict[str, str]:
-        """The user's name → the part's."""
+        """Name in the user's request → name in the part."""
         own = {*(spec.name for spec in self.decision.inputs), *self.outputs} - self.hidden
         return {**{name: name for name in own}, **self.renamed}
 
     def axes_of(self, request: DynamicRequest) -> DynamicRequest:
-        """Return what is asked of this part, without bounds."""
+        """Return the part's share of a request, without bounds."""
         names = self.names
         keys = AxisKeys(self.decision)
         return DynamicRequest(
@@ -110,19 +112,19 @@ def _has(keys: AxisKeys, meaning: str) -> bool:
 
 
 def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[InputDecision]:
-    """Return the inputs of each part, left open as far as it has what was asked for.
+    """Return the inputs of each part, dynamic as far as the part has the requested axes.
 
     Args:
-        parts: The parts; what is the name of no input is taken for an output of the last.
-        request: What the user asked for, of the whole model.
+        parts: The parts; a name that is no input is taken as an output of the last part.
+        request: Request for the whole model.
 
     Raises:
-        UsageError: no part has an axis of that name or meaning, or sizes do not fit.
+        UsageError: no part has an axis of a requested name or meaning, or sizes do not fit.
     """
     requested = [part.axes_of(request) for part in parts]
     for meaning in ("sequence", "image_size"):
         if getattr(request, meaning) and not any(getattr(item, meaning) for item in requested):
-            # It says what there is instead.
+            # The error of the first part lists the available axes.
             requested[0] = requested[0].model_copy(update={meaning: True})
     taken = {name for part in parts for name in part.names}
     others = {name: axes for name, axes in request.axes.items() if name not in taken}
@@ -153,17 +155,17 @@ def single_part_model(
     request: ModelRequest,
     notes: tuple[str, ...] = (),
 ) -> ModelPart:
-    """Return the model as one part, with the inputs of the user's manifest, else decided ones.
+    """Return the model as one part, with the inputs of the user's manifest, else decided inputs.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
         checkpoint: Its config and files.
         task: Canonical task.
-        request: What the user asked for.
-        notes: Why it is exported like this.
+        request: Request of the user.
+        notes: Reasons for the export as one part.
 
     Raises:
-        UsageError: a size the model refuses, or inputs that are not its own.
+        UsageError: the model refuses a size, or the inputs do not belong to the model.
     """
     decision = decide_model_inputs(model, checkpoint, task, request)
     decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
@@ -175,10 +177,10 @@ def single_part_model(
 def decide_model_inputs(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> InputDecision:
-    """Return the inputs of the user's manifest, else decided ones.
+    """Return the inputs of the user's manifest, else decided inputs.
 
     Raises:
-        UsageError: a size the model refuses, or inputs that are not its own.
+        UsageError: the model refuses a size, or the inputs do not belong to the model.
     """
     if request.input_specs is None:
         decision = decide_inputs(
@@ -205,14 +207,14 @@ def open_keys(
     fixed: Collection[str],
     left_open: Mapping[str, OpenSize],
 ) -> InputDecision:
-    """Leave sizes of a part open: those that the user asked for, and by default some that the user gave no number for.
+    """Make sizes of a part dynamic: requested ones, and defaults without a number from the user.
 
     Args:
-        decision: The inputs of the part; keys that are none of theirs are ignored.
-        dynamic: What the user asked for, of this part.
-        by_default: Keys of ``--shape-config`` to leave open by default.
-        fixed: Keys that the user gave a number for.
-        left_open: Keys that the user leaves open.
+        decision: The inputs of the part; keys of other inputs are ignored.
+        dynamic: The part's share of the request.
+        by_default: Keys of ``--shape-config`` that are dynamic by default.
+        fixed: Keys with a number from the user.
+        left_open: Keys that the user leaves dynamic.
 
     Raises:
         UsageError: sizes do not fit.

@@ -1,7 +1,7 @@
-"""How a model encodes images, and how its code replaces placeholder tokens with their features.
+"""How a model encodes images, and how its code replaces placeholder tokens with image features.
 
-Found by running the model on shapes: the method that makes the vectors of images, and the module that is given the
-vectors of all tokens. No model is known by name.
+Detected by running the model on shapes: the method that computes image features, and the module that receives the
+embeddings of all tokens. No model is known by name.
 """
 
 from __future__ import annotations
@@ -24,70 +24,70 @@ from winml.modelkit.ort.shared_settings import attribute_replaced
 
 @dataclass(frozen=True)
 class _ImageFeatures:
-    """What a method makes of images, in a run on shapes."""
+    """Image features returned by a method in a run on shapes."""
 
     pooled: Any
-    """The vectors that take the place of tokens."""
+    """Features that replace the embeddings of placeholder tokens."""
     lists: Mapping[str, ListedVectors]
-    """By field of the record."""
+    """Field of the record → list of features."""
 
 
 @dataclass(frozen=True)
 class ListedVectors:
-    """Vectors of images in a list of the record that a method returns."""
+    """Image features in a list of the record that a method returns."""
 
     items: tuple[torch.Tensor, ...]
-    """Of all images each."""
+    """One tensor per entry of the list, with all images."""
     are_divided: bool
-    """Whether each comes in pieces, one for each image."""
+    """True if each entry is split into one piece per image."""
 
 
 @dataclass(frozen=True)
 class LayeredVectors:
-    """Vectors of images that a language model adds to those of tokens after some of its layers.
+    """Image features that a language model adds to token states after some of its layers.
 
-    A method returns them in lists beside the vectors of images, and the language model is given them with a mask of the
-    tokens they belong to. The graphs pass them on as vectors of all tokens, zero where a token stands for no image: so
-    a decoder needs no mask, and a step without images is one with zeros.
+    A method returns these features in lists beside the image features, and the language model receives them with a
+    mask of their tokens. The graphs pass them as tensors over all tokens, zero for text tokens: so a decoder needs no
+    mask, and a step without images receives zeros.
     """
 
     field: str
-    """Of the record that the method returns: a list with an entry for each layer."""
+    """Field of the method's record: a list with an entry per layer."""
     count: int
-    """Entries of that list."""
+    """Entries of the list."""
     are_divided: bool
-    """Whether each entry comes in pieces, one for each image."""
+    """True if each entry is split into one piece per image."""
     argument: str
     """Parameter of the language model that takes the list."""
     mask: str
-    """Parameter of the language model that says which tokens the vectors belong to."""
+    """Parameter of the language model that takes the mask of the image tokens."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """What they are called where images are seen."""
+        """Names of the features as outputs of the vision encoder."""
         return tuple(f"{self.field}.{number}" for number in range(self.count))
 
     @property
     def token_names(self) -> tuple[str, ...]:
-        """What they are called as vectors of all tokens."""
+        """Names of the features as tensors over all tokens."""
         return tuple(f"{self.argument}.{number}" for number in range(self.count))
 
     def seen(self, output: Any, complete: UnsplitTensors) -> dict[str, torch.Tensor]:
-        """Return those in what the method returned, by name.
+        """Return the features in the output of the method, by name.
 
         Args:
-            output: What it returned.
-            complete: Has seen what it divided.
+            output: Output of the method.
+            complete: Active during the call of the method; restores split tensors.
         """
         return dict(zip(self.feature_names, map(complete.of, output[self.field]), strict=True))
 
     def listed(self, passed: Mapping[str, torch.Tensor]) -> dict[str, object]:
-        """Return the field of the record with these vectors, each in one piece."""
+        """Return the field of the record with these features, each in one piece."""
         vectors = [passed[name] for name in self.feature_names]
         return {self.field: [(item,) for item in vectors] if self.are_divided else vectors}
 
     def of_tokens(self, call: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return vectors of all tokens, by name, from what the language model is called with."""
+        """Return tensors over all tokens, by name, from the keywords of a call of the language model."""
         mask = call[self.mask]
         return {
             name: item.new_zeros((*mask.shape, item.shape[-1])).masked_scatter(mask[..., None], item)
@@ -95,18 +95,18 @@ class LayeredVectors:
         }
 
     def decode(self, module: torch.nn.Module, language_model: torch.nn.Module) -> Callable[..., Any]:
-        """Return the forward of what decodes, which takes vectors of all tokens and hands them to the language model.
+        """Return the forward of the decoder, which takes tensors over all tokens and passes them to the language model.
 
         Args:
-            module: What decodes.
-            language_model: The module itself, or one inside it.
+            module: The decoder.
+            language_model: The decoder itself, or a module inside it.
         """
         forward = module.forward
 
         def forward_of_all(*args: object, **named: Any) -> Any:
             passed = {name: named.pop(name) for name in self.token_names if name in named}
             if not passed:
-                # As its user calls it.
+                # Called as by a user.
                 return forward(*args, **named)
             mask = torch.ones_like(passed[self.token_names[0]][..., 0], dtype=torch.bool)
             further = {self.mask: mask, self.argument: [passed[name].flatten(0, 1) for name in self.token_names]}
@@ -124,11 +124,11 @@ class LayeredVectors:
 
 
 def _listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, ListedVectors]:
-    """Return the lists of vectors in the record of a method: each entry a tensor, or the pieces of one.
+    """Return the lists of features in the record of a method: each entry a tensor, or the pieces of one tensor.
 
     Args:
-        output: What the method returned.
-        complete: Has seen what it divided.
+        output: Output of the method.
+        complete: Active during the call of the method; restores split tensors.
     """
     fields = output.items() if isinstance(output, Mapping) else ()
     found = {
@@ -142,11 +142,11 @@ def _listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, Liste
 
 
 def _find_layered(features: _ImageFeatures, beside: Mapping[str, Any]) -> LayeredVectors | None:
-    """Return how further vectors reach a language model; None where it is given others, or none.
+    """Return how layered features reach a language model; `None` if it takes other tensors, or no such features.
 
     Args:
-        features: What the method makes of images.
-        beside: What the language model is given beside the vectors of tokens and what all are given.
+        features: Image features returned by the method.
+        beside: Arguments of the language model other than embeddings and the usual arguments.
     """
     masks = [name for name, value in beside.items() if isinstance(value, torch.Tensor) and value.dtype == torch.bool]
     lists = [name for name, value in beside.items() if isinstance(value, list)]
@@ -164,22 +164,22 @@ def _find_layered(features: _ImageFeatures, beside: Mapping[str, Any]) -> Layere
 
 
 def _with_any_name(signature: inspect.Signature) -> inspect.Signature:
-    """Return a signature that takes keywords of any name, since those of inputs are none of Python's."""
+    """Return a signature that accepts any keyword, because names of inputs need not be Python identifiers."""
     kind = inspect.Parameter.VAR_KEYWORD
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not kind]
     return signature.replace(parameters=[*own, inspect.Parameter("further", kind)])
 
 
 class _AllTokens(TorchFunctionMode):
-    """Takes what a mask of all tokens chooses as all there is, so that no graph looks for it."""
+    """Treat a mask over all tokens as selecting everything, so that no graph contains the selection."""
 
     def __init__(self, mask: torch.Tensor) -> None:
-        """Know the mask."""
+        """Remember the mask."""
         super().__init__()
         self._mask = mask
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Read and write all tokens where the mask says which."""
+        """Replace indexing with the mask by all tokens."""
         if func is torch.Tensor.to and args[0] is self._mask:
             return self._mask
         if func is torch.Tensor.__getitem__ and self._chooses(args[1]):
@@ -194,53 +194,55 @@ class _AllTokens(TorchFunctionMode):
 
 
 FEATURES_METHOD = "get_image_features"
-"""Specified by transformers: the method that makes vectors of images, in place of which it is given them here."""
+"""Specified by transformers: the method that computes image features; the graphs take its result as an input."""
 FEATURES = "image_features"
-"""Specified: what transformers.js and onnxruntime-genai call the vectors of images."""
+"""Specified: name of the image features in transformers.js and onnxruntime-genai."""
 _CARRIERS = ("pixel_values", "image_patches")
-"""Specified: what forwards call images."""
+"""Specified: names of images as arguments of a forward."""
 _POOLED = "pooler_output"
 _PASSED_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", *CACHE_ARGUMENTS})
-"""What a language model is given besides constants, where its vectors say all that images do."""
+"""Arguments of a language model besides constants if the embeddings contain all information on images."""
 
 
 @dataclass(frozen=True)
 class _Divided:
-    """Vectors of all images, which a method returns in pieces."""
+    """Features of all images that a method returns in pieces."""
 
     whole: torch.Tensor
 
 
 @dataclass(frozen=True)
 class ImageCode:
-    """Where a model handles images."""
+    """The modules of a model that process images."""
 
     owner: str
-    """Path of the module that has the method and hands vectors to the language model."""
+    """Path of the module that has the method and passes embeddings to the language model."""
     language_model: str
-    """Path of the module that is given the vectors of all tokens."""
+    """Path of the module that receives the embeddings of all tokens."""
     parameters: frozenset[str]
-    """Of the method."""
+    """Parameters of the method."""
     feature_shape: tuple[int, ...]
-    """Of what it makes of one row of inputs: images, vectors, width; or vectors, width."""
+    """Shape of the features for one row of inputs: [images, tokens, width] or [tokens, width]."""
     produced_by: str | None
-    """Path of the module whose answer the method returns in pieces, one for each image; ``""``: it divides a tensor
-    itself; None: it returns one tensor."""
+    """Path of the module whose output the method splits into one piece per image.
+
+    ``""``: the method splits a tensor of its own; `None`: it returns one tensor.
+    """
     layered: LayeredVectors | None = None
-    """Further vectors of images, which the language model adds after some of its layers; None: there are none."""
+    """Image features added after some layers of the language model; `None` if there are none."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Further vectors of images, as they are seen."""
+        """Names of the layered features as outputs of the vision encoder."""
         return () if self.layered is None else self.layered.feature_names
 
     @property
     def layered_names(self) -> tuple[str, ...]:
-        """The same as vectors of all tokens."""
+        """Names of the layered features as tensors over all tokens."""
         return () if self.layered is None else self.layered.token_names
 
     def features(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
-        """Return what makes the vectors of images, each kind as one tensor, by name.
+        """Return the function that computes image features, each kind as one tensor, by name.
 
         Args:
             module: The owner.
@@ -249,7 +251,7 @@ class ImageCode:
 
         def image_features(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
             if not self.produced_by:
-                # What is compared with is computed by the library's own code.
+                # Reference outputs are computed by the library's own code.
                 is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
                 with computed_grids(module) if is_traced else nullcontext(), UnsplitTensors() as complete:
                     output = method(**tensors)
@@ -267,13 +269,13 @@ class ImageCode:
         return image_features
 
     def token_vectors(self, module: torch.nn.Module) -> Callable[..., dict[str, torch.Tensor]]:
-        """Return what makes the vectors of all tokens, those of images put in place by the model's own code, by name.
+        """Return the function that computes token embeddings with image features inserted by the model's own code.
 
         Args:
             module: The owner.
         """
         language_model = module.get_submodule(self.language_model.removeprefix(f"{self.owner}.").lstrip("."))
-        # The call through which this is reached may have another forward in its place.
+        # A wrapper may replace the forward while this function runs.
         forward = module.forward
         carrier = next(name for name in _CARRIERS if name in inspect.signature(forward).parameters)
 
@@ -286,7 +288,7 @@ class ImageCode:
                 attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(passed, listed)),
                 calls_of(language_model) as calls,
             ):
-                # That there are images is all that is asked of these.
+                # The code only checks that images are present.
                 forward(**{"input_ids": input_ids, carrier: image_features})
             layered = {} if self.layered is None else self.layered.of_tokens(calls[-1])
             return {EMBEDDED: calls[-1][EMBEDDED], **layered}
@@ -294,27 +296,27 @@ class ImageCode:
         return inputs_embeds
 
     def decode(self, module: torch.nn.Module, path: str) -> Callable[..., Any]:
-        """Return the forward of what decodes, which takes further vectors of tokens where there are any.
+        """Return the forward of the decoder, which takes layered features if there are any.
 
         Args:
-            module: What decodes.
-            path: Where it is in the model.
+            module: The decoder.
+            path: Path of the decoder in the model.
         """
         inner = self.language_model.removeprefix(path).lstrip(".")
         return module.forward if self.layered is None else self.layered.decode(module, module.get_submodule(inner))
 
 
 def has_image_code(model: object) -> bool:
-    """Say whether a model makes vectors of images that it puts in place of tokens."""
+    """Return True if a model computes image features that replace placeholder tokens."""
     return hasattr(_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
 
 
 def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageCode | str:
-    """Return where a model handles images, or as a clause why that is not known.
+    """Return the modules of a model that process images, or as a clause why they are unknown.
 
     Args:
-        model: One that has such code; its parameters may be on the ``meta`` device.
-        inputs: What its forward takes, with sizes.
+        model: A model with such code; its parameters may be on the ``meta`` device.
+        inputs: Inputs of its forward, with sizes.
     """
     name = type(model).__name__
     owner = _owner(model)
@@ -352,9 +354,9 @@ def _owner(model: object) -> Any:
 
 
 def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeatures | None, Sequence[tuple[str, Any]]]:
-    """Return what the method makes of images, None where it does not run, and the answer of each module in it.
+    """Return the image features of the method (`None` if it fails) and the output of each module inside.
 
-    What it divides at last is returned as a whole, and as the answer of no module.
+    A tensor that the method itself splits is returned as a whole, and as the output of no module.
     """
 
     def run(**tensors: torch.Tensor) -> _ImageFeatures:
@@ -370,7 +372,7 @@ def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeatu
 
 
 def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
-    """Say whether a module runs once, whatever the number of images; asked with twice as many."""
+    """Return True if a module runs once for any number of images; checked with twice as many images."""
     twice = {
         name: spec.model_copy(
             update={"shape": tuple(int(size) * (1 + (axis == 0)) for axis, size in enumerate(spec.shape))}
@@ -382,7 +384,7 @@ def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensor
 
 
 def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
-    """Return the shape of the vectors of images, and the module that made them where they come in pieces."""
+    """Return the shape of the image features, and the module that computes them if the method returns pieces."""
     if isinstance(features, _Divided):
         return tuple(features.whole.shape), ""
     if isinstance(features, torch.Tensor):
@@ -398,7 +400,7 @@ def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tu
 
 
 def _pooled(output: object) -> Any:
-    """Return the vectors of images in what the method returned: a record, or the vectors themselves."""
+    """Return the image features in the output of the method: a record, or the features themselves."""
     if isinstance(output, Mapping):
         return output.get(_POOLED)
     return output
@@ -412,7 +414,7 @@ def _holds_tensors(value: object) -> bool:
 
 @contextmanager
 def _module_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
-    """Yield a list that takes path and answer of each module that runs inside another, in the order of their ends."""
+    """Yield a list that collects (path, output) of each module that runs inside another, in the order of their ends."""
     outputs: list[tuple[str, Any]] = []
     with ExitStack() as hooks:
         for path, inner in module.named_modules():
@@ -425,7 +427,7 @@ def _module_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
 
 
 def _record_of(vectors: Any, listed: Mapping[str, object]) -> Any:
-    """Return vectors of images as the record that methods return; what else they were made of is None."""
+    """Return image features as the record that methods return; other fields are `None`."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 
     class Record(BaseModelOutputWithPooling):
@@ -439,7 +441,7 @@ def _record_of(vectors: Any, listed: Mapping[str, object]) -> Any:
 
 @contextmanager
 def calls_of(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
-    """Yield a list that takes the keywords a language model is called with; it returns the vectors it is given."""
+    """Yield a list that collects the keywords of calls of a language model, which returns its embeddings unchanged."""
     from transformers.modeling_outputs import BaseModelOutputWithPast
 
     calls: list[dict[str, Any]] = []

@@ -1,9 +1,9 @@
-"""Replaces Python computations on the sizes of images in a grid by tensor operators.
+"""Replacement of Python computations on image grids by tensor operators.
 
-A model that takes the patches of all pictures in one row is told the grid of each: frames, rows and columns. What
-follows from it (places of patches, windows, which patches see each other) is made by functions of
-``transformers.vision_utils``, some of which loop over numbers, and attention is computed picture by picture. A trace
-would keep the grid of one draw. For the time of a call these functions are replaced by ones that compute the same.
+A model that takes the patches of all pictures in one row also takes the grid of each picture: frames, rows and columns.
+Functions of ``transformers.vision_utils`` derive positions of patches, windows and attention masks from the grids; some
+of them loop over numbers, and attention is computed per picture. A trace would fix the grid of one sample. During a
+call these functions are replaced by equivalents of tensor operators.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest, GridSlot
 
 _LIBRARY = "transformers.vision_utils"
 _ATTENTION: Final = "winml_flash_pictures"
-"""Name of our attention. Specified by transformers: a name with ``flash`` is given the bounds of all pictures at once.
+"""Name of our attention function.
+
+Specified by transformers: a function with ``flash`` in its name receives the bounds of all pictures at once.
 """
 
 
 _PICTURES, _PATCHES = "images", "patches"
-"""Names of what is left open."""
+"""Names of the dynamic dimensions."""
 
 
 def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: int) -> InputDecision:
-    """Return the patches and grids of pictures with any number of pictures, each of any size.
+    """Make the number and the sizes of pictures dynamic in their patches and grids.
 
     Args:
         decision: Patches in one row, and the grid of each picture: of fixed sizes.
-        dynamic: What the user asked for.
-        vectors: How many vectors become of these patches.
+        dynamic: Request of the user.
+        vectors: Number of image features computed from these patches.
 
     Raises:
-        UsageError: an axis is asked for that is of one size.
+        UsageError: a requested axis has a fixed size.
     """
     (patches, grids) = sorted(decision.inputs, key=lambda spec: spec.dtype.startswith("int"))
     for name in (patches.name, grids.name):
@@ -66,13 +68,13 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
 
 
 def reads_grids(module: torch.nn.Module) -> bool:
-    """Say whether code of a module, or of one inside it, makes something of the grids of pictures."""
+    """Return True if code of a module, or of a module inside it, computes with the grids of pictures."""
     return bool(_uses(module))
 
 
 @contextmanager
 def computed_grids(module: torch.nn.Module) -> Iterator[None]:
-    """Let a module compute what follows from grids in tensors, for the time of the block.
+    """Replace computations on grids inside a module by tensor operators during the block.
 
     Args:
         module: A transformers model; without code that reads grids, nothing changes.
@@ -100,7 +102,7 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
 
 
 def _uses(module: torch.nn.Module) -> list[tuple[dict[str, object], str]]:
-    """Return the names in modules of Python that stand for functions we replace."""
+    """Return the names in Python modules that refer to functions with a replacement."""
     library = sys.modules.get(_LIBRARY)
     names = {type(inner).__module__ for inner in module.modules()}
     namespaces = [vars(sys.modules[name]) for name in sorted(names) if name in sys.modules]
@@ -113,22 +115,22 @@ def _uses(module: torch.nn.Module) -> list[tuple[dict[str, object], str]]:
 
 
 def _is_reader(module: torch.nn.Module, uses: list[tuple[dict[str, object], str]]) -> bool:
-    """Say whether a module has its attention chosen by a config, and its code reads grids."""
+    """Return True if a config selects the attention of a module and the code of the module reads grids."""
     namespace = vars(sys.modules[type(module).__module__])
     is_of_readers = any(namespace is used for used, _ in uses)
     return is_of_readers and hasattr(getattr(module, "config", None), "_attn_implementation")
 
 
 class UnsplitTensors(TorchFunctionMode):
-    """Remembers what tensors were before they were divided into pieces, for the time of the block."""
+    """Record which tensors were split into which pieces, during the block."""
 
     def __init__(self) -> None:
-        """Remember nothing yet."""
+        """Start without records."""
         super().__init__()
         self._divided: list[tuple[tuple[torch.Tensor, ...], torch.Tensor]] = []
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and remember what it divided."""
+        """Call a function, and record the tensor that it splits."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
         if func in _DIVIDING and len(args) == 2 and isinstance(args[1], (list, tuple)) and not kwargs.get("dim"):
@@ -136,11 +138,11 @@ class UnsplitTensors(TorchFunctionMode):
         return output
 
     def is_divided(self, output: object) -> bool:
-        """Say whether these are all pieces of one tensor."""
+        """Return True if a list contains exactly the pieces of one tensor."""
         return self._whole(output) is not None
 
     def of(self, output: Any) -> torch.Tensor:
-        """Return the tensor that these are the pieces of, else the answer itself."""
+        """Return the tensor whose pieces are in a list, or the output unchanged."""
         complete = self._whole(output)
         retained: torch.Tensor = output if complete is None else complete
         return retained
@@ -157,19 +159,19 @@ _REPEATING = (torch.repeat_interleave, torch.Tensor.repeat_interleave)
 
 
 class _UnreadCounts(list[int]):
-    """Numbers that are not read; what is divided by them stays whole."""
+    """Numbers without known values; a split by these numbers returns the tensor whole."""
 
 
 class _TensorRepeats(TorchFunctionMode):
-    """Repeats the entries of a tensor as often as another says, in operators that any exporter knows; reads no value.
+    """Replace ``repeat_interleave`` with a tensor of counts by operators of any exporter, without reading a value.
 
-    What a method would divide by numbers out of a tensor stays one piece.
+    A tensor that a method would split by numbers from a tensor stays one piece.
     """
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute it by counting how many entries end before each place."""
+        """Compute the repetition by counting the entries that end before each position."""
         kwargs = kwargs or {}
-        # One row of entries and how often each comes; of more rows, torch makes one first.
+        # Both are of rank 1: torch flattens tensors of a higher rank before this call.
         are_rows = len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
         if func in _REPEATING and not kwargs and are_rows:
             return args[0][_entry_of_each(args[1])]
@@ -181,7 +183,7 @@ class _TensorRepeats(TorchFunctionMode):
 
 
 def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
-    """Return which entry each place belongs to, of entries that take so many places each, one after another."""
+    """Return the entry of each position, for entries that take the given counts of consecutive positions."""
     total: Any = counts.sum()  # a tensor, so that a trace keeps it
     places = torch.arange(total, device=counts.device)
     entries: torch.Tensor = (places[:, None] >= counts.cumsum(0)[None, :]).sum(1)
@@ -189,7 +191,7 @@ def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
 
 
 class _Places:
-    """Where each patch is: in which frame, and in which row and column of blocks of patches that become one token."""
+    """Position of each patch: its frame, and row and column in blocks of patches that become one token."""
 
     def __init__(self, grid: torch.Tensor, merge: int | torch.Tensor) -> None:
         counts = grid[:, 1] * grid[:, 2]
@@ -223,7 +225,7 @@ def _position_ids(
     include_temporal: bool = False,
     kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature: what is known beforehand
 ) -> torch.Tensor:
-    """Compute ``get_vision_position_ids``: of each patch its row and column, and its frame before them where asked."""
+    """Compute ``get_vision_position_ids``: row and column of each patch, preceded by its frame if requested."""
     places = _Places(grid_thw, spatial_merge_size)
     frames = [places.frame] if include_temporal else []
     return torch.stack([*frames, places.row, places.column], dim=-1)
@@ -238,10 +240,10 @@ def _window_index(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute ``get_vision_window_index``: tokens in the order of their windows.
 
-    In place of the bounds of windows, the start of the window of each patch is returned: what is larger is in another.
+    Instead of the bounds of windows, returns the start of each patch's window: a larger number is another window.
     """
     edge = window_size // spatial_merge_size // patch_size
-    # Of tokens, each of which stands for a block of patches.
+    # The grids count tokens from here on; each token stands for a block of patches.
     merged = torch.stack([grid_thw[:, 0], *(_quotient(grid_thw[:, axis], spatial_merge_size) for axis in (1, 2))], 1)
     places = _Places(merged, 1)
     rows, columns = _quotient(places.row, edge), _quotient(places.column, edge)
@@ -249,7 +251,7 @@ def _window_index(
     window = rows * in_row + columns
     inside = (places.row - rows * edge) * edge + places.column - columns * edge
     most = (window.max() + 1) * edge * edge
-    # Frames, which begin one after another, before windows, and these before places inside.
+    # Sort key: frame, window in the frame, position inside the window.
     window = places.frame_start * most + window * edge * edge
     order = torch.argsort(window + inside)
     ordered = window[order]
@@ -263,7 +265,7 @@ def _attention_seqlens(
     merge_temporal: bool = False,
     kwargs: dict[str, object] | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """Compute ``get_vision_attention_seqlens`` without the largest length, which is read by kernels alone."""
+    """Compute ``get_vision_attention_seqlens`` without the largest length, which only kernels read."""
     library = sys.modules[_LIBRARY]
     return library.get_vision_cu_seqlens(grid_thw, merge_temporal=merge_temporal, kwargs=kwargs), 1
 
@@ -283,23 +285,23 @@ def _attention_in_images(
     attention_mask: torch.Tensor | None = None,  # noqa: ARG001  # transformers' signature
     **named: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Let patches of one picture see each other.
+    """Compute attention among the patches of each picture.
 
     Args:
-        module: Whose attention it is.
-        query: Of shape [1, heads, patches, width].
-        key: As it.
-        value: As it.
-        attention_mask: None: the bounds say it.
-        **named: ``cu_seq_lens_q``: where pictures begin, in rising order, numbers may repeat; ``scaling`` of scores.
+        module: Module that calls its attention.
+        query: Tensor of shape [1, heads, patches, width].
+        key: Tensor of the same rank.
+        value: Tensor of the same rank.
+        attention_mask: `None`: the bounds define the mask.
+        **named: ``cu_seq_lens_q``: starts of pictures, in rising order, numbers may repeat; ``scaling`` of scores.
 
     Returns:
-        What was attended to, of shape [1, patches, heads, width].
+        Attention output of shape [1, patches, heads, width], and `None` for the weights.
     """
     patches = torch.arange(query.shape[2], device=query.device)
     image = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
     mask = (image[:, None] == image[None, :])[None, None]
-    # Of transformers: sizes would be read in a trace.
+    # Not transformers' `repeat_kv`: it reads sizes, which a trace would fix.
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
         key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))

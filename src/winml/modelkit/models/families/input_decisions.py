@@ -1,4 +1,4 @@
-"""Decides the parts of a transformers model: the first family that supports the model determines them."""
+"""Selection of the parts of a transformers model: the first family that supports the model determines them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 def _decoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
-    """Return the only part of a decoder that keeps a cache: it serves the prompt and every step after it.
+    """Return the only part of a decoder with a cache: it serves the prompt and every step after it.
 
     Raises:
-        UsageError: the cache is of a kind that no graph can take, or sizes do not fit it.
+        UsageError: no graph can take this kind of cache, or sizes do not fit the cache.
     """
     decision = decision_with_cache(model, checkpoint, task, request)
     if decision.cache is None:
@@ -70,13 +70,13 @@ def _decoder_parts(
 
 @dataclass(frozen=True)
 class _Encoder:
-    """One of the encoders."""
+    """One encoder of a dual encoder."""
 
     part: str
     method: str
-    """Specified by transformers: the method that returns its answers."""
+    """Specified by transformers: the method that returns the embeddings."""
     output: str
-    """Specified: what transformers, optimum and transformers.js call them."""
+    """Specified: name of the embeddings in transformers, optimum and transformers.js."""
 
 
 _ENCODERS: Final = (
@@ -89,13 +89,13 @@ _ENCODERS: Final = (
 def _dual_encoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
-    """Return an encoder of text and one of another medium, where one of them is asked for.
+    """Return an encoder of text and an encoder of another medium if the user requests one of them.
 
-    The method of an encoder returns its answers, pooled and projected. The whole model is one graph as long as no part
-    of it is asked for.
+    The method of an encoder returns its embeddings, pooled and projected. The whole model is one graph unless a part
+    is requested.
 
     Raises:
-        UsageError: sizes or inputs that the model does not take.
+        UsageError: the model does not take these sizes or inputs.
     """
     encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
     if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
@@ -112,7 +112,7 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
     names = tuple(spec.name for spec in decision.inputs)
 
     def results(outputs: Any) -> Mapping[str, torch.Tensor]:
-        # Before it returned a record, a method returned the vectors themselves.
+        # In older versions of transformers, the method returns the embeddings without a record.
         pooled = outputs if isinstance(outputs, torch.Tensor) else outputs["pooler_output"]
         return {encoder.output: pooled}
 
@@ -123,9 +123,9 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
 
 
 def _read_inputs(method: Callable[..., object], complete: InputDecision) -> frozenset[str]:
-    """Return the inputs of the whole model that a method computes with; all it takes, where it does not run alone.
+    """Return the inputs that an encoder method reads; all its inputs if the method does not run alone.
 
-    It may take one for the whole model's sake, such as a mask of the other encoder's tokens.
+    A method may accept an input only for the whole model, such as a mask of the other encoder's tokens.
     """
     parameters = inspect.signature(method).parameters
     sizes = {dimension.name: dimension.example or 1 for dimension in complete.dimensions}
@@ -147,7 +147,7 @@ def _read_inputs(method: Callable[..., object], complete: InputDecision) -> froz
 
 
 class _Reads(TorchFunctionMode):
-    """Notes which of some tensors are computed with; that an attribute of one is asked for does not count."""
+    """Record which tensors are used in computation; reading an attribute of a tensor does not count."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class _Reads(TorchFunctionMode):
         self._read = read
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and note what it is given."""
+        """Call a function, and record the tensors among its arguments."""
         if getattr(func, "__name__", "") != "__get__":
             passed = tensors_in((args, kwargs))
             self._read.update(self._names[id(item)] for item in passed if id(item) in self._names)
@@ -163,7 +163,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _inputs_among(complete: InputDecision, names: frozenset[str]) -> InputDecision:
-    """Return the inputs of these names, with the dimensions that are theirs; rows of one kind are rows."""
+    """Return the inputs of these names with their dimensions; rows per modality become the batch dimension."""
     alone = {item.name: BATCH_KEY.name for item in complete.dimensions if item.name in ROWS_OF_ONE_KIND}
     inputs = tuple(
         spec.model_copy(update={"shape": tuple(alone.get(str(size), size) for size in spec.shape)})
@@ -190,8 +190,11 @@ FAMILIES: Registry[family.Family] = Registry(
     },
     lambda: FunctionType,
 )
-"""In the order in which they are asked, those of plug-ins before: a plug-in knows models that ours would take for
-another kind. A family is found by what a model takes and returns, never by its name."""
+"""Families in the order of their checks.
+
+Families of plug-ins are checked first, because they know models that built-in families would misclassify. A family is
+detected by the inputs and outputs of a model, never by its name.
+"""
 
 
 def decide_parts(
@@ -200,7 +203,7 @@ def decide_parts(
     """Return all parts of a transformers model, with or without storage, in the order in which they run.
 
     Raises:
-        UsageError: sizes or inputs that the model does not take, or a part that it does not have.
+        UsageError: the model does not take these sizes or inputs, or a requested part does not exist.
     """
     notes: list[str] = []
     parts: tuple[ModelPart, ...] = ()
@@ -218,12 +221,12 @@ def refuse_unknown_parts(requested: Sequence[str], parts: Sequence[ModelPart], n
     """Refuse parts that a model does not have.
 
     Args:
-        requested: Their names.
-        parts: What it has.
+        requested: Names of the requested parts.
+        parts: Parts of the model.
         name: The model, for the message.
 
     Raises:
-        UsageError: names the part, and those that there are.
+        UsageError: names the part, and the available parts.
     """
     names = [part.name for part in parts]
     for part in requested:

@@ -1,8 +1,8 @@
 """A vision-language model as three graphs: vision encoder, embedding of tokens and image features, decoder.
 
-The first runs once for each set of images. The second turns tokens, and the vectors of the images that some of them
-stand for, into vectors of tokens; with no images, it looks up tokens. The third is a decoder with a cache, which takes
-vectors in place of tokens.
+The vision encoder runs once per set of images. The embedding turns tokens into token embeddings, with image features in
+place of placeholder tokens; without images, it only looks up tokens. The decoder has a cache and takes embeddings
+instead of tokens.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
 _VALUES = (0, 1)
-"""Specified by transformers: kinds of tokens; which of them stands for text differs from model to model."""
+"""Specified by transformers: token types; the type of text tokens differs among models."""
 _MARKED = 2
-"""Chosen: fewer than the tokens that are traced, so that both kinds are among them."""
+"""Chosen: fewer than the traced tokens, so that both types are among them."""
 
 
 @dataclass(frozen=True)
 class _TokenKinds:
-    """An input that says of each token whether it sees tokens ahead of it."""
+    """An input with the type of each token: whether it attends to later tokens."""
 
     name: str
     plain: int
-    """Kind of a token that sees only those before it: what each is where nothing is said."""
+    """Type of a token that attends only to earlier tokens: the default for all tokens."""
 
     @property
     def marked(self) -> int:
-        """Kind of a token that sees others of its kind, also ahead."""
+        """Type of a token that attends to all tokens of its type, also later ones."""
         return 1 - self.plain
 
     def spec(self, tokens: InputTensorSpec) -> InputTensorSpec:
-        """Return the input that says it of these tokens."""
+        """Return the input with the types of these tokens."""
         return InputTensorSpec(
             name=self.name,
             shape=tokens.shape,
@@ -79,14 +79,14 @@ class _TokenKinds:
 
 
 def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> _TokenKinds | str:
-    """Return what an input says of tokens, or as a clause why that is not known.
+    """Return the meaning of a token type input, or as a clause why it is unknown.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
         name: The input.
-        inputs: What the forward takes, with sizes.
+        inputs: Inputs of the forward, with sizes.
     """
-    # A mask would hide tokens for reasons of its own.
+    # An attention mask would hide further tokens.
     others = {key: spec for key, spec in inputs.items() if key != _MASK}
     seen = {}
     for value in _VALUES:
@@ -99,11 +99,11 @@ def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec])
 
 
 def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
-    """Return what a model calls the position of its first token, or as a clause why it has no such number.
+    """Return the position that a model gives its first token, or as a clause why there is no such number.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
-        inputs: What the forward takes, with sizes.
+        inputs: Inputs of the forward, with sizes.
     """
     positions = _last_call(model, {name: spec for name, spec in inputs.items() if name != _MASK}).get(_POSITIONS)
     if positions is None:
@@ -116,7 +116,7 @@ def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -
 
 
 def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, object]:
-    """Return what the language model of a model is given; nothing where it is not reached."""
+    """Return the keywords of the last call of a model's language model; `{}` if it is not called."""
     with _masks_of_truth_values(model), calls_of(model.get_decoder()) as calls:
         run_on_shapes(model, inputs)
     return calls[-1] if calls else {}
@@ -124,7 +124,7 @@ def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, o
 
 @contextmanager
 def _masks_of_truth_values(model: Any) -> Iterator[None]:
-    """Let masks say what is seen, in place of what is added to scores, for the time of the block."""
+    """Make masks boolean instead of additive during the block."""
     config = model.config.get_text_config(decoder=True)
     own = config._attn_implementation
     config._attn_implementation = "sdpa"
@@ -135,7 +135,7 @@ def _masks_of_truth_values(model: Any) -> Iterator[None]:
 
 
 def _sees_ahead(mask: object) -> bool | None:
-    """Say whether a mask, or one of several, lets a token see another after it; None where that is not known."""
+    """Return True if a mask, or one of several, lets a token attend to a later token; `None` if unknown."""
     masks = list(mask.values()) if isinstance(mask, Mapping) else [mask]
     known = [item for item in masks if isinstance(item, torch.Tensor) and item.dtype == torch.bool and not item.is_meta]
     if not masks or len(known) != len(masks):
@@ -150,28 +150,28 @@ _IMAGE_RANK = 4
 """Rows, channels, height and width."""
 _WITHOUT_IMAGES = "Without images, image_features is empty, and a run takes any number of tokens."
 _IMAGES = "images"
-"""Name of the number of images in the vectors of all of them."""
+"""Name of the number of images in the image features."""
 
 
 def vision_language_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
-    """Return the three parts of a language model that is shown images.
+    """Return the three parts of a vision-language model.
 
     Raises:
-        UsageError: the cache is of a kind that no graph can take, or sizes do not fit.
+        UsageError: no graph can take this kind of cache, or sizes do not fit.
     """
     if task not in _TASKS:
         return family.FoundParts()
     if not has_image_code(model):
         return family.FoundParts(notes=_undivided_notes(model, task, request))
     found = _find_parts(model, checkpoint, task, request)
-    # Of a model that also goes on with text alone, the family of decoders says why it has no cache.
+    # For a model that also reads text alone, the decoder family reports why there is no cache.
     return replace(found, notes=()) if task == "text-generation" else found
 
 
 def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str, ...]:
-    """Say why a model that writes texts about images becomes one graph; nothing where that is told elsewhere."""
+    """Return a note why an image-text-to-text model is exported as one graph; `()` if reported elsewhere."""
     is_encoded = bool(getattr(model.config, "is_encoder_decoder", False))
     if task == "text-generation" or not request.cache or request.input_specs is not None:
         return ()
@@ -211,7 +211,7 @@ def _find_parts(
 
 
 def _found(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _Found | str:
-    """Return what is known of a model, or as a clause why it cannot be divided."""
+    """Return the properties of a model, or as a clause why it cannot be divided."""
     inputs = {spec.name: spec for spec in plain.inputs}
     code = find_image_code(model, inputs)
     if isinstance(code, str):
@@ -225,12 +225,12 @@ def _found(model: torch.nn.Module, config: object, plain: InputDecision, request
         kinds = _find_kinds(model, others.pop(0), inputs)
     if others:
         return f"{type(model).__name__} takes {others[0]} besides tokens and images"
-    # Of positions in several rows, each is given as it is.
+    # Positions on an axis of their own are passed on unchanged.
     first_position = 0 if positions is not None else _find_first_position(model, inputs)
     if isinstance(kinds, str) or isinstance(first_position, str):
         return kinds if isinstance(kinds, str) else str(first_position)
     if reads_grids(model.get_submodule(code.owner)):
-        # Images need not be as many as rows of tokens, where each is told by itself.
+        # If the model takes a grid per image, the number of images is independent of the number of rows of tokens.
         bounds = {key: bound for key, bound in plain.meanings.bounds.items() if key != _BATCH_KEY}
         plain = replace(plain, meanings=replace(plain.meanings, bounds=bounds))
     found = _Found(model, config, plain, code, request, kinds, first_position, positions)
@@ -240,7 +240,7 @@ def _found(model: torch.nn.Module, config: object, plain: InputDecision, request
 
 @dataclass(frozen=True)
 class _Found:
-    """What is known of a model whose images are handled by code of its own."""
+    """Properties of a model whose own code processes images."""
 
     model: torch.nn.Module
     config: Any
@@ -249,20 +249,20 @@ class _Found:
     code: ImageCode
     request: ModelRequest
     kinds: _TokenKinds | None
-    """The input that says which tokens see others ahead; None where none does."""
+    """Input with the types of tokens that attend to later tokens; `None` if there is no such input."""
     first_position: int
-    """What the language model calls the position of the first token."""
+    """Position that the language model gives the first token."""
     positions: InputTensorSpec | None
-    """Positions of tokens in several rows, as of frames, rows and columns of pictures; None: in one."""
+    """Input with several positions per token, such as frame, row and column of a picture; `None`: one per token."""
 
     @property
     def decoder(self) -> torch.nn.Module:
-        """What turns vectors of tokens into scores: the whole model, or a language model with a head of its own."""
+        """Module that computes logits from embeddings: the whole model, or a language model with its own head."""
         return self.model.get_submodule(self.decoder_path)
 
     @property
     def decoder_path(self) -> str:
-        """Where that is."""
+        """Path of the decoder."""
         language_model: Any = self.model.get_submodule(self.code.language_model)
         return self.code.language_model if language_model.get_output_embeddings() is not None else ""
 
@@ -278,9 +278,9 @@ class _Found:
         return find_cache(self.decoder, inputs, self.keywords)
 
     def vision_axes(self) -> family.PartAxes:
-        """Return the inputs of what makes vectors of images."""
+        """Return the inputs of the vision encoder."""
         decision = self._among([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
-        # Of several images in a row, those that are filler are left out: their number is known to their values alone.
+        # With several images per row, padding images are dropped: their number depends on values.
         has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
 
         def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
@@ -293,7 +293,7 @@ class _Found:
         return family.PartAxes(replace(decision, notes=()), opened, {}, frozenset({FEATURES}))
 
     def vision_part(self, decision: InputDecision) -> ModelPart:
-        """Return what makes vectors of images."""
+        """Return the vision encoder."""
         return family.part_of_decision(
             self.model,
             decision,
@@ -306,7 +306,7 @@ class _Found:
         )
 
     def embedding_axes(self) -> family.PartAxes:
-        """Return the tokens of what makes vectors of tokens."""
+        """Return the token inputs of the embedding."""
         decision = self._among([_TOKENS])
         notes = (*self.plain.notes, _WITHOUT_IMAGES)
 
@@ -316,8 +316,8 @@ class _Found:
         return family.PartAxes(replace(decision, notes=notes), opened, {})
 
     def embedding_part(self, decision: InputDecision) -> ModelPart:
-        """Return what makes vectors of tokens, those of images in their places."""
-        # Without images, and with several in a row, their number is not that of the rows.
+        """Return the embedding of tokens, with image features inserted."""
+        # Without images, or with several images per row, the number of images differs from the number of rows.
         images, *others = self.code.feature_shape
         names = (FEATURES, *self.code.feature_names)
         features = tuple(
@@ -342,7 +342,7 @@ class _Found:
         )
 
     def decoder_axes(self, layout: CacheLayout) -> family.PartAxes:
-        """Return the inputs of the language model with its head: vectors of tokens, and the cache."""
+        """Return the inputs of the language model with its head: embeddings, and the cache."""
         text_config = self.config.get_text_config(decoder=True)
 
         def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
@@ -370,7 +370,7 @@ class _Found:
 
     @property
     def decoder_inputs(self) -> InputDecision:
-        """The inputs of the language model without a cache."""
+        """Inputs of the language model without a cache."""
         plain = self._among([_TOKENS, _MASK])
         tokens = plain.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
@@ -388,13 +388,13 @@ class _Found:
         bounds = dict(plain.meanings.bounds)
         limit = bounds.get(_SEQUENCE_KEY)
         if limit is not None:
-            # That a prompt holds places for an image does not count in the steps after it.
+            # The minimum length of a prompt with image tokens does not apply to later steps.
             bounds[_SEQUENCE_KEY] = replace(limit, min=1)
         meanings = replace(plain.meanings, keys=keys, bounds=bounds)
         return replace(plain, inputs=(*vectors, *plain.inputs[1:], *kinds, *positions), meanings=meanings)
 
     def refuse_cut_images(self) -> None:
-        """Refuse a fixed number of tokens in each run where the tokens of an image have to be in one.
+        """Refuse a fixed number of tokens per run if all tokens of an image must be in one run.
 
         Raises:
             UsageError: names the size.
@@ -409,18 +409,18 @@ class _Found:
 
     @property
     def _rows(self) -> int:
-        """How many rows the images were counted for."""
+        """Number of rows for which the images were counted."""
         return self.plain.meanings.sizes.get(_BATCH_KEY, 1)
 
     @property
     def _dtype(self) -> str:
-        """Of the vectors of tokens."""
+        """Element type of the embeddings."""
         model: Any = self.model
         return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
 
     def _among(self, names: list[str]) -> InputDecision:
         inputs = tuple(spec for spec in self.plain.inputs if spec.name in names)
-        # The vectors of tokens stand before what is said of these.
+        # Tokens come first: their embeddings precede the mask and the token types.
         inputs = tuple(sorted(inputs, key=lambda spec: spec.name != _TOKENS))
         keys = {spec.name: self.plain.meanings.keys[spec.name] for spec in inputs}
         return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))

@@ -1,7 +1,7 @@
-"""Which axis of which input has which name?
+"""Names of the dynamic axes of inputs.
 
-Collects names from every option that may give them and refuses those that contradict each other, do not exist, or name
-an axis that cannot vary. Chooses no sizes (``sizes.py``).
+Collects names from all options and refuses names that contradict each other, do not exist, or name an axis that cannot
+vary. Chooses no sizes (``sizes.py``).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Axis = tuple[str, int]
 
 @dataclass(frozen=True)
 class AxisKeys:
-    """Which key of ``--shape-config`` each axis of the inputs is."""
+    """The key of ``--shape-config`` of each axis of the inputs."""
 
     decision: InputDecision
 
     def key_of(self, axis: Axis) -> str | None:
-        """Return the key of an axis; None where the architecture decides its size."""
+        """Return the key of an axis; `None` if the architecture decides the size."""
         keys = self.decision.meanings.keys.get(axis[0], ())
         return keys[axis[1]] if axis[1] < len(keys) else None
 
@@ -50,18 +50,18 @@ class AxisKeys:
                 if self.key_of((spec.name, axis)) == key)  # fmt: skip
 
     def bounds_of(self, key: str | None) -> SizeBounds:
-        """Return between which sizes a key may vary."""
+        """Return the bounds of a key's size."""
         return self.decision.meanings.bounds.get(key or "", SizeBounds())
 
     def first_axes(self) -> list[Axis]:
-        """Return the first axis of every input, where nothing says what it is and all of them are of one size."""
+        """Return the first axis of every input of unknown meaning if all these axes have one size, else `[]`."""
         inputs = [spec for spec in self.decision.inputs if spec.shape and spec.name not in self.decision.meanings.keys]
         if len({spec.shape[0] for spec in inputs}) != 1:
             return []
         return [(spec.name, 0) for spec in inputs]
 
     def keys_opened_by(self, meaning: str) -> list[str]:
-        """Return the keys an option leaves open; frames of pictures are no sequence that a model reads."""
+        """Return the keys that an option makes dynamic; the frames of a video are not a sequence in this sense."""
         keys = [key.name for key in SHAPE_KEYS.values() if key.opened_by == meaning]
         if meaning != "sequence":
             return keys
@@ -71,13 +71,13 @@ class AxisKeys:
 
 @dataclass
 class AxisNames:
-    """The names given so far, and by which option; each ``take`` adds names, in the order of calls."""
+    """Axis names collected so far, with their options; each ``take`` adds names, in the order of calls."""
 
     axis_keys: AxisKeys
     names: dict[Axis, str] = field(default_factory=dict)
     origins: dict[Axis, str] = field(default_factory=dict)
     unnamed: dict[Axis, str] = field(default_factory=dict)
-    """Axes that are left open without a name, and by which option; :func:`name_the_unnamed` names them."""
+    """Dynamic axes without a name → the option; :func:`name_the_unnamed` names these axes."""
 
     @property
     def decision(self) -> InputDecision:
@@ -85,7 +85,7 @@ class AxisNames:
         return self.axis_keys.decision
 
     def take_names_in_shapes(self) -> None:
-        """Take the names that stand in the shapes already."""
+        """Take the names already in the shapes."""
         for spec in self.decision.inputs:
             for axis, size in enumerate(spec.shape):
                 if isinstance(size, str):
@@ -94,10 +94,10 @@ class AxisNames:
                     self.unnamed[spec.name, axis] = self.decision.requested_by
 
     def take_axes(self, request: DynamicRequest) -> tuple[OutputAxis, ...]:
-        """Take names given by place; return those of axes of no input, which must be of outputs.
+        """Take names given by position; return the named axes of unknown inputs, which must belong to outputs.
 
         Raises:
-            UsageError: there is no such axis, or it bears another name already.
+            UsageError: there is no such axis, or it has another name already.
         """
         ranks = {spec.name: len(spec.shape) for spec in self.decision.inputs}
         inputs = ", ".join(f"{name} ({rank} axes)" for name, rank in ranks.items())
@@ -123,7 +123,7 @@ class AxisNames:
         """Take names given by key of ``--shape-config``.
 
         Raises:
-            UsageError: the key means nothing for this model, or cannot vary.
+            UsageError: the key does not apply to this model, or cannot vary.
         """
         for key, size in left_open.items():
             axes = list(self.axis_keys.axes_of(key))
@@ -139,7 +139,7 @@ class AxisNames:
                     self.set_name(axis, self.name_of_key(key), opt.shape_config)
 
     def take_meanings(self, request: DynamicRequest) -> None:
-        """Name what is asked for by meaning, unless it bears a name already.
+        """Name the axes requested by meaning, unless they have a name already.
 
         Raises:
             UsageError: the model has no such dimension, or cannot vary it.
@@ -168,7 +168,7 @@ class AxisNames:
                 self.set_name(axis, self.name_of_key(key), option)
 
     def _refuse_fixed(self, option: str, axes: Sequence[tuple[str, Axis]]) -> None:
-        """Refuse an option that would leave open what cannot vary, and tell how to leave open the rest of it."""
+        """Refuse an option that includes a fixed size, with a hint on the axes that can be dynamic."""
         fixed = next((key for key, _ in axes if self.axis_keys.bounds_of(key).fixed), None)
         if fixed is None:
             return
@@ -183,10 +183,10 @@ class AxisNames:
         )
 
     def bring_along(self) -> list[str]:
-        """Name the axes that mean the same as a named one; return notes that say which.
+        """Name the other axes with the same key as a named axis; return notes on the added axes.
 
         Raises:
-            UsageError: axes of one meaning bear two names, or the rows of the inputs share a name with another size.
+            UsageError: axes of one key have two names, or the rows of the inputs share a name with another size.
         """
         _refuse_contradictions(self)
         notes = []
@@ -204,7 +204,7 @@ class AxisNames:
         """Name one axis.
 
         Raises:
-            UsageError: it bears another name already, or cannot vary.
+            UsageError: the axis has another name already, or cannot vary.
         """
         first_name = self.names.setdefault(axis, name)
         if first_name != name:
@@ -219,7 +219,7 @@ class AxisNames:
             raise UsageError(f"{origin}: {key} cannot be dynamic: {bounds.fixed}", hint="Remove it.")
 
     def name_of_key(self, key: str) -> str:
-        """Return the name axes of this key bear already, else the key itself."""
+        """Return the existing name of axes with this key, else the key itself."""
         passed = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
         return next(passed, key)
 
@@ -230,21 +230,21 @@ class AxisNames:
         return list(dict.fromkeys(self.names[place] for place in places))
 
     def axes_named(self, name: str) -> list[Axis]:
-        """Return the axes that bear a name."""
+        """Return the axes with a name."""
         return [axis for axis, axis_name in self.names.items() if axis_name == name]
 
     def keys_named(self, name: str) -> list[str]:
-        """Return what the axes of a name are, as keys of ``--shape-config``."""
+        """Return the keys of ``--shape-config`` of the axes with a name."""
         return list(dict.fromkeys(key for axis in self.axes_named(name) if (key := self.axis_keys.key_of(axis))))
 
     def sizes_named(self, name: str) -> set[int]:
-        """Return the numbers that stood where the name stands now."""
+        """Return the numbers in the original shapes at the axes with a name."""
         shapes = {spec.name: spec.shape for spec in self.decision.inputs}
         sizes = (shapes[input_name][axis] for input_name, axis in self.axes_named(name))
         return {size for size in sizes if isinstance(size, int) and size != OPEN_SIZE}
 
     def sizes_beside(self, name: str) -> frozenset[int]:
-        """Return the sizes that stay fixed in the inputs the name stands in."""
+        """Return the sizes that stay fixed in the inputs with a named axis of this name."""
         own_inputs = {input_name for input_name, _ in self.axes_named(name)}
         return frozenset(
             size
@@ -264,7 +264,7 @@ class AxisNames:
 
 
 def _refuse_contradictions(naming: AxisNames) -> None:
-    """Refuse two names of one meaning, and one name of two."""
+    """Refuse two names for one key, and one name for the batch and another key."""
     meanings: dict[str, set[str]] = {}
     for axis, name in naming.names.items():
         if key := naming.axis_keys.key_of(axis):
@@ -281,16 +281,16 @@ def _refuse_contradictions(naming: AxisNames) -> None:
 
 
 AcceptsShapes = Callable[[Sequence[InputTensorSpec]], bool]
-"""Says whether a forward runs on inputs of these fixed shapes."""
+"""(inputs of fixed shapes) → True if the forward runs."""
 
 _NOT_OF_NAMES = re.compile(r"\W")
 
 
 def name_the_unnamed(naming: AxisNames) -> None:
-    """Name, in place, what was left open without a name: after its meaning, else alike where place and size are alike.
+    """Name, in place, the dynamic axes without a name: by key, else like axes of the same position and size.
 
     Raises:
-        UsageError: one of them cannot vary.
+        UsageError: an axis cannot vary.
     """
     for axis, origin in naming.unnamed.items():
         if axis in naming.names:
@@ -301,12 +301,12 @@ def name_the_unnamed(naming: AxisNames) -> None:
 
 
 def _name_of_alike(naming: AxisNames, axis: Axis) -> str | None:
-    """Return the name of an axis of the same place and, where both have one, the same size."""
+    """Return the name of an axis of the same position and, if both have a number, the same size."""
     shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
 
     def place_and_size(item: Axis) -> tuple[int, int, int | str]:
         shape = shapes[item[0]]
-        # Rows are rows, however many axes follow.
+        # The rank of the input matters only beyond the first axis: rows are rows in any input.
         return item[1], len(shape) if item[1] else 0, shape[item[1]]
 
     *place, size = place_and_size(axis)
@@ -327,16 +327,16 @@ def _free_name(naming: AxisNames, axis: Axis) -> str:
 
 
 def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> list[str]:
-    """Name, in place, the axes without which the model does not take other sizes; return notes that say which.
+    """Name, in place, the axes that must vary together with named ones; return notes on the added axes.
 
-    Such as the mask beside the tokens, of a model whose inputs no modality knows. Candidates are axes in inputs that
-    nothing is known of: all those named in an input of the same shape, and first axes of the same size. They are
-    brought along where the model runs with them and not without them, or where they are of size 1 and would only be
-    broadcast.
+    An example is the mask beside the tokens, in a model whose inputs no modality knows. Candidates are axes of unknown
+    inputs: all axes named in an input of the same shape, and first axes of the same size. Candidates are named if the
+        model
+    runs with them and not without them, or if one has size 1 and would only be broadcast.
 
     Args:
         naming: The names so far.
-        accepts: Runs the model on shapes; None: nothing is brought along.
+        accepts: Runs the model on shapes; `None`: no axis is added.
     """
     candidates = _candidates(naming)
     if accepts is None or not candidates:
@@ -358,7 +358,7 @@ def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> lis
 
 
 def _candidates(naming: AxisNames) -> dict[Axis, str]:
-    """Return the axes that may have to be open, each with the name it would get."""
+    """Return the axes that may have to be dynamic: axis → name."""
     specs = naming.decision.inputs
     unknown = [spec for spec in specs if spec.name not in naming.decision.meanings.keys]
     candidates: dict[Axis, str] = {}
@@ -373,7 +373,7 @@ def _candidates(naming: AxisNames) -> dict[Axis, str]:
 
 
 def _doubled(naming: AxisNames, names: Mapping[Axis, str]) -> list[InputTensorSpec]:
-    """Return the inputs at twice the size of every named axis, which what divides the size divides as well."""
+    """Return the inputs with the size of every named axis doubled, which keeps the size divisible."""
 
     def size_at(axis: Axis, size: int | str) -> int:
         known = 2 if is_open(size) else int(size)
@@ -388,11 +388,11 @@ def _doubled(naming: AxisNames, names: Mapping[Axis, str]) -> list[InputTensorSp
 
 
 def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) -> AcceptsShapes:
-    """Return what runs a module on shapes alone; the module stays as it is.
+    """Return a function that runs a module on shapes alone; the module stays unchanged.
 
     Args:
         model: A live module.
-        arguments: How its inputs become the arguments of the forward; None where each is one.
+        arguments: Conversion of its inputs into arguments of the forward; `None` if each input is one argument.
     """
     keywords = forward_keywords(model)
 
@@ -407,7 +407,7 @@ def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) ->
 
 
 def _copy_without_values(model: torch.nn.Module) -> torch.nn.Module:
-    """Return a copy that keeps to itself what a forward writes down; its weights take no memory."""
+    """Return a copy that isolates state written by a forward; its weights take no memory."""
     stand_ins: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         copied = tensor.detach().to("meta") if tensor.is_floating_point() else tensor.detach().clone()

@@ -1,10 +1,10 @@
-"""Which inputs does a forward take?
+"""Decision on the inputs of a forward.
 
-The one place that decides the inputs of a model: which of the forward's parameters, of which size and type, with which
-valid values. Decided from the forward signature, the config and the processor files, by the *names* of parameters and
-config attributes and never by the name of a model; so it works for a class and a config without weights as well. What
-is known of text, images and audio stands in ``modalities/``; which values of them reach a module is read off a run
-without values. Makes no values (``ort/feeds.py`` does).
+The only module that decides the inputs of a model: the parameters of the forward, their sizes, element types and valid
+values. The decision uses the forward signature, the config and the processor files, by the *names* of parameters and
+config attributes and never by the name of a model; so it also works for a class and a config without weights.
+``modalities/`` describes text, images and audio; a run without values determines which of their tensors reach a module.
+Makes no values (``ort/feeds.py`` does).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from winml.modelkit.models.caches.layout import CacheLayout
 
 _ROW_COUNTS = (5, 7, 11)
-"""Chosen: none divides another, and no usual number of labels or heads."""
+"""Chosen: not divisible by each other, and no usual number of labels or heads."""
 
 
 def _with_rows_apart(inputs: _DraftedInputs, context: InputContext, media: Sequence[DecidedMedium]) -> _DraftedInputs:
-    """Return the inputs with a number of rows for each kind of content, where the model scores every pair of them."""
+    """Return the inputs with a separate number of rows per modality if the model scores every pair of rows."""
     keys = {name: medium.modality.rows_key for medium in media for name in medium.drafts}
     keys = {draft.name: keys.get(draft.name, TEXT_ROWS_KEY.name) for draft in inputs.drafts}
     counts = dict(zip(dict.fromkeys(keys.values()), _ROW_COUNTS, strict=False))
@@ -63,7 +63,7 @@ def _with_rows_apart(inputs: _DraftedInputs, context: InputContext, media: Seque
 def _scores_pairs(
     drafts: Sequence[InputDraft], keys: Mapping[str, str], counts: Mapping[str, int], model: torch.nn.Module
 ) -> bool:
-    """Say whether a forward answers with a number for every pair of rows of two kinds."""
+    """Return True if an output of the forward has one number for every pair of rows of two modalities."""
     sized = {draft.name: _of_rows(draft, InputSize(counts[keys[draft.name]])).as_spec() for draft in drafts}
     pairs = set(itertools.permutations(counts.values(), 2))
     outputs = run_on_shapes(model, sized)
@@ -76,41 +76,41 @@ def _of_rows(draft: InputDraft, rows: InputSize) -> InputDraft:
 
 
 _FIXED_KEYWORDS = {"use_cache": False, "return_dict": True}
-"""What every forward is called with where it knows the word: no cache goes in or out, outputs carry names."""
+"""Fixed keywords of every forward that accepts them: no cache goes in or out, outputs have names."""
 
 
 @dataclass(frozen=True)
 class AxisMeanings:
-    """Which key of ``--shape-config`` each axis is, and between which sizes it may vary."""
+    """The key of ``--shape-config`` of each axis, and the bounds of its size."""
 
     keys: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
-    """Input → key of each axis; None where the size is the architecture's own. Inputs nobody knows are not in it."""
+    """Input → key of each axis; `None` if the architecture fixes the size. Unknown inputs are missing."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Key → its size where it is not left open."""
+    """Key → its size if not dynamic."""
     bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
-    """Key → its bounds, where there are any."""
+    """Key → its bounds, if any."""
 
 
 @dataclass(frozen=True)
 class InputDecision:
-    """The inputs, and what the user should hear about how they came to be."""
+    """The inputs, with notes for the user on the decision."""
 
     inputs: tuple[InputTensorSpec, ...]
-    """In the order of the forward's parameters."""
+    """Inputs in the order of the forward's parameters."""
     notes: tuple[str, ...] = ()
-    """Sentences, such as a size that means nothing for this model."""
+    """Sentences, such as a size that does not apply to this model."""
     meanings: AxisMeanings = AxisMeanings()
-    """What the axes are."""
+    """Meanings of the axes."""
     dimensions: tuple[DynamicDimension, ...] = ()
-    """The names in the shapes, each with the size to trace with; ``dynamic_axes.py`` puts them there."""
+    """The names in the shapes, each with its size at tracing; set by ``dynamic_axes.py``."""
     open_by_default: Mapping[str, str] = field(default_factory=dict)
-    """Names in the shapes that no option asked for → the key of ``--shape-config`` that fixes each."""
+    """Names in the shapes that no option requested → the key of ``--shape-config`` that fixes the size."""
     output_axes: tuple[OutputAxis, ...] = ()
     """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
     requested_by: str = field(default_factory=lambda: opt.input_specs)
     """What described the inputs, for messages, where somebody did."""
     cache: CacheLayout | None = None
-    """The cache that goes in and out; None without one."""
+    """The cache as input and output; `None` without a cache."""
 
 
 def decide_inputs(
@@ -125,15 +125,15 @@ def decide_inputs(
     """Decide the inputs of a transformers model.
 
     Args:
-        model: The model, or its class where there are no weights; its parameters are looked at, never their values.
+        model: The model, or its class without weights; values of parameters are never read.
         config: Its transformers config.
         folder: Checkpoint folder with tokenizer and processor files.
-        task: Canonical task; decides whether a decoder is given tokens of its own.
-        shape: Sizes the user wants.
+        task: Canonical task; decides whether the decoder's own tokens are an input.
+        shape: Sizes requested by the user.
         batch_size: Rows of every input; wins over the config, agrees with ``shape``.
 
     Raises:
-        UsageError: a size the model refuses, or the forward needs an input that no modality knows.
+        UsageError: the model refuses a size, or the forward needs an input that no modality knows.
         CheckpointError: a processor file is malformed.
     """
     requested = {**(shape.fixed() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
@@ -161,9 +161,9 @@ class _ChosenParameters:
     """The parameters that are inputs."""
 
     media: Mapping[Modality, Sequence[str]]
-    """Modality → those that carry its content, the carrier first; in the order in which modalities are decided."""
+    """Modality → parameters with its content, the carrier first; in the order in which modalities are decided."""
     dependents: Mapping[str, Modality]
-    """The others, each with the modality that drafts it, in the order of the signature."""
+    """Other parameter → the modality that drafts it, in the order of the signature."""
 
 
 def _choose_parameters(context: InputContext) -> _ChosenParameters:
@@ -177,7 +177,7 @@ def _choose_parameters(context: InputContext) -> _ChosenParameters:
 
 
 def _decide_media(parameters: _ChosenParameters, context: InputContext) -> list[DecidedMedium]:
-    """Return what carries images and recordings."""
+    """Return the decided inputs with images and recordings."""
     media: list[DecidedMedium] = []
     for modality, names in parameters.media.items():
 
@@ -192,7 +192,7 @@ def _decide_media(parameters: _ChosenParameters, context: InputContext) -> list[
 def _draft_dependents(
     parameters: _ChosenParameters, context: InputContext, media: Sequence[DecidedMedium]
 ) -> list[InputDraft]:
-    """Return the drafts that follow from the media, as far as these are decided."""
+    """Return the drafts that depend on the media decided so far."""
     drafts = (owner.draft_dependent(name, context, media) for name, owner in parameters.dependents.items())
     return [draft for draft in drafts if draft is not None]
 
@@ -226,7 +226,7 @@ def _axis_meanings(inputs: _DraftedInputs) -> AxisMeanings:
 
 
 def _unused_sizes(requested: Mapping[str, int], inputs: _DraftedInputs, media: Sequence[DecidedMedium]) -> list[str]:
-    """Return a note for each size the user gave that no input has."""
+    """Return a note for each requested size that no input has."""
     sizes = [size for medium in media for size in medium.sizes]
     sizes += [size for draft in inputs.drafts for size in draft.shape]
     used = {size.key for size in sizes if size.key is not None}
@@ -245,7 +245,7 @@ def known_meanings(
     folder: Path | None = None,
     task: str | None = None,
 ) -> AxisMeanings:
-    """Return what is known about the axes of inputs somebody else described; nothing, where the model is not known."""
+    """Return the meanings of axes of described inputs; empty if the model is unknown."""
     try:
         meanings = decide_inputs(model, config, folder, task=task).meanings
     except UsageError:
@@ -270,7 +270,7 @@ def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mappin
 
 
 def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str, bool]:
-    """Return the fixed keywords to call ``forward`` with: no cache, named outputs, as far as it knows the words."""
+    """Return the fixed keywords of ``forward``, as far as it accepts them: no cache, named outputs."""
     parameters = forward_parameters(model)
     return {name: value for name, value in _FIXED_KEYWORDS.items() if name in parameters}
 
@@ -284,20 +284,20 @@ def check_input_specs(
     """Check a manifest against the forward signature.
 
     Args:
-        model: Whose forward takes the inputs.
+        model: Model whose forward takes the inputs.
         specs: The inputs; ``features.input_ids`` belongs to the parameter ``features``.
-        requested_by: What gave them, for messages.
-        arguments: Names of further arguments that are given.
+        requested_by: Origin of the manifest, for messages.
+        arguments: Names of further arguments.
 
     Raises:
-        UsageError: a name that is no parameter (names the nearest), or a required parameter that is not described.
+        UsageError: a name is no parameter (names the nearest), or a required parameter is not described.
     """
     parameters = forward_parameters(model)
     names = _named_parameters(parameters)
     passed = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
-    # Values of ``*args`` have no names of their own; whatever they are called, they go by position.
+    # Values of ``*args`` are passed by position, so any input name is valid.
     if not takes_any_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
         for name in passed:
             if name not in names:
@@ -334,7 +334,7 @@ def _class_name(model: torch.nn.Module | type[torch.nn.Module]) -> str:
 
 
 def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: object) -> str:
-    """Return the dtype of inputs that are not indices: that of the weights they meet."""
+    """Return the dtype of inputs that are not indices: the dtype of the model's weights."""
     parameters = () if isinstance(model, type) else model.parameters()
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), None) or getattr(config, "dtype", None)
     return str(dtype or torch.float32).removeprefix("torch.")
@@ -344,15 +344,15 @@ _DraftOthers = Callable[[DecidedMedium], Sequence[InputDraft]]
 """Makes the drafts of all other inputs, for a forward that has to run as a whole."""
 
 _MOST_COUNTS = 4
-"""Chosen: after the vectors of a medium only those of tokens and their positions are made."""
+"""Chosen: after the image or audio features, only token embeddings and their positions are computed."""
 
 
 @dataclass(frozen=True)
 class _TrialRun:
-    """What a trial run with one layout found out."""
+    """Result of a trial run with one layout."""
 
     count: int | None
-    """Vectors that stand in place of tokens in each row; None where the model does not take the layout."""
+    """Features per row in place of placeholder tokens; `None` if the model does not take the layout."""
     notes: tuple[str, ...] = ()
 
 
@@ -362,13 +362,13 @@ def _decide_medium(
     """Decide the tensors of one modality.
 
     Args:
-        modality: Which one.
+        modality: The modality.
         names: Its parameters that are inputs, the carrier first.
         context: The model.
-        draft_others: Makes the drafts of its other inputs.
+        draft_others: Makes the drafts of the other inputs.
 
     Raises:
-        UsageError: a size the model does not take.
+        UsageError: the model does not take a size.
     """
     token = modality.place_token(context.config) if context.has_text else None
     has_places = token is not None or context.takes(modality.place_mask)
@@ -396,16 +396,16 @@ def _decide_medium(
 
 
 def _find_method(model: torch.nn.Module, name: str) -> Callable[..., Any] | None:
-    """Return a method of a model, else of the first part of it that has one; None where none has.
+    """Return a method of a model, else of its first submodule with this method; `None` if there is none.
 
-    One that passes on whatever it is given does not say what it takes; that of the part it passes it to does.
+    Methods that accept any positional argument come last: their signature does not list the parameters.
     """
     methods = [getattr(module, name) for module in model.modules() if hasattr(module, name)]
     return next((method for method in methods if not _takes_anything(method)), next(iter(methods), None))
 
 
 def _runs_with(model: torch.nn.Module, drafts: Iterable[InputDraft]) -> bool:
-    """Say whether the forward runs on the shapes of these inputs."""
+    """Return True if the forward runs on the shapes of these inputs."""
     return run_on_shapes(model, {draft.name: draft.as_spec() for draft in drafts}) is not None
 
 
@@ -422,7 +422,7 @@ def _accepted_drafts(method: Callable[..., object], drafts: Mapping[str, InputDr
 def _count_features(
     method: Callable[..., object], medium: DecidedMedium, context: InputContext, *, has_places: bool
 ) -> _TrialRun:
-    """Count what a feature method makes of the medium."""
+    """Count the features that a method computes from the medium."""
     accepted = _accepted_drafts(method, medium.drafts)
     features = run_on_shapes(method, {name: draft.as_spec() for name, draft in accepted.items()})
     if features is None:
@@ -433,10 +433,10 @@ def _count_features(
 def _count_places(
     medium: DecidedMedium, context: InputContext, draft_others: _DraftOthers, *, has_places: bool
 ) -> _TrialRun:
-    """Count the vectors that a forward as a whole puts in place of tokens.
+    """Count the features that a whole forward puts in place of placeholder tokens.
 
-    One that misses places has made the vectors by then: they are what one of the last modules to run returned, that
-    with which it runs.
+    A forward that fails for lack of placeholder tokens has computed the features before: they are the output of one of
+    the last modules to run. The count is the first with which the forward runs.
     """
     other_drafts = draft_others(medium)
     notes = tuple(note for draft in other_drafts for note in draft.notes)
@@ -457,15 +457,15 @@ def _count_places(
 
 
 def _possible_counts(outputs: Sequence[object], context: InputContext) -> Iterator[int]:
-    """Yield how many vectors per row the modules returned, the last to run first, each number once."""
+    """Yield the distinct numbers of vectors per row in the outputs of modules, the last module first."""
     vectors = (out[0] if isinstance(out, tuple) and out else out for out in reversed(outputs))
     yield from dict.fromkeys(count for out in vectors if (count := _vectors_per_row(out, context)))
 
 
 def _vectors_per_row(features: object, context: InputContext) -> int:
-    """Return how many vectors stand in place of tokens in each row.
+    """Return the number of features per row that replace placeholder tokens.
 
-    They are as wide as those of tokens; where the model makes others of the medium first, a config may name the number.
+    Features have the width of token embeddings; for features of another width, the config may state the number.
     """
     attributes = (getattr(features, name, None) for name in ("pooler_output", "last_hidden_state"))
     vectors = next((value for value in attributes if value is not None), features)
@@ -480,7 +480,7 @@ def _vectors_per_row(features: object, context: InputContext) -> int:
 
 
 def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..., object] | None) -> DecidedMedium:
-    """Return a medium with what follows from the number of its places: which sizes are fixed, and a note."""
+    """Return a medium with the consequences of its number of placeholder tokens: fixed sizes, and a note."""
     modality, count = medium.modality, medium.place_count
     bounds: dict[str, SizeBounds] = {}
     notes = medium.notes
@@ -501,7 +501,7 @@ _POSITION_METHOD = "get_rope_index"
 
 @dataclass(frozen=True)
 class _DraftedInputs:
-    """All inputs, and what was learned while they were drafted."""
+    """All inputs, with notes and bounds from drafting."""
 
     drafts: tuple[InputDraft, ...]
     notes: tuple[str, ...] = ()
@@ -510,9 +510,10 @@ class _DraftedInputs:
 
 
 def _with_positions(inputs: _DraftedInputs, context: InputContext) -> _DraftedInputs:
-    """Return the inputs with positions in place of the kinds of tokens, where the model makes the one of the other.
+    """Replace the token types by positions if the model computes positions from the types.
 
-    It does so in Python, row by row, from the values of masks and grids: a graph would keep the positions of one draw.
+    The model computes these positions in Python, row by row, from the values of masks and grids: a graph would fix the
+    positions of one sample.
     """
     by_name = {draft.name: draft for draft in inputs.drafts}
     kinds = by_name.pop(KINDS_PARAMETER, None)
@@ -536,14 +537,14 @@ def _with_positions(inputs: _DraftedInputs, context: InputContext) -> _DraftedIn
 
 
 def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _DraftedInputs:
-    """Return the inputs with the tokens of every codebook, where the model takes no other."""
+    """Return the inputs with the tokens of every codebook, unless the model takes tokens of one codebook."""
     count = first_int_anywhere(context.config, ("num_codebooks",)) or 1
     by_name = {draft.name: draft for draft in inputs.drafts}
     tokens = by_name.get("decoder_input_ids") or by_name.get("input_ids")
     if count == 1 or tokens is None:
         return inputs
     rows, *rest = tokens.shape
-    # Of one row each: a forward could take one row for another's codebook.
+    # With a single row: otherwise a forward could take a row as another codebook.
     single_row_drafts = [_of_one_row(draft) for draft in inputs.drafts]
     plain, beside_each_other = input_shape(1, *rest), input_shape(count, *rest)
     final_shapes = [

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     import torch
 
 ALL_VALID = (1, 1)
-"""Value range of a mask that hides nothing: what is hidden takes no tokens, and their number is fixed."""
+"""Value range of a mask that hides nothing: hidden content has no placeholder tokens, and their number is fixed."""
 
 
 @dataclass(frozen=True)
 class InputDraft:
-    """One input; unlike a specification, its sizes know which keys of ``--shape-config`` they are."""
+    """One input; unlike a specification, its sizes have their keys of ``--shape-config``."""
 
     name: str
     shape: tuple[InputSize, ...]
     dtype: str
     value_range: tuple[float, float] | None = None
-    """Smallest and largest valid value; None: standard normal for floats, 0 and 1 for integers."""
+    """Smallest and largest valid value; `None`: standard normal for floats, 0 and 1 for integers."""
     last_value: int | None = None
     """Value of the last unmasked position of each row."""
     first_values: tuple[tuple[int, int], ...] = ()
-    """Values that each row begins with, as runs of a value and how often it comes."""
+    """Values at the start of each row, as pairs of value and count."""
 
     @property
     def keys(self) -> tuple[str | None, ...]:
@@ -42,7 +42,7 @@ class InputDraft:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should hear about the sizes."""
+        """Notes for the user on the sizes."""
         return tuple(note for size in self.shape for note in size.notes)
 
     def as_spec(self) -> InputTensorSpec:
@@ -59,18 +59,18 @@ class InputDraft:
 
 @dataclass(frozen=True)
 class InputLayout:
-    """One way in which the tensors of an image or a recording may be laid out."""
+    """One possible layout of the tensors of an image or a recording."""
 
     drafts: Mapping[str, InputDraft]
     """Parameter → its draft."""
     underlying_sizes: tuple[InputSize, ...] = ()
-    """Sizes that shapes were computed from and that stand in none of them, such as the height of a row of patches."""
+    """Sizes used to compute shapes but absent from them, such as the height of a row of patches."""
     bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
-    """Key → bounds that hold once the model has been seen to take this layout."""
+    """Key → bounds that hold once the model has accepted this layout."""
 
     @property
     def sizes(self) -> tuple[InputSize, ...]:
-        """All sizes the layout follows from."""
+        """All sizes that determine the layout."""
         return (*self.underlying_sizes, *(size for draft in self.drafts.values() for size in draft.shape))
 
 
@@ -80,12 +80,12 @@ def input_shape(*sizes: InputSize | int) -> tuple[InputSize, ...]:
 
 
 def index_range(count: int) -> tuple[float, float]:
-    """Return the value range of indices into a table of so many entries."""
+    """Return the value range of indices into a table with a number of entries."""
     return (0, max(count, 1) - 1)
 
 
 def value_runs(values: Iterable[int | InputSize]) -> tuple[tuple[int, int], ...]:
-    """Return values as runs of a value and how often it comes.
+    """Return values as pairs of value and count.
 
     >>> value_runs([1, 4, 4])
     ((1, 1), (4, 2))
@@ -98,35 +98,35 @@ _DECODER_TASKS = frozenset(
     {"feature-extraction", "text2text-generation", "automatic-speech-recognition", "image-to-text", "pretraining",
      "fill-mask", "text-to-audio", "image-text-to-text", "document-question-answering", "visual-question-answering"}
 )  # fmt: skip
-"""Tasks in which an encoder-decoder model is given the decoder's tokens; in the others it makes them itself."""
+"""Tasks in which an encoder-decoder model takes the decoder's tokens; in other tasks the model creates these tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class InputContext:
-    """A model and what the user wants of its inputs."""
+    """A model and the user's request for its inputs."""
 
     model: torch.nn.Module | type[torch.nn.Module]
-    """The model, or its class where there are no weights."""
+    """The model, or its class if there are no weights."""
     config: Any
     """Its transformers config."""
     processor: ProcessorInfo
-    """What tokenizer and processor files say."""
+    """Content of tokenizer and processor files."""
     sizes: InputSizes
-    """The sizes the user asked for."""
+    """The sizes the user requested."""
     parameters: Mapping[str, inspect.Parameter]
-    """Those of the forward, in the order of its signature."""
+    """Parameters of the forward, in the order of its signature."""
     task: str | None
     """Canonical task."""
     float_dtype: str
-    """Dtype of inputs that are not indices: that of the weights they meet."""
+    """Dtype of inputs that are not indices: the dtype of the model's weights."""
 
     def takes(self, parameter: str) -> bool:
-        """Say whether the forward has a parameter."""
+        """Return True if the forward has a parameter."""
         return parameter in self.parameters
 
     @property
     def has_text(self) -> bool:
-        """Whether the model reads tokens."""
+        """True if the model reads tokens."""
         return self.takes("input_ids")
 
     @property
@@ -135,7 +135,7 @@ class InputContext:
         return self.sizes.choose("batch_size", BATCH)
 
     def gives_decoder_input(self, name: str) -> bool:
-        """Say whether a decoder's own input is given, where the forward has it."""
+        """Return True if a decoder's own parameter is an input of the graph."""
         if not self.takes(name):
             return False
         is_required = self.parameters[name].default is inspect.Parameter.empty
@@ -155,7 +155,7 @@ class InputContext:
 
     @property
     def token_width(self) -> int | None:
-        """The size of the vector of a token, where the model says."""
+        """Width of token embeddings; `None` if unknown."""
         structure: Any = self.structure
         try:
             return int(structure.get_input_embeddings().weight.shape[-1])

@@ -1,8 +1,8 @@
-"""Which axes of the inputs are left open, and under which names?
+"""Dynamic axes of the inputs, and their names.
 
-Turns what the user asked for – by meaning (``--dynamic-batch``), by key (``--shape-config``), by place
-(``--dynamic-axes``) or in shapes (``--input-specs``) – into names in the shapes of the inputs. Whether the model can
-follow is known only as far as its config says; the rest is proved after the export.
+Converts the user's request – by meaning (``--dynamic-batch``), by key (``--shape-config``), by position
+(``--dynamic-axes``) or in shapes (``--input-specs``) – into names in the shapes of the inputs. The config tells only in
+part whether the model supports these sizes; the rest is verified after the export.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from winml.modelkit.onnx import specs
 from winml.modelkit.options import nearest
 
 _TRACE_SIZE = 16
-"""Chosen: size to trace a dimension with of which nothing is known, large enough to differ from counts of channels."""
+"""Chosen: size at tracing for a dimension of unknown meaning, large enough to differ from channel counts."""
 
 
 def open_axes(
@@ -35,21 +35,21 @@ def open_axes(
     are_sizes_firm: bool = False,
     accepts: axis_names.AcceptsShapes | None = None,
 ) -> InputDecision:
-    """Name the axes that are to be left open.
+    """Name the dynamic axes of the inputs.
 
     Args:
-        decision: The inputs. Names that stand in their shapes already are kept.
-        request: What is to be left open besides.
-        left_open: Keys of ``--shape-config`` that were given a name or a range, and those left open without a request.
-        by_default: The latter among them.
-        firm_keys: Keys the user gave a number for; that size is traced.
+        decision: The inputs. Names already in their shapes are kept.
+        request: Further dynamic axes.
+        left_open: Keys of ``--shape-config`` with a name or a range, and keys that are dynamic without a request.
+        by_default: The keys without a request.
+        firm_keys: Keys with a number from the user; this size is traced.
         are_sizes_firm: Whether all sizes come from the user's own example.
-        accepts: Says whether the forward takes other shapes; then axes of inputs nothing is known of are brought along
-            where it takes them together only.
+        accepts: Runs the forward on other shapes; with it, axes of unknown inputs are added if the forward only accepts
+            them together.
 
     Returns:
-        The decision with names in the shapes, their dimensions, and notes on axes that were brought along. Without a
-        request and names, the decision itself.
+        The decision with names in the shapes, their dimensions, and notes on added axes. Without a request and names,
+        the decision itself.
 
     Raises:
         UsageError: an input or axis that does not exist, two names or two sizes for one dimension, or a size that this
@@ -98,13 +98,13 @@ def _opened_by_default(
     left_open: Mapping[str, specs.OpenSize],
     by_default: Collection[str],
 ) -> dict[str, str]:
-    """Return the names that no option asked for, each with the key of its size.
+    """Return the names that no option requested: name → key of its size.
 
     Args:
         naming: All names.
-        request: What the user asked to be left open.
-        left_open: Keys that are left open.
-        by_default: Those among them that the user did not ask for.
+        request: The user's request for dynamic axes.
+        left_open: Dynamic keys.
+        by_default: Keys among them without a request.
     """
     if not by_default:
         return {}
@@ -120,10 +120,10 @@ def _opened_by_default(
 
 
 def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[specs.OutputAxis]) -> None:
-    """Refuse axes of no input where no axis of an input is open, on which those of an output could depend.
+    """Refuse axes of unknown inputs if no axis of an input is dynamic: output axes depend on dynamic input axes.
 
     Raises:
-        UsageError: names the first of them.
+        UsageError: names the first such axis.
     """
     for item in output_axes:
         guess = nearest(item.output, [spec.name for spec in decision.inputs])
@@ -137,7 +137,7 @@ def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[specs.O
 def fitting_example(
     example: Mapping[str, torch.Tensor] | None, decision: InputDecision
 ) -> Mapping[str, torch.Tensor] | None:
-    """Return the user's example if it has the sizes that are traced, else None: other values are drawn then."""
+    """Return the user's example if it has the traced sizes; `None`: values are drawn."""
     if example is None:
         return None
     sizes = {dimension.name: dimension.example for dimension in decision.dimensions}
@@ -152,7 +152,7 @@ def _bounds_by_name(request: specs.DynamicRequest, symbols: Sequence[str]) -> di
     """Return the bounds the user gave by name.
 
     Raises:
-        UsageError: no axis bears such a name.
+        UsageError: no axis has such a name.
     """
     dimensions = {name: item for item in request.dimensions for name in specs.names_among(item.name, symbols)}
     for name in dimensions:
@@ -165,7 +165,7 @@ def _bounds_by_name(request: specs.DynamicRequest, symbols: Sequence[str]) -> di
 
 @dataclass(frozen=True)
 class _RequestedSizes:
-    """What the user said about sizes."""
+    """Sizes in the user's request."""
 
     by_key: Mapping[str, specs.OpenSize]
     by_name: Mapping[str, specs.DynamicDimension]
@@ -179,7 +179,7 @@ class _RequestedSizes:
 
 
 def _size_wish(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> SizeWish:
-    """Return between which sizes a dimension may vary, and at which it is best traced."""
+    """Return the bounds of a dimension, and its preferred size at tracing."""
     keys = naming.keys_named(name)
     low, high = _combined_bounds(name, naming, requested)
     example, is_firm = _preferred_size(name, naming, requested)
@@ -193,14 +193,14 @@ def _size_wish(name: str, naming: axis_names.AxisNames, requested: _RequestedSiz
 
 
 def _combined_bounds(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
-    """Return the smallest and the largest size, as the user and the model bound them.
+    """Return the smallest and the largest size, within the bounds of user and model.
 
     Raises:
-        UsageError: the user wants larger ones than the model takes, or nothing is left to vary.
+        UsageError: the user's limit exceeds the model's, or only one size remains.
     """
     stated = requested.of(name, naming.keys_named(name))
     bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
-    # A min that nobody wrote is no wish: a cache may be empty, and is in an example with size 0.
+    # A default min is no request: a cache may be empty, and has size 0 in an example.
     least = 0 if 0 in naming.sizes_named(name) else 1
     low = max(
         (*(item.min for item in stated if "min" in item.model_fields_set), *(item.min for item in bounds)),
@@ -219,17 +219,17 @@ def _combined_bounds(name: str, naming: axis_names.AxisNames, requested: _Reques
 
 
 def _preferred_size(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, bool]:
-    """Return the size to trace with, and whether the user wants it.
+    """Return the size to trace with, and True if the user requested it.
 
     Raises:
-        UsageError: the user wants two.
+        UsageError: the user requested two sizes.
     """
     keys = naming.keys_named(name)
     sizes = naming.decision.meanings.sizes
     firm = {item.example for item in requested.of(name, keys) if item.example is not None}
     if not firm:
         firm |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
-        # A trace of size 0 would show nothing of the values.
+        # A trace with size 0 would contain no values.
         firm |= naming.sizes_named(name) - {0} if requested.are_sizes_firm else set()
     if len(firm) > 1:
         raise UsageError(
@@ -243,7 +243,7 @@ def _preferred_size(name: str, naming: axis_names.AxisNames, requested: _Request
 
 
 def _usual_size(name: str, naming: axis_names.AxisNames) -> int:
-    """Return a size for a dimension of which only the name, or the place, is known."""
+    """Return a size for a dimension by its name or position."""
     key = SHAPE_KEYS.get(specs.current_name(name))
     is_first = all(axis == 0 for _, axis in naming.axes_named(name))
     return (key and key.trace_size) or (BATCH_KEY.trace_size if is_first else None) or _TRACE_SIZE

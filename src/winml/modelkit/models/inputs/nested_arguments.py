@@ -1,6 +1,6 @@
-"""How do the flat inputs of a graph become the arguments of a forward?
+"""Conversion of the flat inputs of a graph into the arguments of a forward.
 
-An argument may hold its tensors in lists, tuples, dicts, dataclasses and whatever else is registered with torch's
+An argument may hold its tensors in lists, tuples, dicts, dataclasses and other containers registered with torch's
 pytree. Every tensor becomes one input, named by its path: ``features.input_ids``, ``images.0``.
 """
 
@@ -25,32 +25,32 @@ from winml.modelkit.models.inputs.sizes import SEPARATOR
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout,
 )  # fmt: skip
-"""What a forward may be given besides tensors; the same in every call."""
+"""Types of arguments besides tensors; their values are the same in every call."""
 _LONGEST_DISPLAYED = 60
 
 
 @dataclass(frozen=True)
 class NestedArguments:
-    """Arguments with a place for every tensor."""
+    """Arguments of a forward whose tensors are replaceable."""
 
     names: tuple[str, ...]
     """Names of the arguments, in order."""
     constants: Mapping[str, Any]
-    """Path → value, for what is no tensor."""
+    """Path → value that is no tensor."""
     _build: Callable[[Mapping[str, torch.Tensor]], dict[str, object]]
     _results: Callable[[Any], Any] | None = None
 
     def build(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return the arguments by name, with these tensors in their places; containers are new in each call."""
+        """Return the arguments by name, with the given tensors; containers are new in each call."""
         return self._build(tensors)
 
     def results(self, outputs: object) -> Any:
-        """Return what the forward returned in the form whose tensors become outputs; as it is, as a rule."""
+        """Return the outputs of the forward in the structure whose tensors become graph outputs; usually unchanged."""
         return outputs if self._results is None else self._results(outputs)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence on every constant but None, which stands for what is left out."""
+        """A sentence on every constant except `None`, which stands for an omitted argument."""
         displayed = {name: repr(value) for name, value in self.constants.items() if value is not None}
         return tuple(
             f"{name} is the constant {text if len(text) <= _LONGEST_DISPLAYED else text[:_LONGEST_DISPLAYED] + '…'}: "
@@ -62,14 +62,14 @@ class NestedArguments:
 def flatten_arguments(
     arguments: Mapping[str, object], requested_by: str
 ) -> tuple[dict[str, torch.Tensor], NestedArguments | None]:
-    """Return the tensors in arguments by path, and how to build the arguments again.
+    """Return the tensors in arguments by path, and a builder of the arguments.
 
     Args:
         arguments: Values by the name of the argument.
-        requested_by: What gave them, for messages.
+        requested_by: Origin of the arguments, for messages.
 
     Returns:
-        The tensors in order, and None in place of the builder where every argument is a tensor.
+        The tensors in order, and the builder; `None` instead of the builder if every argument is a tensor.
 
     Raises:
         InputError: there is no tensor, a value is neither tensor nor constant nor a known container, or two tensors
@@ -97,18 +97,18 @@ def flatten_arguments(
 
 @dataclass
 class _Flattening:
-    """The tensors and constants found so far."""
+    """The tensors and constants collected so far."""
 
     requested_by: str
     tensors: dict[str, torch.Tensor]
     constants: dict[str, object]
 
     def flatten(self, value: Any, prefix: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
-        """Take the tensors out of a value; return what builds it again."""
+        """Collect the tensors of a value; return a function that builds the value again."""
         try:
             entries, structure = pytree.tree_flatten_with_path(value)
         except ValueError as error:
-            # A registered type whose registration names no keys.
+            # The registration of the type does not name keys.
             raise InputError(
                 f"{self.requested_by}: {prefix or 'the arguments'}: {error}", hint="Pass a dict or a list instead."
             ) from error
@@ -148,7 +148,7 @@ def _joined(prefix: str, keys: Iterator[str]) -> str:
 
 
 def _key_words(key: object) -> str:
-    """Return one step of a path of pytree."""
+    """Return one step of a pytree path as text."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -156,16 +156,16 @@ def _key_words(key: object) -> str:
 
 
 def _members(value: object) -> dict[str, object] | None:
-    """Return what a dataclass or a mapping that pytree does not know holds; None for anything else."""
+    """Return the members of a dataclass or of a mapping unknown to pytree; `None` for other values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return dict(value) if isinstance(value, Mapping) else None
 
 
 def _with_members(template: object, members: Mapping[str, object]) -> Any:
-    """Return a copy with other members, None where none can be made; the template stays as it is.
+    """Return a copy with other members, `None` if the class does not allow a copy; the template stays unchanged.
 
-    Registering its type with pytree would outlast the export.
+    A registration of its type with pytree would outlast the export.
     """
     if dataclasses.is_dataclass(template):
         copied = copy.copy(template)
@@ -192,7 +192,7 @@ def _output_or_none(
 
 
 def _deep_copy_with(template: Any, members: Mapping[str, object]) -> Any:
-    """Return a copy of a mapping with other members, whose own ones are not copied."""
+    """Return a copy of a mapping with other members, without copying its own members."""
     copied = copy.deepcopy(template, {id(value): value for value in template.values()})
     for name, value in members.items():
         copied[name] = value
@@ -205,19 +205,19 @@ def arguments_of_names(
     requested_by: str,
     constants: Mapping[str, object] | None = None,
 ) -> NestedArguments | None:
-    """Return how inputs of these names become the arguments of a forward; None where each is one.
+    """Return the conversion of inputs into the arguments of a forward; `None` if each input is one argument.
 
-    ``features.input_ids`` is a value of the dict ``features``, ``images.0`` the first of the list ``images``. An
+    ``features.input_ids`` is a value of the dict ``features``, ``images.0`` the first item of the list ``images``. An
     annotation of the forward may name another container: a tuple, a NamedTuple, a dataclass.
 
     Args:
-        model: Whose forward takes the arguments.
+        model: Model whose forward takes the arguments.
         names: Names of the inputs, containers and keys joined by dots.
-        requested_by: What gave the names, for messages.
+        requested_by: Origin of the names, for messages.
         constants: Further arguments, by name.
 
     Raises:
-        UsageError: a name stands for a tensor and for a container, or a container cannot be made of its names.
+        UsageError: a name is used for a tensor and for a container, or a container cannot be built from its names.
     """
     constants = constants or {}
     if not constants and not any("." in name for name in names):
@@ -235,7 +235,7 @@ def arguments_of_names(
 
 
 def _members_of(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]:
-    """Return what follows the first name of each path, by that name; ``""`` where nothing does.
+    """Return first name of the paths → rests of the paths; ``""`` for an empty rest.
 
     Raises:
         UsageError: a name is a tensor and a container.
@@ -254,7 +254,7 @@ def _members_of(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]
 
 
 def _value(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
-    """Return a value of the kind the annotation asks for, else a list where the keys count from 0, else a dict."""
+    """Return a container of the annotated class, else a list if the keys count from 0, else a dict."""
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
     hint = _without_none(hint)
@@ -271,10 +271,10 @@ def _value(paths: Sequence[str], name: str, hint: object, requested_by: str) -> 
 
 
 def _record(record: Any, values: Mapping[str, object], name: str, requested_by: str) -> Any:
-    """Return a dataclass or NamedTuple with these members; others that it needs are None.
+    """Return a dataclass or NamedTuple with these members; other required members are `None`.
 
     Raises:
-        UsageError: it has no such member, or cannot be made.
+        UsageError: there is no such member, or the constructor fails.
     """
     needed = [key for key, item in inspect.signature(record).parameters.items() if item.default is item.empty]
     try:

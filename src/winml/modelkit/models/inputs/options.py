@@ -1,7 +1,7 @@
-"""Reads ``--shape-config`` and ``--input-specs`` into records.
+"""Parsing of ``--shape-config`` and ``--input-specs`` into records.
 
-Does not know the model: whether a size or a name makes sense for it is decided in ``decision.py``. Imports neither
-torch nor transformers, so mistakes are told at once.
+Independent of the model: ``decision.py`` checks sizes and names against the model. Imports neither torch nor
+transformers, so errors are reported at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from winml.modelkit.options import Options, parse_options, read_json
 
 
 def _read_size(value: object) -> int | OpenSize:
-    """Read one size: a number, or what leaves it open (a name, or an object with min, max, example or name)."""
+    """Read one size: a number, or a dynamic size (a name, or an object with min, max, example or name)."""
     if isinstance(value, OpenSize):
         return value
     if isinstance(value, str):
@@ -29,10 +29,10 @@ def _read_size(value: object) -> int | OpenSize:
         try:
             return parse_options(OpenSize, value, "")
         except ConfigError as error:
-            # The reader of the whole object says which size of which option this is about.
+            # The caller adds the option and the key of the size.
             raise ValueError(error.message.removeprefix(": ")) from None
     if not isinstance(value, int) or isinstance(value, bool):
-        # pydantic turns a ValueError into an error that names the field, and no other.
+        # pydantic converts only a ValueError into an error that names the field.
         raise ValueError("expected a whole number, a name, or an object with min, max and example")  # noqa: TRY004
     if value < 1:
         raise ValueError("Input should be greater than or equal to 1")
@@ -61,11 +61,11 @@ class ShapeConfig(_SizeFields):  # type: ignore[misc]  # its fields are known at
     """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
 
     def fixed(self) -> dict[str, int]:
-        """Return the sizes that were set to a number."""
+        """Return the sizes with a number."""
         return {key: value for key, value in self if isinstance(value, int)}
 
     def left_open(self) -> dict[str, OpenSize]:
-        """Return the sizes that were left open."""
+        """Return the dynamic sizes."""
         return {key: value for key, value in self if isinstance(value, OpenSize)}
 
 
@@ -102,7 +102,7 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
 
 
 def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
-    """Return every described input with the words that say where it stands."""
+    """Return (location for messages, entry) of every described input."""
     if isinstance(value, list):
         return [(f"{place}: input {index}", entry) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
@@ -122,7 +122,7 @@ def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
 
 
 def _flat_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield what stands at every path through objects and lists that hold nothing but objects and lists."""
+    """Yield path and entry of every leaf in objects and lists that contain only objects and lists."""
     for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
         name = f"{prefix}{SEPARATOR}{key}" if prefix else str(key)
         if _is_container(entry):

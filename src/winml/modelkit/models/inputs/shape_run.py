@@ -1,7 +1,7 @@
-"""Runs Python code of a model on shapes only, without its weights.
+"""Execution of a model's Python code on shapes only, without its weights.
 
-Tensors have no storage. Only whole numbers and truth values that follow from sizes are computed, since forwards use
-them as sizes in turn (the grid of an image, the length of a recording). Knows no model.
+Tensors have no storage. Only integers and booleans that follow from sizes are computed, because forwards use them as
+sizes in turn (the grid of an image, the length of a recording). Independent of models.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from winml.modelkit.onnx.specs import InputTensorSpec
 REFUSALS = (
     ImportError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, AssertionError,
 )  # fmt: skip
-"""What Python of models raises when it is given what it does not take, or asks for a value there is not."""
+"""Exceptions of model code that receives invalid inputs, or reads a value that does not exist."""
 
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
 
 def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec]) -> Any | None:
-    """Call Python of a model with inputs of these specifications, and return its result; None where it does not run.
+    """Call model code with inputs of these specifications, and return its result; `None` if the code fails.
 
-    Tensors of whole numbers hold their first values, and the smallest valid value behind them. A missing value is
-    equal to no other; every other question about it is answered with yes.
+    Integer tensors hold their first values, followed by the smallest valid value. A missing value is equal to no other
+    value; every other predicate on a missing value is true.
 
     Args:
         call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
-        inputs: Of fixed sizes.
+        inputs: Specifications of fixed sizes.
     """
     tensors = {name: _tensor_for(spec) for name, spec in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        # About tensors without elements; whether the forward runs is all that is asked.
+        # The warnings concern tensors without elements; only success or failure of the forward matters here.
         warnings.simplefilter("ignore")
         try:
             with _KeepPythonNumbers(), _ComputeShapesOnly():
@@ -61,11 +61,11 @@ def _tensor_for(spec: InputTensorSpec) -> torch.Tensor:
 
 
 class _UnknownCounts(list[int]):
-    """Whole numbers that are not known; where parts of such sizes are taken, the first is all of it."""
+    """Integers of unknown value; a split by these sizes returns the whole tensor as its first part."""
 
 
 class _KeepPythonNumbers(TorchFunctionMode):
-    """Keeps the values of tensors that are made from Python's numbers, and makes lists of numbers nobody knows."""
+    """Keep the values of tensors created from Python numbers, and return lists of unknown integers from ``tolist``."""
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -80,7 +80,7 @@ class _KeepPythonNumbers(TorchFunctionMode):
 
 
 class _ComputeShapesOnly(TorchDispatchMode):
-    """Computes whole numbers on the CPU and leaves everything else without values."""
+    """Compute integers on the CPU and leave other tensors without values."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -92,7 +92,7 @@ class _ComputeShapesOnly(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         leaves, structure = tree_flatten((args, kwargs or {}))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        # Parameters have none here, also where they do: what is made of them alone goes where all the rest is.
+        # Values of parameters are never read, even if present: results of parameters alone belong on ``meta`` as well.
         if any(tensor.is_meta or isinstance(tensor, torch.nn.Parameter) for tensor in tensors):
             if func in _CHOOSING:
                 return _index_without_values(func, args)
@@ -102,18 +102,18 @@ class _ComputeShapesOnly(TorchDispatchMode):
         leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, structure)
         result = func(*args, **kwargs)
-        # What is made from nothing is a mask or a row of positions where it is whole, and a value like others if not.
+        # An integer tensor created without inputs is a mask or a row of positions; a float tensor needs no values.
         return result if tensors else tree_map(_integers_only, result)
 
 
 _aten = torch.ops.aten
 _EQUAL = (_aten.eq.Scalar, _aten.eq.Tensor)
 _CHOOSING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
-"""What picks by truth values; the size of the result, or of the places, is the number of those that are true."""
+"""Operators that select by a boolean mask; the result or the written part has as many entries as the mask is true."""
 
 
 def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:
-    """Return a function that gives missing truth values the value ``truth`` and leaves everything else."""
+    """Return a function that replaces missing booleans by ``truth`` and returns other values unchanged."""
 
     def with_truth(leaf: object) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.is_meta and leaf.dtype == torch.bool:
@@ -132,7 +132,7 @@ def _index_without_values(func: Any, args: Any) -> Any:
 
 
 def _chosen_places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
-    """Return a choice as the places it chooses."""
+    """Convert a mask into the selected indices."""
     if choice is None or choice.is_meta or choice.dtype not in (torch.bool, torch.uint8):
         return [_without_values(choice)]
     return choice.nonzero().to(_META).unbind(1)

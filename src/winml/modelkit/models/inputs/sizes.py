@@ -1,6 +1,6 @@
-"""Chooses the size of one axis: the requested size, else that of the model, else a default.
+"""Choice of the size of one axis: the requested size, else the model's size, else a default.
 
-An answer is a record that carries everything known about the size; nothing is remembered between two questions.
+The result is a record with everything known about the size; no state is kept between two choices.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from winml.modelkit.errors import UsageError, opt
 
 @dataclass(frozen=True)
 class SizeBounds:
-    """Between which sizes a key may vary, as far as config and structure say."""
+    """Bounds of the size of a key, as far as config and structure state them."""
 
     min: int = 1
     max: int | None = None
     fixed: str = ""
-    """Why it cannot vary at all, as a clause (``the model takes 80 only``); empty where it can."""
+    """Reason why the size cannot vary at all, as a clause (``the model takes 80 only``); ``""`` if it can."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class InputSize:
 
     value: int
     key: str | None = None
-    """Its key of ``--shape-config``; None where the architecture decides the size."""
+    """Key of ``--shape-config``; `None` if the architecture decides the size."""
     bounds: SizeBounds | None = None
-    """How far it may vary; None where nothing is known about that."""
+    """Bounds of the size; `None` if unknown."""
     is_declared: bool = False
-    """Whether config or processor files say the size."""
+    """True if config or processor files state the size."""
     notes: tuple[str, ...] = ()
-    """Sentences the user should hear about it."""
+    """Sentences for the user on the size."""
 
 
 @dataclass(frozen=True)
 class InputSizes:
-    """The sizes the user asked for."""
+    """The sizes the user requested."""
 
     requested: Mapping[str, int]
     """Key of ``--shape-config`` → size."""
@@ -51,10 +51,10 @@ class InputSizes:
         return InputSize(self.requested.get(key, default), key, bounds, is_declared)
 
     def choose_exactly(self, key: str, declared: int | None, default: int) -> InputSize:
-        """Return the size the config declares, which the user may repeat but not change; else theirs or a default.
+        """Return the declared size, which the user may repeat but not change; else the user's size or a default.
 
         Raises:
-            UsageError: the user wants another size than the declared one.
+            UsageError: the user requests another size than the declared one.
         """
         if declared is None:
             return self.choose(key, default)
@@ -65,7 +65,7 @@ class InputSizes:
         return size
 
     def refuse(self, key: str, reason: str) -> NoReturn:
-        """Refuse the size the user asked for.
+        """Refuse a size of the user.
 
         Raises:
             UsageError: always.
@@ -78,32 +78,32 @@ class InputSizes:
 
 _SMALLEST = 2
 _SHARE_OF_LIMIT = 0.75
-"""Chosen: leaves room above the traced size, where a table cut to that size would show."""
+"""Chosen: leaves sizes above the traced size, at which a table cut to the traced size would fail."""
 _MOST_STEPS = 1000
-"""Chosen: far more sizes than dimensions of one model."""
+"""Chosen: many more sizes than a model has dimensions."""
 
 
 @dataclass(frozen=True)
 class SizeWish:
-    """What is wanted of the size of one dimension."""
+    """Constraints and preference for the size of one dimension."""
 
     name: str
     preferred: int
     is_firm: bool = False
-    """Whether the user asked for this size; it is taken then, unless it is 1."""
+    """True if the user requested this size; it is then used, unless it is 1."""
     min: int = 1
     max: int | None = None
     step: int = 1
-    """Other sizes are tried this far apart: image sizes must often be multiples of what the network divides by."""
+    """Distance of other candidates: image sizes must often be multiples of the network's stride."""
     beside: frozenset[int] = frozenset()
-    """Fixed sizes of the inputs it is a dimension of; it differs from them where it can."""
+    """Fixed sizes in the inputs with this dimension; the chosen size differs from them if possible."""
 
 
 def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
     """Return a size per dimension: in its bounds, at least 2 unless the bounds forbid it, distinct if possible.
 
-    A size of 1 is traced as a constant, and two dimensions of one size hide that one was taken for the other. Firm
-    sizes are taken first, so that others make way for them.
+    A size of 1 is traced as a constant, and equal sizes hide a confusion of two dimensions. Firm sizes are chosen
+    first, so that other dimensions avoid them.
     """
     chosen: dict[str, int] = {}
     for wish in sorted(wishes, key=lambda wish: not wish.is_firm):
@@ -117,7 +117,7 @@ def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
 
 
 def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
-    """Yield sizes inside the bounds, the best first: the preferred one, then smaller ones, then larger ones."""
+    """Yield sizes inside the bounds, the best first: the preferred size, then smaller ones, then larger ones."""
     top = wish.max if wish.max is not None else wish.preferred + _MOST_STEPS * wish.step
     bottom = min(max(wish.min, _SMALLEST), top)
     preferred = wish.preferred
@@ -130,7 +130,7 @@ def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
 
 
 def sub_config(config: object, *names: str) -> Any:
-    """Return the first sub-config of one of these names, else the config itself."""
+    """Return the first existing sub-config of these names, else the config itself."""
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if hasattr(value, "model_type")), config)
 
@@ -142,7 +142,7 @@ def first_int(config: object, names: tuple[str, ...]) -> int | None:
 
 
 def first_int_anywhere(config: object, names: tuple[str, ...]) -> int | None:
-    """Return the number under the first of these names that the config or any config in it has."""
+    """Return the number under the first of these names in the config or in any config inside."""
     configs = [config]
     for current in configs:
         configs += [value for value in vars(current).values() if hasattr(value, "model_type")]
@@ -167,11 +167,11 @@ def edge_pair(value: object) -> tuple[int, int] | None:
 
 
 SEPARATOR = "."
-"""Between the names of containers and keys: ``features.input_ids``, ``images.0``."""
+"""Separator of the names of containers and keys: ``features.input_ids``, ``images.0``."""
 
 
 def argument_of(input_name: str) -> str:
-    """Return the argument an input belongs to.
+    """Return the argument to which an input belongs.
 
     >>> argument_of("features.input_ids")
     'features'

@@ -1,4 +1,4 @@
-"""Reads checkpoints of the library compressed-tensors: packed and plain integers, small floats with scales."""
+"""Reading of compressed-tensors checkpoints: packed and plain integers, small floats with scales."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SOURCE = "compressed-tensors"
 def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     """Return the weights of a checkpoint of compressed-tensors.
 
-    What a module has decides how it is read: ``weight_packed`` of int32 holds integers, of uint8 4-bit floats;
-    ``weight`` of int8 or an 8-bit float with a ``weight_scale`` beside it holds one code in each byte.
+    The tensors of a module decide the reader: ``weight_packed`` of int32 holds integers, of uint8 4-bit floats;
+    ``weight`` of int8 or an 8-bit float with a ``weight_scale`` beside it holds one code per byte.
 
     Raises:
         CheckpointError: tensors of a module do not fit together, or its bits have no operator.
@@ -60,7 +60,7 @@ def _of_module(stored: StoredTensors, module: str) -> list[str]:
 
 
 def _declared(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return what a config says of weights, one record for each of its groups of modules."""
+    """Return the description of weights in each group of modules in a config."""
     groups = (config.get("config_groups") or {}).values()
     records = (group.get("weights") for group in groups if isinstance(group, Mapping))
     return [record for record in records if isinstance(record, Mapping)]
@@ -69,13 +69,13 @@ def _declared(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _refuse_others(
     stored: StoredTensors, names: Mapping[str, str], config: Mapping[str, Any], bits: int | None
 ) -> None:
-    """Refuse a weight without what all groups of the config say it has: nothing else would show that it is gone.
+    """Refuse a weight that lacks properties declared for all groups: a missing tensor would otherwise go unnoticed.
 
     Args:
         stored: The tensors.
-        names: Names of its tensors by part.
+        names: Part → name of the weight's tensor.
         config: The ``quantization_config``.
-        bits: Of its codes; None: a code of fewer bits may lie in a byte.
+        bits: Bits of its codes; `None`: a byte may contain a code of fewer bits.
 
     Raises:
         CheckpointError: zero points or the order of the groups are missing, or no group has these bits.
@@ -97,10 +97,10 @@ def _refuse_others(
 def _refuse_other_groups(
     stored: StoredTensors, name: str, config: Mapping[str, Any], group_size: int, depth: int
 ) -> None:
-    """Refuse scales of groups of another size than any that the config declares: they would go to other values.
+    """Refuse scales with a group size that the config does not declare: they would apply to the wrong values.
 
     Raises:
-        CheckpointError: names both.
+        CheckpointError: names both group sizes.
     """
     groups = stored.entries[name].shape[1]
     declared = [
@@ -118,7 +118,7 @@ def _refuse_other_groups(
 
 
 def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
-    """Return a weight of integers that are packed along the input channels, zero points along the output channels."""
+    """Return a weight of integers packed along the input channels, and zero points along the output channels."""
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
     rows, words = stored.entry(names["packed"], ("int32",), 2).shape
     stored.refuse_other(names["shape"], ("int64", "int32"), (2,), names["packed"])

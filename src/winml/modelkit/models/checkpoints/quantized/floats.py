@@ -1,4 +1,4 @@
-"""Reads weights in small float formats or lookup tables: FP8, MXFP4, NVFP4 and bitsandbytes' 4 bits."""
+"""Reading of weights in small float formats or lookup tables: FP8, MXFP4, NVFP4 and bitsandbytes' 4 bits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] 
     """Return a scale for each row and group of values of the row.
 
     Args:
-        values: float32: one scale, one for each row, one for each group of a row, or one for each block of rows and
-            columns.
+        values: float32: one scale, one per row, one per group of a row, or one per block of rows and columns.
         rows: Output channels.
         depth: Input channels.
-        block: Rows and columns of a block, where the checkpoint says them.
+        block: Rows and columns of a block if the checkpoint states them.
     """
     if values.size == 1:
         return np.full((rows, 1), values.reshape(-1)[0], np.float32)
@@ -56,10 +55,10 @@ def small_float(
     Args:
         stored: The tensors.
         source_format: Name of the format.
-        parameter: What the float checkpoint calls it.
-        codes: Name of its tensor.
-        scale: Name of the tensor of its scales, which the numbers are multiplied by.
-        block: Rows and columns that share one, where the checkpoint says so.
+        parameter: Name of the parameter in the float checkpoint.
+        codes: Name of the tensor of codes.
+        scale: Name of the tensor of scales, which multiply the codes.
+        block: Rows and columns that share a scale if the checkpoint states them.
 
     Raises:
         CheckpointError: the tensors do not fit together.
@@ -97,10 +96,10 @@ def small_float(
 
 
 def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
-    """Return the weights of a checkpoint in FP8: DeepSeek's and Qwen's with scales by block, others by row or weight.
+    """Return the weights of an FP8 checkpoint, with scales by block (DeepSeek, Qwen), by row or by weight.
 
     Raises:
-        CheckpointError: a weight has no scales, or of another shape.
+        CheckpointError: a weight has no scales, or scales of another shape.
     """
     found = CodedEntries()
     block = block_of(config.get("weight_block_size"))
@@ -117,7 +116,7 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
 
 
 def block_of(declared: object) -> tuple[int, int] | None:
-    """Return the rows and columns that share a scale, as a config declares them; None where it declares none."""
+    """Return the rows and columns that share a scale according to a config; `None` if it declares no block."""
     is_block = (
         isinstance(declared, list)
         and len(declared) == 2
@@ -127,7 +126,7 @@ def block_of(declared: object) -> tuple[int, int] | None:
 
 
 def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> None:
-    """Leave out scales of activations, which stay float."""
+    """Mark scales of activations as consumed: activations stay float."""
     endings = (".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale")
     scales = [name for name in stored.entries if name.endswith(endings) and name not in found.consumed]
     if scales:
@@ -138,7 +137,7 @@ def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> Non
 
 
 def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
-    """Return the experts of a checkpoint in MXFP4, as gpt-oss has them: blocks of 32 values with an exponent of two.
+    """Return the experts of an MXFP4 checkpoint (gpt-oss): blocks of 32 values with an exponent of two.
 
     A parameter of experts × input channels × output channels is stored as experts × output channels × blocks × bytes.
 
@@ -177,10 +176,10 @@ def packed_e2m1(
         stored: The tensors.
         source_format: Name of the format.
         module: The module.
-        codes: Name of the tensor of its codes, two in a byte.
-        scale: Name of the tensor of its scales: E8M0 where they are integers, else floats.
-        whole: Name of the tensor of the scale of the whole weight; None: there is none.
-        divides: Whether numbers are divided by that one, rather than multiplied.
+        codes: Name of the tensor of codes, two per byte.
+        scale: Name of the tensor of block scales: E8M0 if they are integers, else floats.
+        whole: Name of the tensor with the scale of the whole weight; `None` if there is none.
+        divides: True if block scales are divided by the scale of the whole weight instead of multiplied.
 
     Raises:
         CheckpointError: the tensors do not fit together.
@@ -211,7 +210,7 @@ def read_modelopt(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntr
     Raises:
         CheckpointError: tensors of a module do not fit together.
     """
-    # Scales of 8-bit floats that have a second one belong to codes of 4 bits.
+    # 8-bit float scales with a second scale belong to 4-bit codes.
     plain = {name: entry for name, entry in stored.entries.items() if f"{name}_2" not in stored.entries}
     found = read_fp8(StoredTensors(plain, stored.folder, stored.format), config)
     for module in stored.modules(".weight_scale_2"):
@@ -226,7 +225,7 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
     """Return the weights of a checkpoint of bitsandbytes: NF4 and FP4 in blocks of a flat weight, or 8 bits by row.
 
     Raises:
-        CheckpointError: tensors of a module do not fit together, or rows are no whole blocks.
+        CheckpointError: tensors of a module do not fit together, or a row is not a multiple of the block size.
     """
     del config
     found = CodedEntries()

@@ -1,8 +1,8 @@
-"""Determines the format of a quantized checkpoint from its config, and finds its weights.
+"""Detection of a quantized checkpoint's format from its config, and lookup of its weights.
 
-A format is data: its name in ``quantization_config``, and what reads its tensors. Only headers and small index tensors
-are read here; codes are read when a weight is written or compared. No package of a format is needed. Imports no model
-library: what reads the tensors is imported when it runs.
+A format is declared by its name in ``quantization_config`` and the reader of its tensors. Only headers and small index
+tensors are read here; codes are read when a weight is written or compared. No package of a format is needed. Imports no
+model library: readers are imported on first use.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from winml.modelkit.onnx.coded_weights import CodedTensor
 
 _CONFIG_KEYS = ("quantization_config", "compression_config")
-"""Specified: what transformers calls the record, and what older versions of compressed-tensors do."""
+"""Specified: key of the record in transformers, and in older versions of compressed-tensors."""
 _PACKED_BITS = (2, 4, 8)
 """Bits of packed integers for which ONNX Runtime has operators."""
 
 
 @dataclass(frozen=True)
 class QuantizedFormat:
-    """One format of few bits."""
+    """One format of quantized checkpoints."""
 
     name: str
-    """As nodes of a graph say it: ``source_format``."""
+    """Name in the metadata of nodes: ``source_format``."""
     words: str
     """Description."""
     reader: str
-    """``module:function`` of this folder that takes the tensors of a checkpoint and its ``quantization_config``."""
+    """``module:function`` of this folder: (tensors of a checkpoint, its ``quantization_config``) → entries."""
     refusal: Callable[[Mapping[str, Any]], str] = lambda _config: ""
-    """Says what of a config is not read; empty where all is."""
+    """Config → unsupported property as text; ``""`` if the config is supported."""
 
 
 def _gptq_refusal(config: Mapping[str, Any]) -> str:
@@ -50,7 +50,7 @@ def _gptq_refusal(config: Mapping[str, Any]) -> str:
 
 
 def _bits_refusal(key: str, bits: object, readable: Collection[int] = _PACKED_BITS) -> str:
-    """Return the refusal of bits that are stated and not readable."""
+    """Return the error text for declared bits that are not supported; ``""`` otherwise."""
     if bits is None or (type(bits) is int and bits in readable):
         return ""
     return f"{key} {bits!r}, expected {' or '.join(map(str, readable))}"
@@ -102,15 +102,17 @@ FORMATS: Mapping[str, QuantizedFormat] = {
     "gguf": QuantizedFormat("gguf", "GGUF", "gguf:read_gguf"),
     "modelopt": QuantizedFormat("modelopt", "ModelOpt", "floats:read_modelopt"),
 }
-"""By the value of ``quant_method``."""
+"""Value of ``quant_method`` → format."""
 
 _PACKINGS = {"auto_gptq": "gptq", "auto_awq": "awq"}
-"""Specified: last part of ``packing_format`` of AutoRound → the format whose layout it is. Others (``auto_round``,
-``auto_round:gptqmodel``) store other zero points in tensors of the same names."""
+"""Specified: last part of ``packing_format`` of AutoRound → the format with this layout.
+
+Others (``auto_round``, ``auto_round:gptqmodel``) store other zero points in tensors of the same names.
+"""
 
 
 def quantization_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the record of few bits in the content of a ``config.json``, its own or that of its text model."""
+    """Return the quantization record in the content of a ``config.json``, or in the config of its text model."""
     text = content.get("text_config")
     for record in (content, text if isinstance(text, Mapping) else {}):
         for key in _CONFIG_KEYS:
@@ -121,7 +123,7 @@ def quantization_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def without_quantization(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a ``config.json`` as that of the float model."""
+    """Return the content of a ``config.json`` without quantization, as for the float model."""
     plain = {key: value for key, value in content.items() if key not in _CONFIG_KEYS}
     if isinstance(text := plain.get("text_config"), Mapping):
         plain["text_config"] = {key: value for key, value in text.items() if key not in _CONFIG_KEYS}
@@ -130,20 +132,20 @@ def without_quantization(content: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CodedCheckpoint:
-    """The weights of a checkpoint that are in few bits."""
+    """The quantized weights of a checkpoint."""
 
     format: QuantizedFormat
     tensors: Mapping[str, CodedTensor]
-    """By name of the parameter, as the float checkpoint would call it."""
+    """Parameter of the float checkpoint → its quantized weight."""
     consumed: frozenset[str]
-    """Names of the tensors in the files that these are made of."""
+    """Names of the tensors in the files that belong to these weights."""
     entries: Mapping[str, StoredEntry]
     """All tensors in the files."""
     notes: tuple[str, ...] = ()
 
     @property
     def words(self) -> str:
-        """The format and its bits, for people: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
+        """The format and its bits, for reports: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
         counts = Counter((item.weight.bits, item.weight.block_size) for item in self.tensors.values())
         kinds = ", ".join(
             f"{bits} bits in blocks of {size} ({count} weight{'s' if count > 1 else ''})"
@@ -155,16 +157,16 @@ class CodedCheckpoint:
 def read_coded_checkpoint(
     record: Mapping[str, Any], entries: Mapping[str, StoredEntry], folder: Path, files: Sequence[Path]
 ) -> CodedCheckpoint:
-    """Find the weights of few bits in a checkpoint.
+    """Find the quantized weights of a checkpoint.
 
     Args:
         record: Its ``quantization_config``.
-        entries: Where its tensors lie.
+        entries: Tensor → its position.
         folder: The checkpoint.
         files: Its weight files.
 
     Raises:
-        CheckpointError: the format is unknown, or not read in this form; or its tensors do not fit together.
+        CheckpointError: the format or this variant is not supported, or its tensors do not fit together.
     """
     form = _format_of(record, folder)
     from winml.modelkit.models.checkpoints.quantized.stored import CodedEntries, StoredTensors
@@ -185,10 +187,10 @@ def read_coded_checkpoint(
 
 
 def folder_format(folder: Path) -> QuantizedFormat | None:
-    """Return the format of few bits that the config in a folder names; None where it names none, or cannot be read.
+    """Return the quantization format of the config in a folder; `None` if it has none, or cannot be read.
 
     Raises:
-        CheckpointError: the format is unknown, or not read in this form.
+        CheckpointError: the format or this variant is not supported.
     """
     try:
         content = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
@@ -199,10 +201,10 @@ def folder_format(folder: Path) -> QuantizedFormat | None:
 
 
 def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
-    """Return the format that a ``quantization_config`` names.
+    """Return the format in a ``quantization_config``.
 
     Raises:
-        CheckpointError: it is unknown, or not read in this form; says what is.
+        CheckpointError: the format or this variant is not supported; names the supported ones.
     """
     method = record.get("quant_method")
     if method in ("auto-round", "intel/auto-round"):

@@ -1,8 +1,8 @@
-"""Reads GGUF files: their config and tokenizer as transformers writes them, and their weights by reference.
+"""Reading of GGUF files: their config and tokenizer as transformers writes them, and their weights by reference.
 
-``gguf_header.py`` reads the header; values are read by plain reads when they are needed. Blocks whose offsets are no
-whole steps (Q4_K) get zero points between the steps. What integers do not hold exactly, such as Q5_K, keeps its numbers
-and is written in the nearest form.
+``gguf_header.py`` reads the header; values are read on demand by plain reads. Blocks whose offsets are no multiples of
+the step (Q4_K) get float zero points. Types without an exact integer representation, such as Q5_K, are dequantized and
+written in the nearest precision.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.foreign_libraries import library_folder, local_libraries, quiet_libraries
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
-"""Of files. Those whose text was compared with the one that transformers generates of the file; others merge or rescale
-tensors in ways of their own. Files of Mistral say llama."""
+"""Architectures of files whose generated text was compared with transformers on the same file.
+
+Others merge or rescale tensors differently. Files of Mistral have the architecture llama.
+"""
 _RAISED = ("gemma2", "gemma3")
-"""Architectures of a file whose weights of norms have one added."""
+"""Architectures of a file whose normalization weights are stored plus one."""
 _PERMUTED = "llama"
-"""Architecture of a file whose queries and keys have pairs of a rotation beside each other, where transformers has
-halves."""
+"""Architecture of a file that interleaves the rotary pairs of queries and keys; transformers stores halves."""
 _ROTATIONS = "rope_"
-"""Beginning of the names of tensors that scale the angles of rotations; transformers does not read them either."""
+"""Prefix of tensors that scale the angles of RoPE; transformers does not read them either."""
 _NORMS_NAME = "norms.bin"
 _FLOATS = {"F32": ("float32", 32), "F16": ("float16", 16), "BF16": ("bfloat16", 16)}
 _HALF = np.dtype("<f2")
@@ -49,18 +50,18 @@ _COUNTS = (
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
 )  # fmt: skip
-"""Keys behind the name of the architecture whose values are positive integers."""
+"""Keys after the name of the architecture whose values are positive integers."""
 
 _FOLDERS: dict[tuple[str, int, int], Path] = {}
-"""Path, size and time of a file → the folder that stands for it in this process."""
+"""Path, size and time of a file → its folder in this process."""
 
 
 def gguf_folder(path: Path) -> Path:
     """Return a folder with the config and the tokenizer of a GGUF file; it is removed when the process ends.
 
     Raises:
-        UsageError: the package is missing that reads such files.
-        CheckpointError: the file is damaged, split, or of an architecture that is not read.
+        UsageError: the package that reads such files is missing.
+        CheckpointError: the file is damaged, split, or of an unsupported architecture.
     """
     status = path.stat()
     key = (str(path.absolute()), status.st_size, status.st_mtime_ns)
@@ -110,7 +111,7 @@ def _config_of(path: Path, header: GgufHeader) -> dict[str, Any]:
         plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
         refuse_absurd_sizes(plain, path)
         kind = plain["model_type"]
-        # Refused here, where the file is known: the config is written to a temporary folder.
+        # Errors are raised here, where the file is known: the config is written to a temporary folder.
         AutoConfig.for_model(**plain)
         return {**plain, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]], "dtype": "float32"}
 
@@ -139,36 +140,36 @@ _DOWNLOAD = "Download the file again."
 
 
 def _save_tokenizer(path: Path, folder: Path) -> None:
-    """Save the tokenizer of a file; files that lie beside it are not read.
+    """Save the tokenizer of a file, without reading other files of its folder.
 
     Raises:
-        CheckpointError: transformers cannot convert it.
+        CheckpointError: transformers cannot convert the tokenizer.
     """
     with quiet_libraries(), library_folder(folder, "", error=CheckpointError):
         from transformers import AutoTokenizer
 
-        # An absolute path replaces the folder that it is joined with.
+        # The absolute path of the file overrides the folder.
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=str(path.absolute()))
         tokenizer.save_pretrained(folder)
 
 
 @dataclass(frozen=True)
 class _BlockType:
-    """How a type of GGUF stores the values of a block."""
+    """Storage of the values of a block in a type of GGUF."""
 
     values: int
-    """Of a block."""
+    """Values of a block."""
     size_bytes: int
     bits: int
-    """Of the integers that hold its codes."""
+    """Bits of the integers that hold the codes."""
     scale_size: int
     """Values that share a scale."""
     decode: Callable[[Array], tuple[Array, Array, Array | None]]
-    """Takes blocks × bytes; returns codes one in each byte, scales, and zero points between the steps."""
+    """(blocks × bytes) → codes, one per byte; scales; zero points as floats, or `None`."""
 
 
 def _floats(blocks: Array, place: int) -> Array:
-    """Return the 16-bit float at a place of each block, float32."""
+    """Return the 16-bit float at a byte offset of each block, as float32."""
     return np.ascontiguousarray(blocks[:, place : place + 2]).view(_HALF).astype(np.float32)
 
 
@@ -191,7 +192,7 @@ def _k_scales(blocks: Array) -> tuple[Array, Array]:
 
 def _q4_k(blocks: Array) -> tuple[Array, Array, Array | None]:
     scales, offsets = _k_scales(blocks)
-    # A scale of zero leaves the offset alone: steps so small that they vanish beside it.
+    # A scale of zero represents the offset alone: a step small enough to vanish beside the offset.
     steps = np.where(scales == 0, np.maximum(np.abs(offsets), np.float32(1e-30)) * np.float32(1e-6), scales)
     pairs = blocks[:, 16:144].reshape(len(blocks), 4, 32)
     codes = np.stack([pairs & 15, pairs >> 4], axis=2).reshape(len(blocks), 256)
@@ -214,14 +215,14 @@ _TYPES = {
     "Q4_K": _BlockType(256, 144, 4, 32, _q4_k),
     "Q6_K": _BlockType(256, 210, 8, 16, _q6_k),
 }
-"""Types that integers hold exactly."""
+"""Types that integers represent exactly."""
 
 
 def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     """Return the weights of a GGUF file, under the names of transformers.
 
     Raises:
-        CheckpointError: the file is damaged, or a tensor has a type or name that is not read.
+        CheckpointError: the file is damaged, or a tensor has an unsupported type or name.
     """
     (path,) = stored.files
     header = read_header(path)
@@ -284,14 +285,14 @@ def _names_of_model(path: Path, folder: Path, architecture: object) -> dict[str,
 
 
 class _Norms:
-    """A temporary file with weights of norms as transformers has them."""
+    """A temporary file with normalization weights in the convention of transformers."""
 
     def __init__(self, source: Path) -> None:
         self._source = source
         self._file: Path | None = None
 
     def lowered(self, tensor: GgufTensor) -> StoredEntry:
-        """Write a weight less one, and return where it is."""
+        """Write a weight minus one, and return its position."""
         if self._file is None:
             self._file = _temporary_folder() / _NORMS_NAME
             self._file.touch()
@@ -315,7 +316,7 @@ def _raw_bytes(path: Path, tensor: GgufTensor) -> Array:
 
 
 def _dequantize(tensor: GgufTensor, content: Array) -> Array:
-    """Return the values of a tensor from its bytes, float32."""
+    """Return the values of a tensor from its bytes, as float32."""
     from gguf import GGMLQuantizationType, quants
 
     rows = content.reshape(math.prod(tensor.shape[:-1]), -1)
@@ -324,7 +325,7 @@ def _dequantize(tensor: GgufTensor, content: Array) -> Array:
 
 
 def _halves(rows: int, heads: int) -> Array:
-    """Return for each row of transformers' order its place in the file, where halves of a head are interleaved."""
+    """Return row in transformers' order → row in the file, where halves of a head are interleaved."""
     places: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
     return places
 
@@ -364,11 +365,11 @@ def _as_numbers(
     ordered: Callable[[Array], Array],
     name: str,
 ) -> CodedWeight:
-    """Return a weight whose codes no integers hold exactly: its numbers, to be written in the nearest form."""
+    """Return a weight without an exact integer representation, as float values for the nearest precision."""
     kind, (rows, depth) = tensor.type_name, tensor.shape
     row_bytes = tensor.size_bytes // rows
     try:
-        # Is there a way to read the type at all?
+        # Probe one row: the package may lack a function for the type.
         _dequantize(replace(tensor, shape=(1, depth)), np.zeros(row_bytes, np.uint8))
     except (NotImplementedError, KeyError):
         raise stored.error(tensor.name, f"is {kind}, which the package gguf does not dequantize") from None

@@ -1,7 +1,7 @@
-"""Reads the header of a GGUF file: its metadata and the table of its tensors.
+"""Reading of the header of a GGUF file: its metadata and the table of its tensors.
 
-Every count, length and offset is compared with the size of the file before it is used: the libraries that read the
-file afterwards loop over such numbers, or allocate memory for them.
+Every count, length and offset is compared with the size of the file before use: the libraries that read the file
+afterwards loop over such numbers, or allocate memory for them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from winml.modelkit.onnx.files.foreign_names import ForeignNameError, refuse_spe
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-"""Of the format, in the byte order of x86; other files are rare and not read by transformers either."""
+"""Supported versions of the format, in the byte order of x86; transformers does not read other files either."""
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Specified: number of a type of metadata → its code in ``struct``."""
 _STRING, _ARRAY = 8, 9
 _LEAST_ENTRY_BYTES = {"metadata": 8 + 4 + 1, "tensors": 8 + 4 + 4 + 8}
-"""Of an entry of each table, by its parts of fixed size."""
+"""Table → minimum bytes of an entry: the sum of its parts of fixed size."""
 _MOST_AXES = 4
-"""Specified: axes of a tensor."""
+"""Specified: maximum axes of a tensor."""
 _ALIGNMENT = 32
-"""Specified: of the values, where ``general.alignment`` is not set."""
+"""Specified: alignment of the values if ``general.alignment`` is not set."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    """As transformers has it: the axis whose values lie beside each other is the last."""
+    """Shape in transformers' order: the contiguous axis is the last."""
     type_name: str
-    """Such as ``Q4_K``."""
+    """Name of the type, such as ``Q4_K``."""
     offset: int
     """Byte of the file at which the values start."""
     size_bytes: int
@@ -47,7 +47,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header of a file that holds every value it announces."""
+    """The header of a file that contains every announced value."""
 
     metadata: Mapping[str, Any]
     """Key → number, text or bool; ``None`` for an array."""
@@ -55,7 +55,7 @@ class GgufHeader:
 
 
 class _Cursor:
-    """A place in the header that never leaves the file."""
+    """A position in the header that never leaves the file."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path
@@ -70,7 +70,7 @@ class _Cursor:
         return self._place
 
     def skip(self, count: int, label: str) -> int:
-        """Move on, and return where the skipped bytes begin."""
+        """Advance, and return the start of the skipped bytes."""
         start = self._place
         if count > len(self._content) - start:
             raise self.error(f"{label} takes {count} bytes, but the file ends {len(self._content) - start} bytes later")
@@ -90,7 +90,7 @@ class _Cursor:
             raise self.error(f"{label} is not UTF-8 text") from None
 
     def count(self, label: str, least_bytes: int) -> int:
-        """Return a number of entries that the rest of the file has room for."""
+        """Return a number of entries for which the rest of the file has room."""
         number: int = self.number("Q", label)
         if number * least_bytes > len(self._content) - self._place:
             raise self.error(f"{label} is {number}, for which a file of {len(self._content)} bytes has no room")
@@ -122,7 +122,7 @@ def read_header(path: Path) -> GgufHeader:
 
     Raises:
         UsageError: the package ``gguf``, which lists the types of tensors, is not installed.
-        CheckpointError: the file is damaged, or announces more than it holds; names the key or tensor.
+        CheckpointError: the file is damaged, or announces more values than it contains; names the key or tensor.
     """
     try:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -1,4 +1,4 @@
-"""Reads weights that are integers with scales: GPTQ, AWQ, compressed-tensors' integers and bitsandbytes' 8 bits.
+"""Reading of integer weights with scales: GPTQ, AWQ, and shared helpers for compressed-tensors.
 
 Codes are rearranged, never changed: from the order of the format to rows of output channels.
 """
@@ -24,16 +24,18 @@ _BITS = (2, 4, 8)
 
 _LOW_HALVES = 0x0F0F0F0F
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Specified by AutoAWQ: nibble of an int32, from the lowest on, that holds the output channels 0 to 7; these are packed
-in the order 0, 2, 4, 6, 1, 3, 5, 7."""
+"""Specified by AutoAWQ: nibbles of an int32, from the lowest, with the output channels 0 to 7.
+
+The output channels are packed in the order 0, 2, 4, 6, 1, 3, 5, 7.
+"""
 
 
 def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     """Return the weights of a GPTQ checkpoint.
 
-    ``qweight`` is packed along the input channels, ``qzeros`` along the output channels. ``g_idx`` says which group an
-    input channel belongs to; with act-order these are not consecutive. In checkpoints of version 1 one was subtracted
-    from zero points.
+    ``qweight`` is packed along the input channels, ``qzeros`` along the output channels. ``g_idx`` maps an input
+    channel to its group; with act-order, groups are not consecutive. Checkpoints of version 1 store zero points minus
+    one.
 
     Raises:
         CheckpointError: tensors of a module do not fit together, or its bits have no operator.
@@ -79,7 +81,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
 
 
 def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | None:
-    """Return the input channels in the order of their groups; None where they are in it.
+    """Return the input channels in the order of their groups; `None` if they are in order.
 
     Raises:
         CheckpointError: a group does not exist, or has more or fewer members than the others.
@@ -104,7 +106,7 @@ def _itself(order: Array) -> Array:
 
 
 def reordered(read: Callable[[], CodedParts], order: Array | None, bits: int, depth: int) -> Callable[[], CodedParts]:
-    """Return what reads the codes of each row in another order of the input channels."""
+    """Return a reader that permutes the input channels in the codes of each row."""
     if order is None:
         return read
 
@@ -118,10 +120,10 @@ def reordered(read: Callable[[], CodedParts], order: Array | None, bits: int, de
 
 
 def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
-    """Return the weights of an AWQ checkpoint in the layout ``gemm``: everything is packed along the output channels.
+    """Return the weights of an AWQ checkpoint in the layout ``gemm``: all tensors are packed along the output channels.
 
     Raises:
-        CheckpointError: tensors of a module do not fit together, or it has another layout.
+        CheckpointError: tensors of a module do not fit together, or have another layout.
     """
     bits = 4
     found = CodedEntries()
@@ -157,16 +159,17 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
 
 
 def _awq_codes(words: Array) -> Array:
-    """Return the codes of int32 words one in each byte, in the order of the output channels."""
+    """Unpack int32 words to one code per byte, in the order of the output channels."""
     nibbles = unpack_codes(words.view(np.uint8), 4, 1 << 62).reshape(len(words), -1, 8)
     return np.ascontiguousarray(nibbles[:, :, _AWQ_PLACES]).reshape(len(words), -1)
 
 
 def _awq_rows(words: Array) -> Array:
-    """Return codes of depth × words as rows of output channels, packed along the depth.
+    """Convert words of shape [depth, words] to rows of output channels, packed along the depth.
 
-    Words are transposed whole, four bytes at a time. Of two neighbours in the depth, the low halves of all bytes become
-    four bytes, and so do the high halves. Measured, 4096 × 14336: 0.1 s, and 0.4 s where bytes are transposed.
+    Whole words are transposed, four bytes at a time. For two neighbours in the depth, the low halves of all bytes
+    become four bytes, and so do the high halves. Measured, 4096 × 14336: 0.1 s, and 0.4 s if single bytes are
+    transposed.
     """
     depth, width = words.shape
     if depth % 2:
@@ -175,7 +178,7 @@ def _awq_rows(words: Array) -> Array:
     even, odd = columns[:, ::2], columns[:, 1::2]
     low = (even & _LOW_HALVES) | ((odd & _LOW_HALVES) << 4)
     high = ((even >> 4) & _LOW_HALVES) | (odd & ~_LOW_HALVES)
-    # Place p of a word is in byte p // 2, in its low half where p is even.
+    # Nibble p of a word is in byte p // 2, in the low half for an even p.
     halves = [half.view(torch.uint8).reshape(width, depth // 2, 4) for half in (low, high)]
     rows = torch.empty((width, 8, depth // 2), dtype=torch.uint8)
     for channel, place in enumerate(_AWQ_PLACES):
@@ -184,16 +187,16 @@ def _awq_rows(words: Array) -> Array:
 
 
 _BY_MODULE = ("dynamic", "extra_config")
-"""Specified: keys under which GPTQModel and AutoRound say other bits and groups of some modules."""
+"""Specified: keys under which GPTQModel and AutoRound declare other bits and groups for some modules."""
 
 
 def _refuse_other_sizes(
     stored: StoredTensors, module: str, config: Mapping[str, Any], bits: int, group_size: int, depth: int
 ) -> None:
-    """Refuse a module whose tensors have other bits or groups than the config says: one of them is not its own.
+    """Refuse a module whose tensors have bits or groups that differ from the config: one belongs to another checkpoint.
 
     Raises:
-        CheckpointError: names both.
+        CheckpointError: names both values.
     """
     if any(config.get(key) for key in _BY_MODULE):
         return

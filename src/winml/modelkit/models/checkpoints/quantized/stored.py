@@ -1,6 +1,6 @@
-"""Reads the tensors of a quantized checkpoint that belong to one parameter, and checks that they fit together.
+"""Reading of the tensors of a quantized checkpoint, with checks that the tensors of a parameter fit together.
 
-Tensors are read by plain reads when they are needed. Knows no format.
+Values are read on demand by plain reads. Independent of formats.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LEAST_BLOCK_SIZE, MOST_BLOCK_SIZE = 16, 256
 EXPONENTS = ("uint8", "f8_e8m0", "float8_e8m0fnu")
 """Types of scales that are powers of two (E8M0), by the names that files have for them."""
 FLOATS = ("float16", "bfloat16", "float32")
-"""Types of scales."""
+"""Element types of scales."""
 _USUAL_BLOCK_SIZE = 128
-"""Chosen: block of a row that has one scale altogether."""
+"""Chosen: block size of a row with a single scale."""
 
 _DTYPES = {
     **{name: ir.DataType[name.upper()] for name in (
@@ -44,20 +44,20 @@ def _damaged_hint() -> str:
 
 
 def stored_values(entry: StoredEntry, name: str) -> StoredValues:
-    """Return where the values of a tensor lie."""
+    """Return the position of a tensor's values in its file."""
     return StoredValues(entry.path, entry.offset, _DTYPES[entry.dtype], entry.shape, name)
 
 
 @dataclass
 class CodedEntries:
-    """What a reader of a format found in a checkpoint."""
+    """Weights found by the reader of a format."""
 
     tensors: dict[str, CodedTensor] = field(default_factory=dict)
-    """By name of the parameter, as the float checkpoint would call it."""
+    """Parameter of the float checkpoint → its quantized weight."""
     consumed: set[str] = field(default_factory=set)
-    """Names of the tensors that these are made of."""
+    """Names of the tensors that belong to these weights."""
     plain: dict[str, StoredEntry] = field(default_factory=dict)
-    """Tensors that are no codes, where the reader itself found them: name of the parameter → where it lies."""
+    """Unquantized tensors located by the reader itself: parameter → position."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -74,20 +74,20 @@ class StoredTensors:
 
     @property
     def _place(self) -> Path:
-        """The weight file, or the folder of several."""
+        """The weight file, or the folder of several files."""
         return self.files[0] if len(self.files) == 1 else self.folder
 
     def modules(self, suffix: str) -> Iterator[str]:
-        """Yield what stands before a suffix in names that end with it, in the order of the files."""
+        """Yield the prefix of each name with a suffix, in the order of the files."""
         for name in self.entries:
             if name.endswith(suffix):
                 yield name.removesuffix(suffix)
 
     def entry(self, name: str, dtypes: Collection[str], axes: int | None = None) -> StoredEntry:
-        """Return where a tensor lies.
+        """Return the position of a tensor.
 
         Raises:
-            CheckpointError: there is none, it is empty, or it is of another type or number of axes; names it.
+            CheckpointError: the tensor is missing, empty, or of another type or number of axes; names the tensor.
         """
         found = self.entries.get(name)
         if found is None:
@@ -102,10 +102,10 @@ class StoredTensors:
         return found
 
     def refuse_shape(self, name: str, expected: Sequence[int], because: str) -> None:
-        """Refuse a tensor of another shape than others say.
+        """Refuse a tensor whose shape differs from the expected shape.
 
         Raises:
-            CheckpointError: names it, both shapes and what decides.
+            CheckpointError: names the tensor, both shapes and the source of the expected shape.
         """
         found = self.entries[name]
         if found.shape != tuple(expected):
@@ -116,10 +116,10 @@ class StoredTensors:
             )
 
     def refuse_other(self, name: str, dtypes: Collection[str], shape: Sequence[int], because: str) -> None:
-        """Refuse a tensor that is missing, or of another type or shape than others say.
+        """Refuse a tensor that is missing, or of an unexpected type or shape.
 
         Raises:
-            CheckpointError: names it, and the expected type or shape.
+            CheckpointError: names the tensor, and the expected type or shape.
         """
         self.entry(name, dtypes, len(shape))
         self.refuse_shape(name, shape, because)
@@ -131,7 +131,7 @@ class StoredTensors:
         return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_damaged_hint())
 
     def checked(self, coded: CodedTensor) -> CodedTensor:
-        """Return a tensor that refuses scales with NaN or infinite values when it is read."""
+        """Return a tensor whose reading refuses scales and zero points with NaN or infinite values."""
         weight = self._checked(coded.weight)
         return CodedTensor(weight, dtype=coded.dtype, permutation=coded.permutation, name=coded.name)
 
@@ -173,7 +173,7 @@ class StoredTensors:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """How the groups of a checkpoint, each with a scale, become the blocks of operators."""
+    """Division of a checkpoint's groups, each with a scale, into the blocks of operators."""
 
     block_size: int
     repeats: int
@@ -183,16 +183,16 @@ class BlockLayout:
 
     @classmethod
     def of(cls, stored: StoredTensors, name: str, group_size: int, depth: int) -> BlockLayout:
-        """Return the blocks of a row.
+        """Choose the block size for a group size.
 
         Args:
             stored: The tensors, for messages.
-            name: What they belong to.
+            name: Parameter or module, for messages.
             group_size: Values that share a scale in the checkpoint; the last group may be shorter.
             depth: Values of a row.
 
         Raises:
-            CheckpointError: no operator has blocks that groups can be divided into.
+            CheckpointError: no operator has a block size that divides the groups.
         """
         if group_size >= depth:
             size = min(_USUAL_BLOCK_SIZE, max(LEAST_BLOCK_SIZE, 1 << (depth - 1).bit_length()))
@@ -210,7 +210,7 @@ class BlockLayout:
         """Return the parts of a weight, with a scale and a zero point for each block.
 
         Args:
-            codes: As :class:`CodedParts` has them.
+            codes: Codes in the layout of :class:`CodedParts`.
             scales: float32, rows × groups.
             zero_points: uint8, rows × groups.
         """
