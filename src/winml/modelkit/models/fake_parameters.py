@@ -1,4 +1,4 @@
-"""Knows the parameters that have a shape and a dtype and no values: fake tensors.
+"""Detection and handling of fake tensors: parameters with a shape and a dtype, but no values.
 
 NOTE: fake tensors are private in torch (docs/decisions/0004-private-seams.md).
 ``tests/unit/export/dynamo/test_capturing.py`` fails when they move.
@@ -20,18 +20,18 @@ from winml.modelkit.errors import InternalError
 
 
 def is_fake(tensor: object) -> bool:
-    """Say whether this is a tensor without values."""
+    """Return True if an object is a tensor without values."""
     return isinstance(tensor, FakeTensor)
 
 
 @contextmanager
 def fresh_shape_envs(model: nn.Module, *, are_sizes_open: bool) -> Iterator[None]:
-    """Give the fake parameters of a model, if any, another shape environment for the time of the block.
+    """Replace the shape environment of a model's fake parameters during the block.
 
     Args:
         model: The model.
-        are_sizes_open: Whether it is a new one, in which sizes may be unknown, as ``torch.export`` needs it. Otherwise
-            there is none: what has as many elements as some values say is refused, as are the values themselves.
+        are_sizes_open: True for a new environment with unknown sizes, as ``torch.export`` requires. False for no
+            environment: tensors whose size depends on values are refused, as are the values themselves.
     """
     modes = {parameter.fake_mode for parameter in model.parameters() if isinstance(parameter, FakeTensor)}
     saved_modes = [(mode, mode.shape_env, mode.static_shapes) for mode in modes]
@@ -48,10 +48,10 @@ def fresh_shape_envs(model: nn.Module, *, are_sizes_open: bool) -> Iterator[None
 def weight_by_reference(
     name: str, tensor: torch.Tensor, weights: Mapping[str, ir.TensorProtocol] | None
 ) -> ir.TensorProtocol:
-    """Return the values of a parameter or buffer, by reference: from ``weights`` where they are, else the tensor's own.
+    """Return the values of a parameter or buffer, by reference: from ``weights`` if present, else from the tensor.
 
     Raises:
-        InternalError: they are in neither.
+        InternalError: neither has the values.
     """
     if weights is not None and name in weights:
         return weights[name]

@@ -1,4 +1,4 @@
-"""Imports the parts of transformers that a model needs, without those that only a training calls."""
+"""Import of the parts of transformers that a model needs, without parts used only in training."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _OPTIMIZE = "scipy.optimize"
 
 
 def import_losses() -> None:
-    """Import the losses of transformers, which every model class does, without ``scipy.optimize``.
+    """Import the losses of transformers, which every model class imports, without ``scipy.optimize``.
 
-    One function of it, with which the losses of object detectors match boxes, is called in training; importing it takes
-    0.3 s of the 3 s that a model class takes (measured). The losses get a function that imports it when it is called.
+    Only one of its functions is called, in training, to match boxes of object detectors; its import takes 0.3 s of the
+    3 s that a model class takes (measured). The losses get a function that imports ``scipy.optimize`` on the first
+    call.
     """
     if _OPTIMIZE in sys.modules or "transformers.loss.loss_utils" in sys.modules:
         return
@@ -31,7 +32,7 @@ def import_losses() -> None:
 
 
 class _LazyOptimize(ModuleType):
-    """Stands for ``scipy.optimize`` until anything but the assignment is asked of it."""
+    """Lazy stand-in for ``scipy.optimize``, which imports the module on the first other attribute access."""
 
     @staticmethod
     def linear_sum_assignment(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Describes a live module as a loaded model: its inputs are read from the example inputs of the caller."""
+"""Description of a live module as a loaded model; example inputs of the caller define its inputs."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ from winml.modelkit.tags.torch_modules import uncompiled
 _DISPLAYED_MODULES = 3
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
-"""Example values: by name, in the order of the forward's parameters, or a single tensor. Each is a tensor, a container
-of tensors (list, tuple, dict, dataclass), or a constant."""
+"""Example values: by name, in the order of the forward's parameters, or a single tensor.
+
+Each value is a tensor, a container of tensors (list, tuple, dict, dataclass), or a constant.
+"""
 
 
 def loaded_from_module(
@@ -45,17 +47,17 @@ def loaded_from_module(
     input_tensors: tuple[InputTensorSpec, ...] | None = None,
     dynamic: DynamicRequest | None = None,
 ) -> LoadedModel:
-    """Describe a live module as if it had been loaded; the module itself is not touched.
+    """Describe a live module as a loaded model; the module itself is not changed.
 
     Args:
         model: The module.
-        inputs: Example tensors; they win over everything else.
-        input_tensors: What it takes where there are no examples; a transformers model's own config comes last.
-        dynamic: Which dimensions are to be open; None: only those named in shapes.
+        inputs: Example tensors; they take precedence.
+        input_tensors: Specifications of the inputs without examples; a transformers model's own config comes last.
+        dynamic: Requested dynamic dimensions; `None`: only dimensions named in shapes.
 
     Raises:
-        UsageError: nothing says what the module takes, or a name is no parameter of its forward.
-        InputError: a parameter holds no values yet.
+        UsageError: the inputs of the module are unknown, or a name is no parameter of its forward.
+        InputError: a parameter has no values yet.
     """
     model, dynamic = uncompiled(model), dynamic or DynamicRequest()
     refuse_uninitialized(model, type(model).__name__)
@@ -114,7 +116,7 @@ def _loaded(part: ModelPart) -> LoadedModel:
 
 
 def _has_transformers_config(model: nn.Module) -> bool:
-    # Only a process that imported transformers can hold one of its models; importing it here would cost a second.
+    # transformers must be imported already if the process has one of its models; an import here would cost a second.
     return hasattr(model, "config") and any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__)
 
 
@@ -137,7 +139,7 @@ def _module_info(model: nn.Module) -> ModelInfo:
 def refuse_programs(model: object, requested_by: str) -> None:
     """Refuse an object that computes but is no Python code: TorchScript, or an exported program.
 
-    A module that `torch.jit.trace` made is accepted: its operators are recorded as those of any function.
+    A module that `torch.jit.trace` made is accepted: its operators are traced like the operators of any function.
 
     Raises:
         InputError: names the object, or the module inside, and the replacement.
@@ -147,7 +149,7 @@ def refuse_programs(model: object, requested_by: str) -> None:
             f"{requested_by}: {type(model).__name__} is no torch.nn.Module",
             hint="Pass the nn.Module that the program was made from, with its weights.",
         )
-    # Only the module of an exported program has methods of its own there, which raise.
+    # Only in the module of an exported program are these instance attributes; they raise.
     if isinstance(model, GraphModule) and "eval" in vars(model):
         raise InputError(
             f"{requested_by}: the model is the module() of an exported program (torch.export), whose modules are "
@@ -170,7 +172,7 @@ def refuse_programs(model: object, requested_by: str) -> None:
 def training_notes(model: nn.Module) -> tuple[str, ...]:
     """Return a note on modules in training mode inside a model in evaluation mode; `()` if there are none.
 
-    The export evaluates all of them, so that its outputs are not those of the model as it was passed.
+    The export sets all modules to evaluation mode, so outputs differ from the outputs of the given model.
     """
     modules = [] if model.training else [path for path, module in model.named_modules() if module.training]
     if not modules:
@@ -181,10 +183,10 @@ def training_notes(model: nn.Module) -> tuple[str, ...]:
 
 
 def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:
-    """Refuse a live module some of whose parameters have no shape yet.
+    """Refuse a live module with a parameter that has no shape yet.
 
     Raises:
-        InputError: names the first of them.
+        InputError: names the first such parameter.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
@@ -195,10 +197,10 @@ def refuse_uninitialized(model: torch.nn.Module, requested_by: str) -> None:
 
 
 def refuse_without_values(model: torch.nn.Module, requested_by: str) -> None:
-    """Refuse a live module some of whose parameters have a shape but no values.
+    """Refuse a live module with a parameter that has a shape but no values.
 
     Raises:
-        InputError: names the first of them.
+        InputError: names the first such parameter.
     """
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
@@ -213,35 +215,35 @@ class NamedExample:
     """The tensors of an example, each with the name of its input."""
 
     tensors: Mapping[str, torch.Tensor]
-    """By input name, such as ``images`` or ``features.input_ids``."""
+    """Input name, such as ``images`` or ``features.input_ids`` → tensor."""
     arguments: NestedArguments | None
-    """How they become the arguments of the forward; None where each is one."""
+    """Conversion of the tensors into arguments of the forward; `None` if each tensor is one argument."""
     specs: tuple[InputTensorSpec, ...]
-    """What they say about the inputs."""
+    """Specifications derived from the tensors."""
 
     @property
     def argument_names(self) -> tuple[str, ...]:
-        """Names of the arguments that are given, constants included."""
+        """Names of the arguments in the example, constants included."""
         return tuple(self.tensors) if self.arguments is None else self.arguments.names
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should hear about it."""
+        """Notes for the user on the example."""
         return () if self.arguments is None else self.arguments.notes
 
 
 def name_examples(examples: object, model: torch.nn.Module, requested_by: str) -> NamedExample:
-    """Name the tensors of an example after the parameters of ``forward`` they are for.
+    """Name the tensors of an example after the parameters of ``forward``.
 
     Args:
         examples: Values by name, in the order of the parameters, or a single one. A value is a tensor, a container of
             tensors, or a constant.
-        model: The module they are for.
-        requested_by: What gave the examples, for messages.
+        model: The module that takes the examples.
+        requested_by: Origin of the examples, for messages.
 
     Raises:
         InputError: there is no tensor, there are more values than ``forward`` takes, or one cannot be an argument.
-        UsageError: the shape or dtype of a tensor cannot be that of a graph input.
+        UsageError: the shape or dtype of a tensor is invalid for a graph input.
     """
     if isinstance(examples, Mapping):
         named = {str(name): value for name, value in examples.items()}
@@ -256,10 +258,10 @@ def name_examples(examples: object, model: torch.nn.Module, requested_by: str) -
 def _spec_of_example(name: str, value: torch.Tensor, requested_by: str) -> InputTensorSpec:
     """Describe an example tensor; indices are valid between the smallest and the largest of the example.
 
-    A mask that hides nothing may hide something.
+    A mask that hides nothing in the example may hide positions.
 
     Raises:
-        UsageError: its shape or dtype cannot be that of a graph input.
+        UsageError: the shape or dtype is invalid for a graph input.
     """
     dtype = str(value.dtype).removeprefix("torch.")
     is_index = dtype in DTYPES and not value.is_floating_point() and dtype != "bool" and value.numel() > 0

@@ -1,8 +1,8 @@
-"""How is a model loaded? Each option is declared here, once.
+"""Options of loading, declared once.
 
 The options of the command, the ``loader`` section of a build config, the keywords of the Python functions and the
-request in a manifest are made from these declarations: a new option needs a field here, and the code that obeys it.
-Standard library only, because the help of a verb is made from it.
+request in a manifest are made from these declarations: a new option needs a field here, and code that reads the field.
+Standard library only, because the help of a command is made from this module.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from winml.modelkit.fields import ADVANCED, GENERATION, MODEL, SIZES, Field, dec
 Dtype = Literal["fp32", "fp16", "bf16"]
 Logits = Literal["all", "last"]
 Group = Literal["source", "export", "random", "weights"]
-"""Options that a verb offers together: how the model is loaded, what is drawn at random, the type of the weights."""
+"""Options offered together by a command: source, export, random values, type of the weights."""
 
 _LARGEST_PROMPT = 2**20
 """Chosen: more than any model has positions."""
 LARGEST_SEED = 2**63 - 1
-"""Specified: what torch.manual_seed takes."""
+"""Specified: the largest seed of torch.manual_seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """How a model is loaded, apart from which model it is and what its inputs are."""
+    """Options of loading, without the model and its inputs."""
 
     task: str | None = declare(
         None, MODEL, offered_with="source", short="-t", metavar="TASK", default_words="from the model", is_common=True
@@ -59,7 +59,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class InputFields:
-    """The inputs of a model, as a command states them."""
+    """The inputs of a model, as stated for a command."""
 
     shape_config: str | None = declare(None, SIZES, metavar="JSON", is_common=True)
     """Sizes of dimensions, such as {"sequence_length": 64}. A file or JSON text. A name instead of a number makes the
@@ -71,11 +71,11 @@ class InputFields:
 
 
 def declared_options() -> tuple[Field, ...]:
-    """Return every option of loading, in the order in which they are declared."""
+    """Return every option of loading, in the order of declaration."""
     return fields_of(LoadOptions)
 
 
 def is_not_default(name: str, value: object) -> bool:
-    """Say whether the value of an option, of loading or of a verb, is not what it has where nobody gives one."""
+    """Return True if the value of an option, of loading or of a command, differs from its default."""
     default = next((option.default for option in declared_options() if option.name == name), None)
     return value not in (None, False, ()) if default is not True else value is False

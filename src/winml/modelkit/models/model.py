@@ -1,6 +1,6 @@
-"""Loads the weights of a resolved model: those of the checkpoint, or seeded random ones.
+"""Loading of the weights of a resolved model: from the checkpoint, or seeded random weights.
 
-What the model is was decided in ``resolution.py``.
+``resolution.py`` decides all other properties of the model.
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from winml.modelkit.ort.foreign_libraries import local_libraries
 Progress = Callable[[str], None]
 
 _CALIBRATION_DRAWS = 8
-"""Measured on EfficientNet, whose last layers see four pixels of an image: with one draw the next grows to 1e10 and
-loses all precision, with eight a change of the input grows a hundredfold."""
+"""Measured on EfficientNet, whose last layers see four pixels of an image.
+
+With one sample, activations of the next sample grow to 1e10 and lose all precision; with eight samples, a change of the
+input grows a hundredfold.
+"""
 
 
 def load_model(request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
-    """Load what was asked for.
+    """Load the requested model.
 
     Args:
-        request: What the user asked for.
-        progress: Told in words which step is being done.
+        request: Request of the user.
+        progress: Receives a text for each step.
 
     Raises:
         UsageError: the request is wrong, or asks for a size or task this model does not have.
-        InputError: files, the Hub, or the user's code did not deliver.
+        InputError: files, the Hub, or the user's code failed.
     """
     resolved = resolve_model(request, needs_weights=not request.random_weights, progress=progress)
     return load_resolved(resolved, request, progress)
 
 
 def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Progress | None = None) -> LoadedModel:
-    """Pass a resolved model its weights: random ones where ``request`` asks for them, else those of the checkpoint.
+    """Load the weights of a resolved model: random ones if requested, else the weights of the checkpoint.
 
     Raises:
-        CheckpointError: the weights cannot be read or are not those of the model.
-        InputError: what a factory returned holds no values.
+        CheckpointError: the weights cannot be read or do not fit the model.
+        InputError: a factory returned a model without values.
     """
     if resolved.checkpoint is None or resolved.decision is None:
         refuse_without_values(resolved.model, resolved.source.name)
@@ -70,7 +73,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
 def _randomly_weighted_parts(
     resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
 ) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
-    """Build the model with seeded random weights; return also what is to be said of them."""
+    """Build the model with seeded random weights; return its parts and notes on the weights."""
     assert resolved.checkpoint is not None  # a factory brings its weights
     if progress is not None:
         progress(f"building {resolved.model_class.__name__} with random weights")
@@ -81,7 +84,7 @@ def _randomly_weighted_parts(
     )
     merge_adapters(model, resolved.adapters)
     if len(resolved.parts) == 1:
-        # The forwards of several parts are no calls of the model as it is.
+        # With several parts, the forwards of the parts are no calls of the model itself.
         part = resolved.parts[0]
         seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
         draws = [draw_tensors(part, seed) for seed in seeds]
@@ -93,7 +96,7 @@ def _randomly_weighted_parts(
 def _checkpoint_parts(
     resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
 ) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
-    """Load the weights of the checkpoint; return also what is to be said of them."""
+    """Load the weights of the checkpoint; return the parts and notes on the weights."""
     source, checkpoint = resolved.source, resolved.checkpoint
     assert checkpoint is not None  # a factory brings its weights
     assert resolved.decision is not None
@@ -112,13 +115,13 @@ def _checkpoint_parts(
     merge_adapters(model, resolved.adapters)
     model = with_plain_outputs(model)
     if resolved.dtype is None:
-        # Pickled weights told their dtype only now, and inputs that are not indices meet them in it.
+        # The dtype of pickled weights is known only now, and inputs that are not indices have the same dtype.
         return decide_parts(model, checkpoint, resolved.decision.task, request), notes
     return resolved.parts_with(model), notes
 
 
 def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
-    """Return what is known about a model besides its weights."""
+    """Return the properties of a model besides its weights."""
     source, decision = resolved.source, resolved.decision
     class_name = type(resolved.model).__name__
     if resolved.checkpoint is None or decision is None:
@@ -146,7 +149,7 @@ def model_info(resolved: ResolvedModel, request: ModelRequest) -> ModelInfo:
 
 
 def dtype_notes(model: torch.nn.Module, request: ModelRequest) -> tuple[str, ...]:
-    """Return a note where floating point parameters are of another type than the usual one, with the reason."""
+    """Return a note if floating point parameters are not float32, with the reason."""
     dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
     reason = "as in the checkpoint" if request.dtype is None else f"as requested by {opt.dtype} {request.dtype}"
     if dtypes in ([], ["float32"]):

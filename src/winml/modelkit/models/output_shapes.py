@@ -1,8 +1,8 @@
-"""Expresses the sizes of the outputs by the sizes of the inputs.
+"""Expression of output sizes in terms of input sizes.
 
 Fits simple expressions to observed shapes: a dimension of the inputs, a multiple, a sum, a product, a division rounded
-down. Runs nothing itself: where several expressions fit, it calls ``ask`` for the shapes at one more size. A size that
-no single expression explains gets a name of its own.
+down. Runs no model itself: if several expressions fit, calls ``ask`` for the shapes at one more size. A size without a
+unique expression gets a new name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = tuple[int | str, ...]
 MOST_QUESTIONS = 24
 """Chosen: bisection finds the offset of a stride below 2**16 in 16 questions, and the rest finds the stride."""
 _REACH = 2
-"""Largest size to ask for, as a multiple of the traced one. Chosen: shows strides and still fits into memory."""
+"""Largest size to ask for, as a multiple of the traced size. Chosen: reveals strides and still fits into memory."""
 _SAMPLES = 64
 _NOT_OF_NAMES = re.compile(r"\W")
 
@@ -38,7 +38,7 @@ class Observation:
 
 
 Ask = Callable[[Sizes], Observation | None]
-"""Runs the model at these sizes; None where it refuses them."""
+"""Runs the model at these sizes; returns `None` if the model refuses them."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
     Args:
         observations: At least one. Every dimension should have two sizes or more, each with the others as in the first
             observation, and one observation should change all of them.
-        ask: Called where several expressions fit, at most ``MOST_QUESTIONS`` times.
+        ask: Called if several expressions fit, at most ``MOST_QUESTIONS`` times.
     """
     observed = _Observations(list(observations), ask)
     names: dict[tuple[int, ...], str] = {}
@@ -87,11 +87,11 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
 
 
 def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpec]) -> dict[str, Shape]:
-    """Return shapes in which sums of sizes have the names they bear in the inputs: ``total_sequence_length``.
+    """Replace sums of sizes in shapes by their names in the inputs, such as ``total_sequence_length``.
 
     Args:
         shapes: Output → its shape, with expressions.
-        inputs: The inputs; their ``sums`` say the names.
+        inputs: The inputs; their ``sums`` define the names.
     """
     names = {
         frozenset(map(str, terms)): name
@@ -122,7 +122,7 @@ class _Observations:
         return [(item.sizes, item.shapes[output][axis]) for item in self.observations]
 
     def observe(self, symbol: str, size: int) -> bool:
-        """Observe one more size; return whether an observation was added."""
+        """Observe one more size; return True if an observation was added."""
         sizes = {**self.traced, symbol: size}
         if (
             self._ask is None
@@ -138,7 +138,7 @@ class _Observations:
 
 
 def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str | None:
-    """Return the one expression for an output's axis, or None."""
+    """Return the unique expression for an output's axis, or `None`."""
     points = observed.points(output, axis)
     values = {value for _, value in points}
     if len(values) == 1:
@@ -151,7 +151,7 @@ def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str 
 
 
 def _linear_expressions(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
-    """Yield every ``factor * symbol + offset`` that fits."""
+    """Yield every fitting ``factor * symbol + offset``."""
     for symbol in points[0][0]:
         (smallest, low), (largest, high) = (
             min(points, key=_size_of_symbol(symbol)),
@@ -171,7 +171,7 @@ def _size_of_symbol(symbol: str) -> Callable[[tuple[Sizes, int]], int]:
 
 
 def _two_symbol_expressions(points: Sequence[tuple[Sizes, int]]) -> Iterator[str]:
-    """Yield every product (times a number) and sum (plus a number) of two dimensions that fits."""
+    """Yield every fitting product (times a number) and sum (plus a number) of two dimensions."""
     for left, right in combinations(points[0][0], 2):
         factor, remainder = divmod(points[0][1], points[0][0][left] * points[0][0][right])
         if factor and not remainder and all(value == factor * sizes[left] * sizes[right] for sizes, value in points):
@@ -189,7 +189,7 @@ def _sum_text(term: str, offset: int, *, is_operand: bool = False) -> str:
 
 
 def _explain_division(observed: _Observations, output: str, axis: int) -> str | None:
-    """Return the one division that fits, asking until only one is left; None if none fits, or several remain."""
+    """Return the fitting division, asking until one is left; `None` if there is no fit, or several remain."""
     while candidates := _fitting_divisions(observed.points(output, axis)):
         if len(candidates) == 1 and candidates[0].is_exact:
             return candidates[0].text
@@ -231,12 +231,12 @@ def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> lis
 
 def _sample_sizes(traced: int) -> list[int]:
     low, high = max(2, traced // _REACH), traced * _REACH
-    # Odd sizes, which are seldom multiples of strides.
+    # Odd sizes are seldom multiples of strides.
     return sorted({low + (high - low) * number // _SAMPLES | 1 for number in range(_SAMPLES + 1)})
 
 
 def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: str, size: int) -> int:
-    """Return the number of different sizes the candidates predict."""
+    """Return the number of distinct sizes predicted by the candidates."""
     sizes = {**traced, symbol: size}
     return len({item.at(sizes, offset) for item in candidates for offset in (item.low, item.high)})
 
@@ -250,12 +250,12 @@ def output_specs_of(
     run: Callable[[Sizes], Outputs | None],
     inputs: Sequence[InputTensorSpec] = (),
 ) -> tuple[OutputTensorSpec, ...]:
-    """Describe the outputs of a model; sizes that depend on dynamic dimensions are expressions of these.
+    """Describe the outputs of a model; sizes that depend on dynamic dimensions are expressions.
 
     Args:
         outputs: The outputs with every dimension at its ``example``.
         dimensions: The dynamic dimensions.
-        run: Runs the model at other sizes; returns None where it refuses them.
+        run: Runs the model at other sizes; returns `None` if the model refuses them.
         inputs: The inputs, which may have names for sums of sizes.
     """
     shapes: Mapping[str, tuple[int | str, ...]] = _shapes_of(outputs)
@@ -275,10 +275,10 @@ def output_specs_of(
 def _plain_shapes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> dict[str, Shape] | None:
-    """Return the shapes of outputs whose axes are numbers, dimensions and sums of two, from one run more.
+    """Return output shapes of numbers, dimensions and sums of two dimensions, from one further run.
 
-    All dimensions move at once, each by another amount, so that no two of them, and no two sums, are mistaken for each
-    other. None where an axis is anything else, or the model refuses those sizes.
+    All dimensions change at once, each by another amount, so that no two dimensions or sums are confused. `None` if an
+    axis has another expression, or the model refuses these sizes.
     """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
     moved = {item.name: 2 * traced[item.name] + place for place, item in enumerate(dimensions)}
@@ -324,7 +324,7 @@ def _observe_sizes(
 
 
 def _other_sizes(dimension: DynamicDimension) -> Iterator[int]:
-    """Yield sizes to try, those first that reveal strides."""
+    """Yield candidate sizes, those that reveal strides first."""
     traced = dimension.example or 1
     for size in (2 * traced, traced // 2, traced + 1, traced - 1):
         if max(dimension.min, 1) <= size <= (dimension.max or size) and size != traced:

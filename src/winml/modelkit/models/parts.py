@@ -1,6 +1,6 @@
-"""The records of a loaded model and of its parts, which all later stages take.
+"""Records of a loaded model and of its parts, used by all later stages.
 
-Other rooms read them without knowing how a model was loaded. Imports neither torch nor transformers.
+The records do not depend on the way of loading. Imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from winml.modelkit.onnx.lora_branches import LoraBranch
 
 _TOKENS = ("input_ids", "inputs_embeds")
-"""Specified: what transformers calls the input of a part that is given tokens, or what stands for them."""
+"""Specified: names in transformers of the token input and of the embedding input of a part."""
 
 
 @dataclass(frozen=True)
 class ModelInfo(Record):
-    """What is known about a model besides its weights."""
+    """Properties of a model besides its weights."""
 
     name_or_path: str
     """As passed by the user."""
@@ -40,78 +40,80 @@ class ModelInfo(Record):
     """``transformers``, or ``torch`` for a model that is no transformers model."""
     library_version: str
     task: str | None = field(default=None, metadata=entry(before="library", omit_none=True))
-    """Canonical task; None where the model has none."""
+    """Canonical task; `None` if the model has none."""
     task_rule: str | None = field(default=None, metadata=entry(skip=True))
     """The rule that decided the task, as a sentence."""
     model_type: str | None = field(default=None, metadata=entry(omit_none=True))
     """transformers' model type."""
     source_kind: str = field(default="live", metadata=entry(skip=True))
-    """``folder``, ``config``, ``script``, ``hub`` or ``type`` (no checkpoint); ``live`` for a module handed over."""
+    """``folder``, ``config``, ``script``, ``hub`` or ``type`` (no checkpoint); ``live`` for a module object."""
     source_format: str | None = field(default=None, metadata=entry(omit_none=True))
-    """Format in which the checkpoint has weights of few bits, such as ``gptq``; None where it has none."""
+    """Quantization format of the checkpoint, such as ``gptq``; `None` if it is not quantized."""
     revision: str | None = field(default=None, metadata=entry(omit_none=True))
-    """Revision of a Hub id that was asked for."""
+    """Requested revision of a Hub id."""
     random_weights: bool = field(default=False, metadata=entry(omit_empty=True))
-    """Whether the weights mean nothing."""
+    """True if all weights are random."""
     seed: int = field(default=0, metadata=entry(omit_empty=True))
-    """Seed of weights that are random, all of them or those that the checkpoint lacks."""
+    """Seed of random weights, either of all weights or of weights that the checkpoint lacks."""
     adapters: tuple[str, ...] = field(default=(), metadata=entry(omit_empty=True))
-    """Adapters as they were named: ``PATH`` where merged, ``NAME=PATH`` where switched at run time."""
+    """Adapters as passed by the user: ``PATH`` if merged, ``NAME=PATH`` if switched at run time."""
     companions: Mapping[str, Path] = field(default_factory=dict, metadata=entry(skip=True))
     """Config, tokenizer and processor files of the checkpoint: name beside the ONNX file → file."""
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """One part of a loaded model: what becomes one graph. Most models have one, which is all of the model."""
+    """One part of a loaded model, exported as one graph. Most models have one part, the whole model."""
 
     model: torch.nn.Module
-    """The whole model, in evaluation mode; the same one in every part. Module paths and tags are its own."""
+    """The whole model, in evaluation mode; the same object in every part. Module paths and tags refer to it."""
     inputs: tuple[InputTensorSpec, ...]
-    """What the forward of the part is to be given, in this order."""
+    """Inputs of the part's forward, in this order."""
     name: str = ONLY_PART
     """``model`` for the only part; else ``encoder``, ``decoder``, ``vision`` and the like."""
     path: str = ""
-    """Where the module of the part is in ``model``; ``""`` is the whole model."""
+    """Path of the part's module in ``model``; ``""`` is the whole model."""
     entry: Callable[[torch.nn.Module], Callable[..., Any]] | None = None
-    """Given the module of the part, returns what is called in place of its forward; None: the forward."""
+    """Module of the part → function called instead of its forward; `None`: the forward."""
     forward_kwargs: Mapping[str, bool | int] = field(default_factory=dict)
     """Fixed keywords of every call: a cache or none, named outputs."""
     arguments: NestedArguments | None = None
-    """How the tensors of ``inputs`` become the arguments of the forward; None where each is one."""
+    """Conversion of the tensors of ``inputs`` into arguments of the forward; `None` if each tensor is one argument."""
     example: Mapping[str, torch.Tensor] | None = None
-    """Values to try first, where the user gave some; they fit ``inputs``."""
+    """Values from the user to try first, if any; they fit ``inputs``."""
     are_ranges_examples: bool = False
-    """Whether the value ranges of ``inputs`` are merely those of an example: other values may be valid, too."""
+    """True if the value ranges of ``inputs`` are the ranges of an example: other values may be valid, too."""
     dimensions: tuple[DynamicDimension, ...] = ()
-    """The names in the shapes of ``inputs``, each with the size to trace with; empty where all sizes are fixed."""
+    """The names in the shapes of ``inputs``, each with its size at tracing; `()` if all sizes are fixed."""
     smallest_sizes: Mapping[str, int] = field(default_factory=dict)
-    """Name among ``dimensions`` → smallest size of the graph, where samples are larger: a prompt without an image."""
+    """Name among ``dimensions`` → smallest size of the graph if samples are larger: a prompt without an image."""
     open_by_default: Mapping[str, str] = field(default_factory=dict)
-    """Names among ``dimensions`` that no option asked for → the key of ``--shape-config`` that fixes each."""
+    """Names among ``dimensions`` that no option requested → the key of ``--shape-config`` that fixes the size."""
     output_axes: tuple[OutputAxis, ...] = ()
-    """Axes of outputs that are to be open."""
+    """Requested dynamic axes of outputs."""
     stored: Mapping[str, ir.TensorProtocol] | None = None
-    """Parameters and persistent buffers by their path in ``model``, by reference into the weight files, where the
-    parameters of ``model`` hold no values; None where they do."""
+    """Path in ``model`` → parameter or persistent buffer, by reference into the weight files.
+
+    `None` if the parameters of ``model`` hold values.
+    """
     with_weights: Callable[..., torch.nn.Module] | None = None
-    """Loads the same model with the weights of this part, where ``model`` has none; with ``dtype``, in another type."""
+    """Loads the same model with the weights of this part if ``model`` has no weights; with ``dtype``, in another type."""
     with_references: Callable[..., torch.nn.Module] | None = None
-    """Loads the same model with parameters that refer to the weight files (``DeferredTensor``), in the same case."""
+    """Loads the same model with references to the weight files (``DeferredTensor``), if ``model`` has no weights."""
     feeds: tuple[PartFeed, ...] = ()
-    """Which outputs become inputs of another part, or of this one in its next run."""
+    """Connections of outputs to inputs of another part, or of this part in its next run."""
     cache: CacheLayout | None = None
-    """The cache that goes in and out; None without one."""
+    """The cache as input and output; `None` without a cache."""
     first_position: int = 0
-    """What the forward calls the position of the first token, which its inputs count from 0."""
+    """Position of the first token in the forward; the graph's position inputs count from 0."""
     branches: tuple[LoraBranch, ...] = ()
-    """LoRA that the graph has beside its modules: over weights in few bits, and of adapters that are switched."""
+    """LoRA branches of the graph beside its modules: over quantized weights, and of swappable adapters."""
     adapters: tuple[Adapter, ...] = ()
     """Adapters that are switched at run time."""
     text: TextTokens | None = None
-    """How a text that it writes begins and ends; None: the files beside the model say it."""
+    """First and last tokens of a generated text; `None`: as in the files beside the model."""
     notes: tuple[str, ...] = ()
-    """Sentences on how its inputs were decided."""
+    """Sentences on the decision of its inputs."""
 
     @property
     def module(self) -> torch.nn.Module:
@@ -120,32 +122,32 @@ class ModelPart:
 
     @property
     def open_grids(self) -> str | None:
-        """Name of the input that says the sizes of pictures, where these are open; TorchScript alone follows it."""
+        """Input with the image grid sizes, if dynamic; only TorchScript supports such a dynamic grid."""
         return next((spec.name for spec in self.inputs if spec.grid is not None), None)
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens per row that it has positions for; None: any number, or it takes none."""
+        """Positions for tokens per row; `None`: unlimited, or no token input."""
         tokens = next((spec.shape[1] for spec in self.inputs if spec.name in _TOKENS and len(spec.shape) > 1), None)
         return next((item.max for item in self.dimensions if item.name == tokens), None)
 
     @property
     def trace_sizes(self) -> dict[str, int]:
-        """Return the size of every dimension that is left open, as it is traced."""
+        """Traced size of every dynamic dimension."""
         return {dimension.name: dimension.example or 1 for dimension in self.dimensions}
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready to be called, part by part."""
+    """A loaded model, part by part."""
 
     info: ModelInfo
     parts: tuple[ModelPart, ...]
-    """At least one, in the order in which they run."""
+    """At least one part, in the order in which they run."""
     model_notes: tuple[str, ...] = ()
-    """Sentences about the whole model that the user should hear."""
+    """Sentences for the user about the whole model."""
     wanted: tuple[str, ...] = ()
-    """Names of the parts that were asked for; empty: all."""
+    """Names of the requested parts; `()`: all."""
 
     @classmethod
     def of_parts(
@@ -157,14 +159,14 @@ class LoadedModel:
         *,
         wanted: tuple[str, ...] = (),
     ) -> LoadedModel:
-        """Return a model; all that is said of a model of one part belongs to this.
+        """Return a model; notes go to the part if there is only one.
 
         Args:
-            info: What is known of it.
+            info: Its properties.
             parts: Its parts.
-            before: Notes on the model that come before those on inputs.
-            after: Notes that come after them.
-            wanted: Names of the parts that were asked for; empty: all.
+            before: Notes on the model that precede the notes on inputs.
+            after: Notes that follow them.
+            wanted: Names of the requested parts; empty: all.
         """
         if len(parts) > 1:
             return cls(info, parts, (*before, *after), wanted)
@@ -172,7 +174,7 @@ class LoadedModel:
 
     @property
     def requested_parts(self) -> tuple[ModelPart, ...]:
-        """The parts that were asked for."""
+        """The requested parts."""
         return tuple(part for part in self.parts if not self.wanted or part.name in self.wanted)
 
     @property
@@ -186,7 +188,7 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All sentences that the user should hear."""
+        """All sentences for the user."""
         return (*(note for part in self.parts for note in part.notes), *self.model_notes)
 
     @property
@@ -195,11 +197,11 @@ class LoadedModel:
         return self.parts[0].model
 
     def part_taking(self, names: Collection[str]) -> ModelPart | None:
-        """Return the part that all of these are inputs of; None where there is none."""
+        """Return the part that has all of these inputs; `None` if there is none."""
         return next((part for part in self.parts if set(names) <= {spec.name for spec in part.inputs}), None)
 
     def describe(self, part: ModelPart) -> PartDescription | None:
-        """Return what the file of a part says about it; None for the only part of a model that feeds nothing."""
+        """Return the description of a part for its file; `None` for the only part of a model without feeds."""
         if len(self.parts) == 1 and not part.feeds:
             return None
         names = tuple(item.name for item in self.parts)

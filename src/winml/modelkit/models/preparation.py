@@ -1,8 +1,8 @@
-"""Prepares a live module for tracing, and restores it afterwards.
+"""Preparation of a live module for tracing, and its restoration.
 
 Exporters pass positional tensors and expect a flat tuple; model libraries take keywords and return records. During an
-export, ``forward`` is replaced by a function of exactly the requested inputs. Unlike a wrapper module it adds no level
-to the hierarchy. Forward hooks run where they belong: the root's around its real forward, the rest in their scope.
+export, ``forward`` is replaced by a function of exactly the requested inputs. Unlike a wrapper module, the function
+adds no level to the hierarchy. Forward hooks run in their scope: hooks of the root around its real forward.
 
 NOTE: reads the dictionaries in which torch keeps the hooks of a module (docs/decisions/0004-private-seams.md).
 ``tests/integration/test_forward_hooks.py`` fails when one moves.
@@ -32,11 +32,11 @@ from winml.modelkit.tags.torch_modules import without_compilation
 
 
 class FlatForward:
-    """A module's forward in the form exporters need: tensors in the order of the inputs → tuple of tensors.
+    """A module's forward with the signature that exporters need: tensors in the order of the inputs → tuple of tensors.
 
     Attributes:
         output_names: Names of the returned tensors, known after the first call.
-        unflattened: The forward as the module has it.
+        unflattened: The module's own forward.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class FlatForward:
 
         Args:
             forward: The bound forward method.
-            input_names: Names of the tensors it is called with, in order.
+            input_names: Names of its input tensors, in order.
             options: Further keyword arguments of every call, such as ``use_cache=False``.
-            arguments: Makes the arguments of the tensors; None: every tensor is an argument.
+            arguments: Conversion of the tensors into arguments; `None`: every tensor is an argument.
         """
         self.input_names = tuple(input_names)
         self.output_names: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ class FlatForward:
                     "ONNX Runtime does not have",
                     hint="Return real and imaginary parts: torch.view_as_real(output), or its abs() and angle().",
                 )
-        # The requested names apply only where the number of outputs matches.
+        # The requested names apply only if the number of outputs matches.
         self.output_names = self._requested_names if len(self._requested_names) == len(flat) else tuple(flat)
         return tuple(flat.values())
 
@@ -121,12 +121,11 @@ def prepared_for_export(
     Inside the block the model is in evaluation mode, gradients are off, and compiled modules are replaced by their
     uncompiled form. With ``plain_attention``, attention and transformer layers of ``torch.nn`` call plain operators in
     place of fused ones and nested tensors, which have no ONNX form. The training flag of every submodule, the forward
-    method, compiled modules, the gradient mode and the way attention is computed are always restored.
+    method, compiled modules, the gradient mode and the attention settings are always restored.
 
-    With ``path``, the forward of that module inside ``model`` is called alone, through the modules around it, so that
-    its scopes are those it has in the whole model. ``entry`` returns what is called in place of that forward, such as
-    another method. ``arguments`` makes the arguments of the tensors, where these do not
-    stand by themselves.
+    With ``path``, only the forward of this module inside ``model`` is called, through the modules around it, so that
+    its scopes are the same as in the whole model. ``entry`` returns the function to call instead of the forward, such
+    as another method. ``arguments`` converts the tensors into arguments unless each tensor is one argument.
 
     Raises:
         ExportError: a module is scripted; exporters cannot trace it.
@@ -160,7 +159,7 @@ def prepared_for_export(
 
 
 def _modules_on(model: nn.Module, path: str) -> list[nn.Module]:
-    """Return the modules from the root to the one at ``path``; containers that cannot be called are left out."""
+    """Return the modules from the root to ``path``, without containers, which cannot be called."""
     names = path.split(".") if path else []
     modules = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
     return [module for module in modules if module is modules[-1] or type(module).forward is not nn.Module.forward]
@@ -197,12 +196,11 @@ def flatten_outputs(outputs: object, used_names: Sequence[str] = ()) -> dict[str
     """Return the tensors in the result of a forward by name.
 
     Names are the keys of mappings and records and the positions in sequences, nested ones joined by a dot
-    (``hidden_states.0``). Values that are not tensors, such as None or a cache, are left out.
+    (``hidden_states.0``). Values that are not tensors, such as None or a cache, are omitted.
 
     Args:
         outputs: The result of the forward.
-        used_names: Names that are not free, such as those of the inputs; an output with such a name gets ``_output``
-            appended.
+        used_names: Reserved names, such as the names of inputs; an output with such a name gets ``_output`` appended.
     """
     if isinstance(outputs, torch.Tensor):
         outputs = {"output": outputs}
@@ -237,7 +235,7 @@ def _children_of(value: object) -> list[tuple[Any, Any]]:
 
 
 def _takes_names(forward: Callable[..., object], names: Sequence[str]) -> bool:
-    """Say whether ``forward`` can be called with these names as keywords."""
+    """Return True if ``forward`` can be called with these names as keywords."""
     parameters = inspect.signature(forward).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
     variadic_names = [
@@ -261,12 +259,12 @@ _HOOK_DICTIONARIES = (
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Say whether a module has hooks of its own before or after its forward."""
+    """Return True if a module has hooks before or after its forward."""
     return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 class _Keywords(dict[str, object]):
-    """Arguments by keyword; one that was given by position is found as well, as a hook may expect either."""
+    """Keyword arguments; a lookup also finds arguments passed by position, because hooks may expect either."""
 
     def __init__(self, keywords: dict[str, object], signature: inspect.Signature, args: tuple[object, ...]) -> None:
         super().__init__(keywords)
@@ -279,7 +277,7 @@ class _Keywords(dict[str, object]):
 def _without_repetitions(
     signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[Any, ...], dict[str, object]]:
-    """Return arguments where a keyword takes the place of the same argument given by position."""
+    """Return arguments in which a keyword replaces the same argument passed by position."""
     bound = signature.bind_partial(*args)
     repeated = {name for name in kwargs if name in bound.arguments}
     bound.arguments.update({name: kwargs[name] for name in repeated})
@@ -288,10 +286,10 @@ def _without_repetitions(
 
 @contextmanager
 def _detached_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator[Callable[..., Any]]:
-    """Take the hooks of a module away for the time of the block; yields ``forward`` with these hooks around it.
+    """Detach the hooks of a module during the block; yields ``forward`` with these hooks around it.
 
-    A hook sees the arguments and the outputs of ``forward``, not what it is replaced by. Hooks that are registered
-    inside the block are others.
+    A hook sees the arguments and the outputs of ``forward``, not of its replacement. Hooks that are registered inside
+    the block are separate.
     """
     if not has_hooks(module):
         yield forward
@@ -314,7 +312,7 @@ def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: Mappin
     after = [(hook, key in hooks["_forward_hooks_with_kwargs"]) for key, hook in hooks["_forward_hooks"].items()]
 
     def call(*args: object, **kwargs: object) -> Any:
-        # Hooks without keywords see the arguments only where these are given by position.
+        # Hooks without keywords see only arguments passed by position.
         bound = signature.bind(*args, **kwargs)
         args, kwargs = bound.args, bound.kwargs
         for hook, takes in before:

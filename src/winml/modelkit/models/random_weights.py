@@ -1,7 +1,7 @@
-"""Builds a model with seeded random weights from a config alone.
+"""Construction of a model with seeded random weights from a config alone.
 
-Its outputs still show mistakes: no two tensors are equal by being constant, and activations neither fade nor explode
-through a deep stack. Reads no checkpoint.
+Outputs of the model still reveal export errors: no two tensors are equal by being constant, and activations neither
+vanish nor explode through a deep stack. Reads no checkpoint.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from winml.modelkit.models.checkpoints.config import build_error
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 
 _MODEL_ERRORS = (*REFUSALS, OSError)
-"""What model classes raise when a config makes no sense to them, or their inputs do not."""
+"""Exceptions of model classes for an invalid config or invalid inputs."""
 _CONSTANT_SPREAD = 0.02
-"""Standard deviation added to constant parameters: that of transformers' own initial weights."""
+"""Standard deviation added to constant parameters: the value of transformers' own initial weights."""
 _SAME = 1e-6
-"""Chosen: values this close are as good as equal; SAM's config asks for weights of 1e-10, which let nothing through."""
+"""Chosen: closer values count as equal; SAM's config requests weights of 1e-10, which suppress every signal."""
 _SMALLEST_SCALE = 0.5
-"""Chosen: half of what a trained normalization scales by, ten times what those that start near zero begin with."""
+"""Chosen: half of the scale of a trained normalization, ten times the initial scale of normalizations near zero."""
 _VARIANCE_FLOOR = 0.01
-"""Smallest running variance set, as a share of the layer's mean: a dead channel would be scaled by a thousand."""
+"""Smallest running variance, as a share of the layer's mean: a dead channel would be scaled by a thousand."""
 _TINY = 1e-12
 
 
@@ -33,12 +33,13 @@ def build_random_model(
 ) -> torch.nn.Module:
     """Build a model of ``model_class`` with seeded random weights, in evaluation mode.
 
-    Initialized as transformers does for training, then constant parameters (zero biases, unit scales, tiny layer
-    scales) get a spread: exporters merge equal constants, and a branch scaled by 1e-6 proves nothing. The caller's
-    random state is left as it was.
+    Weights are initialized by transformers, then constant parameters (zero biases, unit scales, tiny layer scales) get
+    a spread: exporters merge equal constants, and a branch scaled by 1e-6 tests nothing. The caller's random state is
+        left
+    unchanged.
 
     Raises:
-        CheckpointError: the config holds values the class refuses, or the class needs a missing package.
+        CheckpointError: the config has values the class refuses, or the class needs a missing package.
     """
     try:
         with torch.random.fork_rng(devices=[]):
@@ -53,9 +54,9 @@ def build_random_model(
 
 @torch.no_grad()
 def _lift_scales(model: torch.nn.Module) -> None:
-    """Bring the scales of normalizations that begin near zero to one, in place.
+    """Set the scales of normalizations that are near zero to about one, in place.
 
-    They train well from there, but untrained a stack of them lets nothing through.
+    Such scales suit training, but an untrained stack of them suppresses every signal.
     """
     for module in model.modules():
         scale = getattr(module, "weight", None)
@@ -74,7 +75,7 @@ def _spread_constants(model: torch.nn.Module) -> None:
 
 
 def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield the buffers that a checkpoint fills as it does parameters: codebooks, of which each row is an entry."""
+    """Yield the buffers that a checkpoint fills like parameters: codebooks with one entry per row."""
     stored = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
         if name in stored and buffer.dim() > 1:
@@ -85,11 +86,12 @@ def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
 def calibrate_batch_norms(
     model: torch.nn.Module, draws: Sequence[Mapping[str, torch.Tensor]], keywords: Mapping[str, object]
 ) -> None:
-    """Set the running statistics of every batch norm, in place, to those of the values that reach it in one forward.
+    """Set the running statistics of every batch norm, in place, to the statistics of its inputs in one forward.
 
-    With the initial statistics (mean 0, variance 1) a deep random network fades to nothing. With those of one image it
-    explodes on the next: its last layers see a handful of pixels. So all draws go through it side by side, or the first
-    alone where it takes no such batch. A model that refuses even that is left as it is; whoever runs it tells why.
+    With the initial statistics (mean 0, variance 1), activations of a deep random network vanish. With the statistics
+    of one image, they explode on the next: the last layers see a handful of pixels. So all samples form one batch, or
+    only the first is used if the model takes no such batch. A model that refuses this sample as well is left unchanged;
+    a later run reports the reason.
     """
     norms = [module for module in model.modules() if _tracks_statistics(module)]
     if not norms:
@@ -107,7 +109,7 @@ def calibrate_batch_norms(
 
 
 def _tracks_statistics(module: torch.nn.Module) -> bool:
-    """Say whether a module is a batch norm, frozen ones of a library's own class included."""
+    """Return True if a module is a batch norm, frozen ones of a library's own class included."""
     return all(isinstance(getattr(module, name, None), torch.Tensor) for name in ("running_mean", "running_var"))
 
 
@@ -118,7 +120,7 @@ def _take_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> Non
     running_mean: Any = module.running_mean
     running_var: Any = module.running_var
     if values.numel() == values.shape[1]:
-        # One value per channel: subtracting it would leave nothing, so only the scale is kept.
+        # One value per channel: after subtraction of the mean nothing is left, so only the scale is used.
         mean, square = torch.zeros_like(mean), square.mean().expand_as(square)
     running_mean.copy_(mean)
     variance = (square - mean.square()).clamp_min(_TINY)

@@ -1,9 +1,8 @@
-"""Which model does the user mean?
+"""Identification of the model in a request.
 
-Decides from the text given to ``-m``, and from what stands on disk, whether it names a checkpoint folder, a
-``config.json``, a factory in a script or package, or a Hub id. Everything that can be wrong with the path or with the
-files around it is reported here, before torch or transformers is imported. Does not touch the network:
-``checkpoints/hub.py`` does.
+Decides from the text of ``-m`` and from the files on disk whether the text names a checkpoint folder, a
+``config.json``, a factory in a script or package, or a Hub id. All errors in the path or the files around it are
+reported here, before torch or transformers is imported. No network access: see ``checkpoints/hub.py``.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
 
 CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
-"""Whose modules are classes of transformers; a script may do as it likes."""
+"""Kinds of sources whose modules are classes of transformers; a script may return any module."""
 
-# As huggingface_hub validates ids: "name" or "owner/name" of letters, digits, '_', '-' and '.', which end in neither of
-# the last two.
+# As validated by huggingface_hub: "name" or "owner/name" of letters, digits, '_', '-' and '.', with neither '-' nor '.'
+# at the end.
 _HUB_ID = re.compile(r"^(\w([\w.-]*\w)?/)?\w([\w.-]{0,94}\w)?$", re.ASCII)
 _NEVER_IN_HUB_IDS = ("--", "..")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
-"""Branch, tag or commit, of which the Hub cache makes a path: relative, and never upwards."""
+"""Branch, tag or commit, part of a path in the Hub cache: relative, and without upward steps."""
 _DOTTED_NAME = re.compile(r"^[^\W\d]\w*(\.[^\W\d]\w*)*$")
 _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 
@@ -51,7 +50,7 @@ _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".ggu
 
 @dataclass(frozen=True)
 class ModelRequest(LoadOptions):
-    """What the user asked to load; how, is declared in :class:`LoadOptions`."""
+    """Request for a model; :class:`LoadOptions` declares the options of loading."""
 
     model: str
     """Hub id, checkpoint folder, ``config.json``, ``file.py:factory`` or ``package.module:factory``."""
@@ -62,14 +61,14 @@ class ModelRequest(LoadOptions):
     shape_config: ShapeConfig | None = None
     """Sizes that differ from the model's own."""
     batch_size: int | None = None
-    """Rows of every input; None is 1."""
+    """Rows of every input; `None` is 1."""
     dynamic: DynamicRequest = field(default_factory=DynamicRequest)
-    """Dimensions to leave open, besides those named in ``input_specs`` and ``shape_config``."""
+    """Dynamic dimensions, besides those named in ``input_specs`` and ``shape_config``."""
     cross_keys: Literal["decoder"] | None = None
-    """Part of an encoder-decoder that computes the keys and values of what was encoded; None: the encoder."""
+    """Part of an encoder-decoder that computes the cross-attention keys and values; `None`: the encoder."""
 
     def __post_init__(self) -> None:
-        """Take a path as the text it is.
+        """Convert a path to text.
 
         Raises:
             UsageError: the model is neither text nor a path.
@@ -93,7 +92,7 @@ class ModelRequest(LoadOptions):
         return {} if self.shape_config is None else self.shape_config.left_open()
 
     def with_sizes(self, sizes: Mapping[str, int]) -> ModelRequest:
-        """Return the request with sizes that are numbers, by key of ``--shape-config``."""
+        """Return the request with these fixed sizes, by key of ``--shape-config``."""
         if not sizes:
             return self
         shape = self.shape_config or ShapeConfig()
@@ -101,7 +100,7 @@ class ModelRequest(LoadOptions):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether some dimension is asked to be left open."""
+        """True if a dynamic dimension is requested."""
         named = any(is_open(size) for spec in self.input_specs or () for size in spec.shape)
         shaped = self.input_specs is None and bool(self.left_open)
         return named or shaped or not self.dynamic.is_empty
@@ -109,23 +108,23 @@ class ModelRequest(LoadOptions):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where the model comes from."""
+    """Location of a model."""
 
     kind: SourceKind
     name: str
     """As passed by the user."""
     path: Path | None = None
-    """The checkpoint folder, the config file, or the script file; None for a Hub id and for a package module."""
+    """The checkpoint folder, the config file, or the script file; `None` for a Hub id and for a package module."""
     module: str | None = None
     """Dotted module of a factory in a package."""
     factory: str | None = None
     """Name of the factory in the script or module."""
     weights: weight_files.WeightFiles | None = None
-    """Weight files of a checkpoint folder; None with random weights."""
+    """Weight files of a checkpoint folder; `None` with random weights."""
 
     @property
     def stored_weights(self) -> weight_files.WeightFiles | None:
-        """The weight files, also where the request needs none; those of a GGUF file are in another folder.
+        """The weight files, even if the request needs none; the weights of a GGUF file are in another folder.
 
         Raises:
             CheckpointError: an index is malformed, or names a shard that is missing.
@@ -136,23 +135,23 @@ class ModelSource:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files that stand at the path: the config, the script, or all of the checkpoint folder."""
+        """The files at the path: the config, the script, or all files of the checkpoint folder."""
         if self.path is None:
             return ()
         return tuple(sorted(self.path.iterdir())) if self.path.is_dir() else (self.path,)
 
 
 def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) -> ModelSource:
-    """Decide what ``request.model`` names and check what can be checked without the libraries.
+    """Identify ``request.model`` and run all checks that do not need the libraries.
 
     Args:
-        request: What the user asked for.
-        needs_weights: Whether something without weight files will not do; None: unless they are to be random.
+        request: Request of the user.
+        needs_weights: Whether weight files are required; `None`: required unless weights are random.
 
     Raises:
-        ModelPathError: nothing usable stands at the path.
-        UsageError: the name, or a flag beside it, cannot mean a model to load.
-        TaskError: the task is unknown (whether the architecture has it is found out later).
+        ModelPathError: there is no usable file or folder at the path.
+        UsageError: the name, or a flag beside it, does not specify a model.
+        TaskError: the task is unknown (support by the architecture is checked later).
         CheckpointError: weight files are truncated, or an index names missing shards.
     """
     name = request.model.strip()
@@ -165,7 +164,7 @@ def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) 
 
 
 def _absolute(source: ModelSource) -> ModelSource:
-    """Return the source with paths that mean the same wherever the model's own code goes."""
+    """Return the source with absolute paths, because the model's own code may change the working directory."""
     if source.path is None:
         return source
     weights = source.weights
@@ -176,7 +175,7 @@ def _absolute(source: ModelSource) -> ModelSource:
 
 
 def _factory_source(name: str) -> ModelSource | None:
-    """Return the source of ``file.py:factory`` or ``package.module:factory``, or None if the name is neither."""
+    """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names."""
     place, colon, factory = name.rpartition(":")
     if not colon or not _DOTTED_NAME.match(factory):
         return None
@@ -191,7 +190,7 @@ def _factory_source(name: str) -> ModelSource | None:
 
 
 def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
-    """Return the source of something on disk, or None if the name cannot be a path."""
+    """Return the source of a local file or folder; `None` if the name cannot be a path."""
     path = named_path(name)
     if path.is_dir():
         return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))
@@ -250,7 +249,7 @@ def _hub_source(name: str) -> ModelSource:
 def _looks_like_path(name: str) -> bool:
     if name.startswith((".", "/", "~")) or "\\" in name or _DRIVE.match(name):
         return True
-    # "owner/name" may be either: with an ending of a file it was meant as a path, else the Hub is asked.
+    # "owner/name" is ambiguous: with the suffix of a file it is a path, else a Hub id.
     return name.count("/") > 1 or name.endswith(("/", ".json", ".py", *_WEIGHT_SUFFIXES))
 
 
@@ -306,9 +305,9 @@ def check_folder(folder: Path, *, needs_weights: bool) -> weight_files.WeightFil
     """Check that a folder is a checkpoint, and return its weight files.
 
     Raises:
-        ModelPathError: it lacks a config or weights; names what it holds instead.
-        CheckpointError: the weights are truncated, or shards are missing, or in few bits of a format that is not read;
-            or a file is a link that leads out of the folder, or no regular file.
+        ModelPathError: config or weights are missing; names the files found instead.
+        CheckpointError: the weights are truncated, shards are missing, or the quantization format is not supported; or
+            a file is a link that leads out of the folder, or no regular file.
     """
     check_library_files(folder, error=CheckpointError)
     if not (folder / CHECKPOINT_CONFIG_NAME).is_file():
@@ -355,7 +354,7 @@ def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:
     """Return the folder of a checkpoint, or the file of a lone config.
 
     Raises:
-        HubError: the Hub did not deliver.
+        HubError: the download failed.
     """
     if source.kind == "hub":
         return snapshot_folder(
@@ -377,13 +376,13 @@ def cached_checkpoint(source: ModelSource, request: ModelRequest) -> Path | None
 
 
 def processor_folder(model: Path | ModelRequest) -> Path | None:
-    """Return where the tokenizer or image processor of a model lies: its checkpoint, or the folder of its ONNX file.
+    """Return the folder of a model's tokenizer or image processor: its checkpoint, or the folder of its ONNX file.
 
-    None for a model of a package, or one that is named by its type alone.
+    `None` for a model of a package, or a model specified by its type alone.
 
     Raises:
         UsageError: the request is wrong.
-        HubError: the Hub did not deliver.
+        HubError: the download failed.
     """
     if isinstance(model, Path):
         return files_folder(model.absolute())
@@ -395,22 +394,22 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
 
 
 _SHARE = "\\\\"
-"""Start of the drive of a path on another machine, which Windows asks for."""
+"""Prefix of the drive in a path on another machine; Windows would contact this machine."""
 
 
 def reference_checkpoint(
     metadata: Mapping[str, str], displayed: str, checkpoint: str, active: str | None = None
 ) -> ModelRequest:
-    """Return the model that PyTorch runs beside an ONNX file, for ``--reference``.
+    """Return the PyTorch model to compare with an ONNX file, for ``--reference``.
 
     Args:
-        metadata: What the file says about itself.
+        metadata: Metadata of the file.
         displayed: The file, for messages.
-        checkpoint: The checkpoint that the user named, or :data:`RECORDED`.
-        active: Name of the adapter that is active in the file; None: none is.
+        checkpoint: The user's checkpoint, or :data:`RECORDED`.
+        active: Name of the active adapter of the file; `None` if no adapter is active.
 
     Raises:
-        UsageError: the file does not name a checkpoint on this machine, and the user named none.
+        UsageError: the file does not name a checkpoint on this machine, and neither does the user.
     """
     from winml.modelkit.onnx.bundle import model_record  # by those who read a file
 
@@ -424,11 +423,11 @@ def reference_checkpoint(
 
 
 def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> ModelRequest:
-    """Return the request with the seed that an ONNX file records: weights that the checkpoint lacks are drawn from it.
+    """Return the request with the seed recorded in an ONNX file, which determines weights that the checkpoint lacks.
 
     Args:
-        request: The model that PyTorch runs beside the file.
-        metadata: What the file says about itself.
+        request: The PyTorch model to compare with the file.
+        metadata: Metadata of the file.
     """
     from winml.modelkit.onnx.bundle import model_record  # by those who read a file
 
@@ -440,14 +439,14 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
     """Return the checkpoint a file says it was exported from.
 
     Args:
-        metadata: What the file says about itself.
+        metadata: Metadata of the file.
         displayed: The file, for messages.
         hint: What to do where the checkpoint is not found; empty: pass a baseline.
         option: Option that requires the checkpoint, for messages; empty: the baseline.
 
     Raises:
-        UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
-            snapshot in the Hub cache. A file never makes us ask a network or run code it names.
+        UsageError: no source is recorded, or the source is no checkpoint on this machine: a folder, a config, or a
+            snapshot in the Hub cache. A file never causes network access or the execution of code it names.
     """
     from winml.modelkit.onnx.bundle import model_record  # by those who read a file
 

@@ -1,8 +1,8 @@
-"""What will be loaded, before any weight is read?
+"""Resolution of a model before any weight is read.
 
-Puts the deciding steps of this room in order: where it is, what it is for, its class, its inputs. The class is built
-without storage, or made by the factory of a user's script, so sizes are known and a config it refuses is told at once.
-Loading (``model.py``), inspecting and writing a config all begin here, so they cannot disagree.
+Runs the decisions of this package in order: location, task, class, inputs. The class is built without storage, or made
+by the factory of a user's script, so sizes are known and an invalid config is reported at once. Loading (``model.py``),
+inspection and the config command start here, so their results agree.
 """
 
 from __future__ import annotations
@@ -80,41 +80,44 @@ _MOST_PARAMETERS = 10**14
 _DTYPES: Mapping[Dtype, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 _BUILD_ERRORS = (*REFUSALS, MemoryError, OSError)
-"""What a model class raises when its config makes no sense."""
+"""Exceptions of a model class for an invalid config."""
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """Everything that is decided about a model, and none of its weights."""
+    """All decisions on a model, without its weights."""
 
     source: ModelSource
-    """Where it is; on this disk, unless it has no checkpoint at all."""
+    """Location of the model, on this disk unless there is no checkpoint."""
     parts: tuple[ModelPart, ...]
-    """What becomes one graph each, in the order in which they run. Their model is in evaluation mode. Of a checkpoint:
-    the class built from the config on the ``meta`` device, without storage. Of a factory: what it returned."""
+    """Parts, one graph each, in the order in which they run. Their model is in evaluation mode.
+
+    For a checkpoint: the class built from the config on the ``meta`` device, without storage. For a factory: its
+    result.
+    """
     checkpoint: CheckpointConfig | None = None
-    """None for a factory."""
+    """`None` for a factory."""
     decision: TaskDecision | None = None
-    """None for a factory."""
+    """`None` for a factory."""
     model_class: Any = None
-    """The transformers class; None for a factory."""
+    """The transformers class; `None` for a factory."""
     dtype: torch.dtype | None = None
-    """What floating point weights are loaded in; None where only the weights themselves say it."""
+    """Type of loaded floating point weights; `None` if unknown until the weights are read."""
     model_notes: tuple[str, ...] = ()
-    """Sentences about the whole model that the user should hear."""
+    """Sentences for the user about the whole model."""
 
     is_widened: bool = False
-    """Whether its floating point weights have 16 bits and are to be read as float32."""
+    """True if 16-bit floating point weights are to be read as float32."""
 
     coded: CodedCheckpoint | None = None
-    """Its weights in few bits; None where it has none, or random weights stand in for all."""
+    """Its quantized weights; `None` if it has none, or random weights replace all weights."""
 
     adapters: tuple[Adapter, ...] = ()
-    """Adapters that fit the model, in the order in which they were named."""
+    """Adapters that fit the model, in the order of the request."""
 
     @property
     def notes_on_codes(self) -> tuple[str, ...]:
-        """Sentences about the weights in few bits."""
+        """Sentences about the quantized weights."""
         return () if self.coded is None else self.coded.notes
 
     @property
@@ -129,7 +132,7 @@ class ResolvedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All sentences that the user should hear."""
+        """All sentences for the user."""
         return (*self.model_notes, *(note for part in self.parts for note in part.notes))
 
     def parts_with(self, model: torch.nn.Module, **fields: Any) -> tuple[ModelPart, ...]:
@@ -150,21 +153,21 @@ def resolve_model(
     model_type: str | None = None,
     progress: Progress | None = None,
 ) -> ResolvedModel:
-    """Decide everything about a model that can be decided without its weights.
+    """Make all decisions on a model that do not need its weights.
 
-    Of a Hub id only the small files are fetched, unless ``needs_weights``.
+    For a Hub id, only the small files are fetched, unless ``needs_weights``.
 
     Args:
-        request: What the user asked for.
-        needs_weights: Whether something without weight files will not do.
-        widens_halves: Whether weights of 16 bits are to be read as float32, where the request names no type.
-        model_type: transformers' model type, in place of ``request.model``: its default config is taken. Without model
-            and type, that of the class asked for is taken.
-        progress: Told in words which step is being done.
+        request: Request of the user.
+        needs_weights: Whether weight files are required.
+        widens_halves: Whether to read 16-bit weights as float32 if the request names no type.
+        model_type: transformers' model type, in place of ``request.model``: its default config is used. Without model
+            and type, the type of the requested class is used.
+        progress: Receives a text for each step.
 
     Raises:
         UsageError: the request is wrong, or asks for a size or task this model does not have.
-        InputError: config files, the Hub, or the user's code did not deliver.
+        InputError: config files, the Hub, or the user's code failed.
     """
     tell = progress or (lambda _words: None)
     source = _source_of(request, model_type, needs_weights)
@@ -184,7 +187,7 @@ def resolve_model(
             refuse_foreign_weights(checkpoint.config, folder)
         coded = _coded_weights(checkpoint, folder, source)
         dtype = _floating_dtype(checkpoint.config, folder, requested_dtype(request))
-        # What codes stand for is exact in float32 alone.
+        # Dequantized values are exact only in float32.
         widens_halves = request.dtype is None and (widens_halves or coded is not None)
         is_widened = widens_halves and dtype in (torch.float16, torch.bfloat16)
         if is_widened:
@@ -211,7 +214,7 @@ def resolve_model(
 
 
 def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[ModelPart]) -> None:
-    """Refuse adapters that are switched at run time for a model of several graphs, each of which has some modules.
+    """Refuse swappable adapters for a model of several graphs, each of which has only some of the modules.
 
     Raises:
         CheckpointError: names the adapter and the parts.
@@ -226,16 +229,16 @@ def _refuse_swapping_in_parts(adapters: Sequence[Adapter], parts: Sequence[Model
 
 
 def requested_dtype(request: ModelRequest) -> torch.dtype | None:
-    """Return the type of floating point weights that was asked for, if one was."""
+    """Return the requested type of floating point weights, if any."""
     return None if request.dtype is None else _DTYPES[request.dtype]
 
 
 def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) -> CheckpointConfig | None:
-    """Return the config alone, for questions that need no task; None for a factory.
+    """Return the config alone, without a decision on the task; `None` for a factory.
 
     Raises:
         UsageError: the request is wrong.
-        InputError: config files or the Hub did not deliver.
+        InputError: config files or the Hub failed.
     """
     source = _source_of(request, model_type, needs_weights=False)
     if source.kind == "script":
@@ -247,7 +250,7 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
 
 
 def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
-    """Set, in place, that forward returns named outputs and no cache, for classes that ask their config only."""
+    """Configure a model, in place, to return named outputs and no cache, for classes that only read their config."""
     config: Any = model.config
     config.return_dict = True
     if getattr(config, "use_cache", None):
@@ -256,7 +259,7 @@ def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _source_of(request: ModelRequest, model_type: str | None, needs_weights: bool) -> ModelSource:
-    """Return where the model is; where there is none, a class says its type."""
+    """Return the source, or the type given by ``--model-class``."""
     if model_type is None and not request.model and request.model_class is not None:
         model_type = model_type_of_class(request.model_class)
     return (
@@ -297,7 +300,7 @@ def _decide_task_and_class(checkpoint: CheckpointConfig, request: ModelRequest) 
 
 
 def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
-    """Import the class a task decision names."""
+    """Import the class named in a task decision."""
     import_losses()
     if checkpoint.custom_models:
         return own_class(decision.model_class_name, checkpoint.root or Path())
@@ -313,10 +316,10 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
 
 
 def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
-    """Find the weights of few bits, where a checkpoint says that it has some.
+    """Find the quantized weights of a checkpoint whose config declares them.
 
     Raises:
-        CheckpointError: their format is not read, or they are damaged.
+        CheckpointError: their format is not supported, or they are damaged.
     """
     weights = source.stored_weights if folder is not None else None
     if folder is None or weights is None:
@@ -336,9 +339,7 @@ def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: Mo
 
 
 def _floating_dtype(config: object, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
-    """Return what was asked for, else what the config declares, else the first floating point type in the headers of
-    the weight files.
-    """
+    """Return the requested type, else the config's, else the first floating point type in the weight files' headers."""
     if requested is not None:
         return requested
     if isinstance(declared := getattr(config, "dtype", None), torch.dtype):
@@ -356,15 +357,15 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
     """Build the class on the ``meta`` device.
 
     Raises:
-        CheckpointError: the config holds values the class refuses, or the class needs a missing package.
+        CheckpointError: the config has values the class refuses, or the class needs a missing package.
     """
     config = copy.deepcopy(config)
     if getattr(config, "_experts_implementation", None) is None:
-        # The usual ways to multiply experts look at values, of which there are none; the modules are the same.
+        # The default implementations of experts read values, which do not exist here; the modules are the same.
         config._experts_implementation = "batched_mm"
     try:
         with torch.device("meta"), warnings.catch_warnings():
-            # About tensors without elements; such a config is refused by the forward, in words of ours.
+            # The warnings concern tensors without elements; the forward refuses such a config with a clearer error.
             warnings.simplefilter("ignore")
             model: torch.nn.Module = model_class._from_config(config, dtype=dtype)
     except _BUILD_ERRORS as error:
@@ -413,9 +414,9 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
 def _described_script_inputs(
     script: _ScriptModel, specs: tuple[InputTensorSpec, ...], request: ModelRequest
 ) -> tuple[tuple[InputTensorSpec, ...], NestedArguments | None, tuple[str, ...]]:
-    """Return the inputs of a manifest, how they become arguments, and notes.
+    """Return the inputs of a manifest, their conversion into arguments, and notes.
 
-    The example says which containers the forward takes and which constants; of another shape, the names do.
+    The example determines containers and constants of the forward; with other input names, the names do.
     """
     example = script.example
     names = [spec.name for spec in specs]
@@ -431,40 +432,40 @@ def _described_script_inputs(
 
 _EXAMPLE_INPUTS = "example_inputs"
 _DISPLAYED_FUNCTIONS = 8
-"""Functions of a script that a message names. Chosen: they fit on one line."""
+"""Functions of a script named in a message. Chosen: they fit on one line."""
 
 _ResultT = TypeVar("_ResultT")
 
 
 @dataclass(frozen=True)
 class _ScriptModel:
-    """What a factory returned."""
+    """Model and example inputs of a factory."""
 
     model: torch.nn.Module
-    """In evaluation mode."""
+    """The model, in evaluation mode."""
     example: live_module.NamedExample | None
-    """The example inputs; None if nothing gives any."""
+    """The example inputs; `None` if there are none."""
     example_origin: str
-    """What gave them, for messages."""
+    """Origin of the example, for messages."""
     notes: tuple[str, ...] = ()
-    """What the user should hear."""
+    """Notes for the user."""
 
 
 def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> _ScriptModel:
-    """Call the factory that ``source`` names, and find its example inputs. The caller's random state is left as it was.
+    """Call the factory of ``source``, and find its example inputs. The caller's random state is left unchanged.
 
-    They are, the first that there is: what the factory returns beside the model, what ``example_inputs_<factory>()``
-    returns, what ``example_inputs()`` returns.
+    Example inputs are the first available of: the second result of the factory, the result of
+    ``example_inputs_<factory>()``, the result of ``example_inputs()``.
 
     Args:
         source: The factory.
         seed: Seed of torch before the user's code runs.
-        is_example_needed: Whether the example says what the inputs are. If not, one that cannot be made is a note.
+        is_example_needed: Whether the example defines the inputs. If not, a failing example becomes a note.
 
     Raises:
         ModelPathError: the module or the factory does not exist.
-        InputError: the user's code raised (names file and line), or returned something else than asked for.
-        UsageError: a tensor of the example cannot be a graph input.
+        InputError: the user's code raised (names file and line), or returned an unexpected object.
+        UsageError: a tensor of the example is invalid as a graph input.
     """
     folder = source.path.resolve().parent if source.path is not None else Path.cwd()
     with _importable_folder(folder), torch.random.fork_rng(devices=[]):
@@ -493,10 +494,10 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
 
 
 def _model_and_inputs(returned: object, source: ModelSource) -> tuple[torch.nn.Module, Any]:
-    """Return the model, and the example inputs where the factory returned both.
+    """Return the model, and the example inputs if the factory returned both.
 
     Raises:
-        InputError: it returned something else.
+        InputError: the factory returned another object.
     """
     if isinstance(returned, torch.nn.Module):
         return returned, None
@@ -519,10 +520,10 @@ class _ExampleFunction:
 
 
 def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFunction | None:
-    """Return the function that gives the inputs of this factory, else the one that gives those of every factory.
+    """Return the example function of this factory, else the example function of all factories.
 
     Raises:
-        InputError: what has its name is no function.
+        InputError: the object of this name is no function.
     """
     own_name = f"{_EXAMPLE_INPUTS}_{str(source.factory).replace('.', '_')}"
     for name in (own_name, _EXAMPLE_INPUTS):
@@ -539,7 +540,7 @@ def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFuncti
 
 @contextmanager
 def _importable_folder(folder: Path) -> Iterator[None]:
-    """Let modules beside the script be imported, as ``python file.py`` would."""
+    """Make modules in the folder of the script importable, as ``python file.py`` would."""
     entry = str(folder)
     sys.path.insert(0, entry)
     try:
@@ -550,7 +551,7 @@ def _importable_folder(folder: Path) -> Iterator[None]:
 
 
 class _ScriptLoader(SourceFileLoader):
-    """Writes no bytecode beside the script, as ``python file.py`` does not."""
+    """Write no bytecode beside the script, as ``python file.py`` does not."""
 
     def set_data(self, path: str, data: object, *, _mode: int = 0o666) -> None:
         """Drop the bytecode."""
@@ -576,7 +577,7 @@ def _import_module(name: str, displayed: str) -> ModuleType:
         return _guard_user_code(lambda: importlib.import_module(name), displayed, None)
     except InputError as error:
         cause = error.__cause__
-        # A package missing inside the user's module is a fault of that code; the module itself missing is a wrong name.
+        # A missing package inside the user's module is an error of this code; a missing module itself is a wrong name.
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             raise ModelPathError(
                 f"{displayed}: no module {name!r}",
@@ -603,7 +604,7 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
 
 
 def _hint_of_functions(name: str, holder: object) -> str:
-    """Return what to write in place of a name that a module or a class lacks."""
+    """Return a hint on the names that exist in place of a missing function."""
     public = {key: value for key, value in vars(holder).items() if callable(value) and not key.startswith("_")}
     if guess := nearest(name, public):
         return f"Did you mean {guess!r}?"
@@ -615,7 +616,7 @@ def _hint_of_functions(name: str, holder: object) -> str:
 
 
 def _guard_user_code(function: Callable[[], _ResultT], displayed: str, file: str | None) -> _ResultT:
-    """Run code of the user. Anything may go wrong in it, and nothing of that is a fault of ours."""
+    """Run code of the user, and convert any exception into an error that locates it."""
     try:
         with restored_working_directory():
             return function()
@@ -638,7 +639,7 @@ def _user_error(error: BaseException, displayed: str, file: str | None) -> Input
 
 
 def _place_of_error(error: BaseException, file: str | None) -> str:
-    """Return ``file:line: `` of the innermost line in the user's file, else of the innermost of the user's at all."""
+    """Return ``file:line: `` of the innermost line in the user's file, else of the innermost line of any user code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: "
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if file and frame.filename == file]

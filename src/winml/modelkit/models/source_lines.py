@@ -1,6 +1,6 @@
-"""Classifies lines of the user's Python: lines that only assert something, and lines whose errors are caught.
+"""Classification of lines in the user's Python: lines that only assert, and lines whose errors are caught.
 
-A value that is read by an assertion decides nothing in the graph, unless the forward goes on after it fails.
+A value that only an assertion reads decides nothing in the graph, unless the forward continues after a failure.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def is_caught(frame: FrameType | None) -> bool:
 
 @dataclass(frozen=True)
 class _SourceLines:
-    """Numbers of lines of one file."""
+    """Line numbers of one file."""
 
     asserting: frozenset[int] = frozenset()
     caught: frozenset[int] = frozenset()
@@ -68,7 +68,7 @@ def _lines_of(file: str) -> _SourceLines:
         if isinstance(node, ast.If) and not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
             asserting.update(_lines([node.test]))
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
-            # ``assert (size := int(n)) > 0`` keeps what it read.
+            # ``assert (size := int(n)) > 0`` assigns the value that it reads.
             keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
             is_assertion = isinstance(node, (ast.Assert, ast.Raise)) and not keeps
             (asserting if is_assertion else deciding).update(_lines([node]))

@@ -1,7 +1,7 @@
-"""Leaves a module, and the settings of the process, as they were found.
+"""Restoration of the state of a module, and of the settings of the process.
 
-A forward may write on its modules: count calls in a buffer, keep a table, replace a layer, draw random numbers. An
-export calls it several times, and afterwards nothing of that must show.
+A forward may modify its modules: count calls in a buffer, keep a table, replace a layer, draw random numbers. An export
+calls the forward several times and must leave no such change behind.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from torch import nn
 from winml.modelkit.errors import first_line
 
 LARGEST_COPY_BYTES = 2**26
-"""Chosen: tensors of this size in all are copied in some ten milliseconds. No forward known writes into more, and a
-copy would cost as much memory as the model."""
+"""Chosen: copying tensors of this total size takes some ten milliseconds.
+
+No forward known writes into more, and a copy would take as much memory as the model.
+"""
 _SMALL_BYTES = 2**16
 """Chosen: a forward that sets a parameter by its first input sets one number per channel."""
 _WITH_MEMORY = (torch.Tensor, nn.Parameter, nn.Buffer)
-"""Of other classes are fake tensors, and those that get their shape with the first call."""
+"""Excluded classes are fake tensors, and tensors that get their shape with the first call."""
 _WITH_HOOKS = "_output_capturing_hooks_installed"
-"""Not public: transformers marks a module so when it registers hooks in the first forward, which stay as they are."""
+"""Not public: transformers' mark on a module for hooks registered in the first forward; these hooks stay unchanged."""
 _HELD_BY_TORCH = ("_parameters", "_buffers", "_modules")
 _OF_TORCH = frozenset(vars(nn.Module()))
 """Attributes of every module, most of them mappings of hooks."""
 _DEPTH = 4
-"""Chosen: a list in a record in a mapping of a module is reached; a whole program that hangs on a module is not."""
+"""Chosen: reaches a list in a record in a mapping of a module, but not a whole program referenced by a module."""
 _OPAQUE = (
     *weakref.ProxyTypes,  # first, as in remember()
     *(type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType),
@@ -59,13 +61,13 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: torch.is_autocast_enabled("cpu"), lambda is_on: torch.set_autocast_enabled("cpu", is_on)),
     (np.geterr, lambda settings: np.seterr(**settings)),
 )
-"""What returns a setting of the process, and what sets it."""
+"""Getter and setter of each setting of the process."""
 _UNREADABLE = object()
 
 
 @contextmanager
 def process_left_as_found() -> Iterator[None]:
-    """Put back random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
+    """Restore random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     flags = [_read_or_unreadable(read) for read, _ in _FLAGS]
@@ -91,19 +93,19 @@ def _read_or_unreadable(read: Callable[[], object]) -> Any:
 
 @dataclass
 class LeftAsFound:
-    """What is told of a block at whose end state is put back."""
+    """Notes of a state restoration."""
 
     notes: tuple[str, ...] = ()
-    """At the end: one sentence for each thing that is not as it was found."""
+    """Set at the end: one sentence for each state that could not be restored."""
 
 
 @contextmanager
 def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
-    """Put back, in place and at the end, all state of a module and of those below it.
+    """Restore, in place and at the end, all state of a module and of its submodules.
 
-    Attributes, hooks, parameters, buffers and modules are the same objects again, tensors have their values, gradients
-    and flags, and lists, mappings and sets hold what they held. Values are put back up to ``LARGEST_COPY_BYTES`` of
-    them in all; of others it is noted that they were written into.
+    Attributes, hooks, parameters, buffers and modules are the same objects again; tensors have their values, gradients
+    and flags; lists, mappings and sets have their items. Values are restored up to a total of ``LARGEST_COPY_BYTES``; a
+    write into a further tensor becomes a note.
     """
     found = LeftAsFound()
     state = _State()
@@ -140,10 +142,10 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
 
 @contextmanager
 def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
-    """Put back, in place and at the end, what a forward keeps on its modules, so that every run starts alike.
+    """Restore, in place and at the end, the state that a forward keeps on its modules, so that every run starts alike.
 
-    Some forwards write down the size or the values they saw, count in a buffer, or replace a module by one for short
-    texts (for: BigBird, BigBird-Pegasus), and go on with it.
+    Some forwards store the size or values of an input, count in a buffer, or replace a module by one for short texts
+    (for: BigBird, BigBird-Pegasus), and use this state in later calls.
     """
     state = StateAsFound(model)
     try:
@@ -153,17 +155,17 @@ def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
 
 
 def shared_state(model: nn.Module) -> dict[str, object]:
-    """Return what a forward may keep beside its modules, in the user's code; nothing of it is put back.
+    """Return state that a forward may keep outside of its modules, in the user's code; this state is not restored.
 
-    That is in globals, on classes, in default arguments and in variables of an enclosing function: of methods, of
-    functions beside them, of hooks, and of functions on modules. Numbers, flags and texts by value, small tensors by
-    their values, containers by what they hold, objects by their attributes.
+    Covered are globals, class attributes, default arguments and variables of an enclosing function: of methods, of
+    functions in their modules, of hooks, and of functions on modules. Numbers, flags and texts are recorded by value,
+    small tensors by their values, containers by their items, objects by their attributes.
     """
     return _SharedState(model).found
 
 
 class _SharedState:
-    """Collects it, each function and each container once."""
+    """Collector of shared state; visits each function and each container once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.found: dict[str, object] = {}
@@ -187,7 +189,7 @@ class _SharedState:
             self.found[name] = _fingerprint(vars(value), _DEPTH)
 
     def _add_function(self, value: object) -> bool:
-        """Add what a function of the user's keeps; say whether it is a function at all."""
+        """Add the state of a function of the user; return True if the value is a function."""
         if isinstance(value, (staticmethod, classmethod, functools.partial, types.MethodType)):
             value = value.func if isinstance(value, functools.partial) else value.__func__
         if isinstance(value, property):
@@ -208,7 +210,7 @@ class _SharedState:
 
 
 def _content(cell: types.CellType) -> object:
-    """Return what a variable of an enclosing function holds; None where it is not bound yet."""
+    """Return the value of an enclosing function's variable; `None` if it is not bound yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -218,7 +220,7 @@ def _content(cell: types.CellType) -> object:
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _MOST_ITEMS = 64
-"""Chosen: items of a container that are looked at; of more, their number."""
+"""Chosen: maximum items of a container that are recorded; for larger ones, only their number."""
 
 
 _LIBRARY_FOLDERS = (Path(__file__).parents[1], Path(os.__file__).parent)
@@ -231,7 +233,7 @@ def _is_library(file: str | None) -> bool:
 
 
 def _is_record(value: object) -> bool:
-    """Say whether a value is an object of the user's code that is neither a class nor a module."""
+    """Return True if a value is an object of the user's code that is neither a class nor a module."""
     if isinstance(value, (type, types.ModuleType, nn.Module)) or not hasattr(value, "__dict__"):
         return False
     source = sys.modules.get(type(value).__module__)
@@ -239,7 +241,7 @@ def _is_record(value: object) -> bool:
 
 
 def _fingerprint(value: object, depth: int) -> object:
-    """Return something that is equal as long as a value is."""
+    """Return an object that compares equal as long as a value is unchanged."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
     if isinstance(value, torch.Tensor):
@@ -257,7 +259,7 @@ def _fingerprint(value: object, depth: int) -> object:
 
 
 class StateAsFound:
-    """The state of a module and of those below it; values of parameters only where they are small."""
+    """The state of a module and of its submodules; values of parameters only if they are small."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -276,30 +278,30 @@ class StateAsFound:
         self._is_kept = False
 
     def keep(self) -> None:
-        """Leave the state as it is now."""
+        """Keep the current state at the end of the block."""
         self._is_kept = True
 
     def changes(self) -> tuple[str, ...]:
-        """Return the attributes that are not as they were found: ``encoder.cached``."""
+        """Return the paths of changed attributes: ``encoder.cached``."""
         tensors = [copy.tensor for copy in self._copies if not copy.is_equal()]
         tensors += [tensor for tensor, version in self._versions if _version(tensor) != version]
         names = [*self._state.changes(), *(self._names[id(tensor)] for tensor in tensors)]
         return tuple(dict.fromkeys(names))
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor shares memory with what is put back."""
+        """Return True if a tensor shares memory with restored state."""
         return type(tensor) in _WITH_MEMORY and any(
             copy.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for copy in self._copies
         )
 
     def put_back(self) -> None:
-        """Put everything back, unless it is to be kept."""
+        """Restore the state, unless the current state is to be kept."""
         if not self._is_kept:
             self._put_back()
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Put back the state that was found for the time of the block, although a later one is kept."""
+        """Restore the original state during the block, even if a later state is kept."""
         with unchanged_attributes(self._model):
             self._put_back()
             yield
@@ -312,19 +314,19 @@ class StateAsFound:
 
 @dataclass(frozen=True)
 class _TensorCopy:
-    """A tensor, and its values."""
+    """A tensor, and a copy of its values."""
 
     tensor: torch.Tensor
     values: torch.Tensor
 
     def is_equal(self) -> bool:
-        """Say whether the tensor has its values."""
+        """Return True if the tensor has its original values."""
         tensor, values = self.tensor, self.values
         is_alike = tensor.shape == values.shape and tensor.dtype == values.dtype and tensor.device == values.device
         return is_alike and _are_equal(tensor, values)
 
     def put_back(self) -> str:
-        """Give the tensor its values again; return what kept it from that, if anything."""
+        """Restore the values of the tensor; return the reason of a failure, or ``""``."""
         tensor, values = self.tensor, self.values
         try:
             with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
@@ -345,7 +347,7 @@ def _are_equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _copies(tensors: Iterable[torch.Tensor]) -> tuple[list[_TensorCopy], list[torch.Tensor]]:
-    """Return copies of the values of tensors, the smallest first, and the tensors for which the limit was too small."""
+    """Return copies of the values of tensors, the smallest first, and the tensors beyond the size limit."""
     held = [
         tensor
         for tensor in tensors
@@ -367,29 +369,29 @@ def _size_bytes(tensor: torch.Tensor) -> int:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """Return a number that grows with every write in place; None of a tensor that has none."""
+    """Return a number that grows with every write in place; `None` for a tensor without such a number."""
     return None if tensor.is_inference() else tensor._version
 
 
 class _State:
-    """What containers hold, and the values of tensors in them."""
+    """Items of containers, and the tensors inside."""
 
     def __init__(self, torch_attributes: Collection[str] = (), lasting: Collection[str] = ()) -> None:
-        """Begin with nothing.
+        """Start without remembered state.
 
         Args:
             torch_attributes: Attributes of every module whose contents are not remembered.
             lasting: Attributes that stay once they are set.
         """
         self.containers: dict[int, tuple[Any, Any, str]] = {}
-        """Identity of a container → itself, what it held, and its name; of attributes of modules a name with a dot."""
+        """Identity of a container → the container, its items, and its name; names of module attributes have a dot."""
         self.tensors: list[torch.Tensor] = []
         self.tensor_names: list[str] = []
         self._torch_attributes, self._lasting = torch_attributes, lasting
         self._seen_tensors: set[int] = set()
 
     def remember_module(self, path: str, module: nn.Module) -> None:
-        """Remember the attributes of one module, but for those that no forward changes."""
+        """Remember the attributes of one module, except attributes that no forward changes."""
         prefix = f"{path}." if path else ""
         attributes = vars(module)
         self.containers[id(attributes)] = (attributes, dict(attributes), prefix)
@@ -400,12 +402,12 @@ class _State:
                     self.remember(item, 0, f"{prefix}{key}")
             elif name not in self._torch_attributes:
                 self.remember(value, _DEPTH, f"{prefix}{name}")
-                # A record on a module, such as a cache, is part of its state; what hangs on that record is not.
+                # A record on a module, such as a cache, is part of its state; objects inside this record are not.
                 if name != "forward" and not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
                     self.remember(vars(value), 1, f"{prefix}{name}")
 
     def remember(self, value: object, depth: int, name: str) -> None:
-        """Remember a container with all that it holds, to a depth; or a tensor that is no parameter."""
+        """Remember a container with all its contents, to a depth; or a tensor that is no parameter."""
         if type(value) in weakref.ProxyTypes:  # any other question to one whose object is gone raises
             return
         if isinstance(value, torch.Tensor):
@@ -427,7 +429,7 @@ class _State:
                 self.remember(item, depth - 1, name)
 
     def changes(self) -> Iterator[str]:
-        """Yield the names of attributes that hold something else, or whose containers do."""
+        """Yield the names of attributes that have another value, or whose containers changed."""
         for container, items, name in self.containers.values():
             if name and not name.endswith("."):
                 if not _holds(container, items):
@@ -439,7 +441,7 @@ class _State:
                         yield f"{name}{key}"
 
     def put_back(self) -> None:
-        """Make every container hold what it held."""
+        """Restore the items of every container."""
         for container, items, _name in self.containers.values():
             if _holds(container, items):
                 continue
@@ -455,7 +457,7 @@ class _State:
 
 
 def _holds(container: Any, items: Any) -> bool:
-    """Say whether a container holds the same objects, in the same order."""
+    """Return True if a container holds the same objects, in the same order."""
     kind = _kind(container)
     if isinstance(container, dict):
         sides = (kind.keys(container), items.keys()), (kind.values(container), items.values())
@@ -464,12 +466,12 @@ def _holds(container: Any, items: Any) -> bool:
 
 
 def _kind(container: object) -> Any:
-    """Return the class of Python's own that a container is of."""
+    """Return the built-in class of a container."""
     return next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
 
 
 def _identity(item: object) -> Any:
-    """Return the identity of an object; of a tuple, those of its items."""
+    """Return the identity of an object; for a tuple, the identities of its items."""
     return tuple(map(id, item)) if type(item) is tuple else id(item)
 
 
@@ -478,10 +480,10 @@ _LIBRARIES = ("torch", "transformers", "onnxscript", "onnx_ir")
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """Suppress warnings and log messages of the exporting libraries for the time of the block.
+    """Suppress warnings and log messages of the exporting libraries during the block.
 
-    They concern internals of the libraries and missing optional packages, so the user cannot act on them. Failures are
-    raised as our errors.
+    The messages concern internals of the libraries and missing optional packages, so the user cannot act on them.
+    Failures are raised as our errors.
     """
     handlers = _log_handlers()
     for handler in handlers:
@@ -497,8 +499,8 @@ def quiet_torch() -> Iterator[None]:
 
 @contextmanager
 def unprinted_failures() -> Iterator[None]:
-    """Keep ``torch.export`` from printing its graph when it fails, past its loggers, for the time of the block."""
-    # Half a second to import: by those who export with it only.
+    """Suppress the graph that ``torch.export`` prints on failure, bypassing its loggers, during the block."""
+    # The import takes half a second: only for users of torch.export.
     from torch.export import _trace as export_trace
 
     vars(export_trace)["print"] = lambda *_values, **_options: None

@@ -1,4 +1,4 @@
-"""Audio: as features of each frame (a spectrogram), or as samples."""
+"""Audio: features per frame (a spectrogram), or samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml.modelkit.ort.default_sizes import AUDIO_FRAMES, MEL_BINS, SAMPLING_RA
 _FEATURES_MASK = "input_features_mask"
 _FRAME_MASKS = (_FEATURES_MASK, "feature_attention_mask")
 _HIDDEN_FRAMES_MASK = "audio_mel_mask"
-"""The other way around: true is what is hidden."""
+"""Inverted mask: true for hidden frames."""
 _IS_LONGER = "is_longer"
 _DECODER_FEATURES = "decoder_input_values"
 
@@ -34,7 +34,7 @@ _ROWS_KEY = ShapeKey("audio_batch_size", "Rows of audio, where a model scores ea
 
 
 class _Recording(Modality):
-    """What features and samples have in common."""
+    """Common base of features and samples."""
 
     description = "an audio clip"
     rows_key = _ROWS_KEY.name
@@ -44,38 +44,38 @@ class _Recording(Modality):
     place_keys = ("num_frames", "audio_length")
 
     def dependent_parameters(self, context: InputContext, media: Sequence[Modality]) -> list[str]:
-        """Return the mask over the recording, where the feature extractor makes one and there is no text to mask."""
+        """Return the mask over the recording if the feature extractor makes one and there is no text to mask."""
         has_mask = self in media and not context.has_text and context.processor.makes_audio_mask is True
         return ["attention_mask"] if has_mask and context.takes("attention_mask") else []
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
-        """Return the mask over the recording."""
+        """Return the draft of the mask over the recording."""
         shape_sizes = (size for medium in media for draft in medium.drafts.values() for size in draft.shape)
         length = next((size for size in shape_sizes if size.key in self.place_keys), None)
         return InputDraft(name, input_shape(context.batch, length), "int64", (0, 1)) if length else None
 
 
 class AudioFeatures(_Recording):
-    """A spectrogram: frames, and features of each."""
+    """A spectrogram: frames, and features of each frame."""
 
     shape_keys = (_ROWS_KEY, FRAMES_KEY, ShapeKey("num_mel_bins", "Audio features per frame."))
     carriers = ("input_features", "audio_mel")
     companions = (*_FRAME_MASKS, _HIDDEN_FRAMES_MASK, _IS_LONGER)
 
     def dependent_parameters(self, context: InputContext, media: Sequence[Modality]) -> list[str]:
-        """Return the mask over the recording, and the spectrogram that a decoder goes on with."""
+        """Return the mask over the recording, and the spectrogram that a decoder continues."""
         is_not_default = context.gives_decoder_input(_DECODER_FEATURES)
         return [*super().dependent_parameters(context, media), *([_DECODER_FEATURES] if is_not_default else [])]
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
-        """Return one of the dependent inputs."""
+        """Return the draft of one dependent input."""
         if name == _DECODER_FEATURES:
             shape = input_shape(context.batch, decoder_sequence(context), _mel_bins(context))
             return InputDraft(name, shape, context.float_dtype)
         return super().draft_dependent(name, context, media)
 
     def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
-        """Yield frames of features and features of frames, with their masks."""
+        """Yield [frames, features] and [features, frames], with their masks."""
         del has_places
         carrier, *companions = names
         for sizes in _feature_sizes(context):
@@ -86,9 +86,9 @@ class AudioFeatures(_Recording):
     def fit_to_features(
         self, drafts: Mapping[str, InputDraft], accepted: Collection[str], place_count: int
     ) -> Mapping[str, InputDraft]:
-        """Return the drafts with a mask over what is made of a recording, where what makes it takes no mask.
+        """Return the drafts with a mask over the features if the feature method takes no mask.
 
-        The forward then chooses among the features by it.
+        The forward then selects features by the mask.
         """
         mask = drafts.get(_FEATURES_MASK)
         if mask is None or not place_count or _FEATURES_MASK in accepted:
@@ -108,7 +108,7 @@ class AudioSamples(_Recording):
     place_kind = 1
 
     def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
-        """Yield samples alone and in channels, or the spectrogram that some models call by the same name."""
+        """Yield samples without and with a channel axis, or the spectrogram that some models call by the same name."""
         del has_places
         for sizes in _sample_sizes(context):
             draft = InputDraft(names[0], input_shape(context.batch, *sizes), context.float_dtype)
@@ -120,7 +120,7 @@ def _audio_config(context: InputContext) -> Any:
 
 
 def _audio_companions(names: Sequence[str], shape: Sequence[InputSize]) -> Iterator[InputDraft]:
-    """Yield what says how long the recording in the features is."""
+    """Yield the drafts of masks and flags for the length of the recording."""
     batch, *sizes = shape
     frames = next((size for size in sizes if size.key == "num_frames"), sizes[0])
     for name in names:
@@ -139,10 +139,10 @@ def _mel_bins(context: InputContext) -> InputSize:
 
 
 def _sample_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
-    """Return the sizes that samples may have after the batch, the likeliest first.
+    """Return the possible sizes of samples after the batch, the likeliest first.
 
     Raises:
-        UsageError: the user wants fewer samples than the model takes.
+        UsageError: the user requests fewer samples than the model takes.
     """
     audio, sizes = _audio_config(context), context.sizes
     kernels = getattr(audio, "conv_kernel", None)
@@ -161,10 +161,10 @@ def _sample_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
 
 
 def _feature_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
-    """Return the sizes that features may have after the batch, the likeliest first.
+    """Return the possible sizes of features after the batch, the likeliest first.
 
     Raises:
-        UsageError: the model refuses the frames or features the user wants.
+        UsageError: the model refuses the requested frames or features.
     """
     audio, sizes = _audio_config(context), context.sizes
     window = first_int_anywhere(context.config, ("n_window",))
@@ -193,7 +193,7 @@ def _feature_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
 
 
 def _features_of_several_frames(context: InputContext, features: int) -> int | None:
-    """Return what the first projection takes, if it is several frames' features."""
+    """Return the input width of the first projection if it is a multiple of a frame's features, else `None`."""
     import torch
 
     layers = (layer for layer in context.structure.modules() if isinstance(layer, torch.nn.Linear))
@@ -202,7 +202,7 @@ def _features_of_several_frames(context: InputContext, features: int) -> int | N
 
 
 def _receptive_field(kernels: Sequence[int], strides: Sequence[int]) -> int:
-    """Return the fewest samples that a stack of convolutions turns into one frame."""
+    """Return the smallest number of samples that a stack of convolutions reduces to one frame."""
     field = 1
     for kernel, stride in reversed(list(zip(kernels, strides, strict=True))):
         field = (field - 1) * stride + kernel

@@ -1,4 +1,4 @@
-"""Images and videos: a plane of pixels, in tiles, or as a row of patches with the size of their grid beside it."""
+"""Images and videos: a plane of pixels, tiles, or a row of patches with the size of their grid."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from winml.modelkit.ort.default_sizes import IMAGE_CHANNELS, IMAGE_EDGE, PATCH_E
 
 _PIXELS = "pixel_values"
 _PATCHES = "hidden_states"
-"""Carrier of vision towers that are models of their own; an image only with its grid beside it."""
+"""Carrier of vision towers that are separate models; an image only in combination with a grid."""
 _GRIDS = ("image_grid_thw", "grid_thw")
 _POSITIONS = ("image_position_ids", "pixel_position_ids")
 _EDGES = ("spatial_shapes", "target_sizes")
-"""Companions that say how a row of patches was a picture: frames, rows and columns of each, the
-place of each patch, or rows and columns alone."""
+"""Companions with the position of patches in a picture.
+
+The formats are frames, rows and columns of each picture, the position of each patch, or rows and columns alone.
+"""
 _PATCH_MASK = "pixel_attention_mask"
 _IMAGE_SIZES = "image_sizes"
 
 _MERGED_PATCHES = ("spatial_merge_size", "merge_size", "merge_kernel_size", "pooling_kernel_size", "downsample_factor")
-"""Names for how many patches per edge become one token; pictures are whole numbers of these."""
+"""Config attributes: patches per edge that become one token; sizes of pictures are multiples."""
 _CHANNELS = ("num_channels", "in_channels")
 _TRACE_STEP = 32
 """Chosen: the product of strides of nearly all vision models."""
 _MOST_TILES = 8
-"""Chosen: more than the largest set of resolutions of a tiled model has for a square picture."""
+"""Chosen: more tiles than tiled models use for a square picture."""
 _SPECIAL_POSITIONS = 2
-"""Class and distillation tokens have positions of their own."""
+"""Chosen: class and distillation tokens have separate positions."""
 
 
 class Image(Modality):
@@ -63,14 +65,14 @@ class Image(Modality):
     place_keys = ("height", "width")
 
     def media_parameters(self, context: InputContext) -> list[str]:
-        """Return pixels or patches, with the descriptions that are asked for and not merely allowed."""
+        """Return pixels or patches, with the companions that are required and not merely allowed."""
         names = super().media_parameters(context)
         if not context.takes("spatial_shapes"):
             names = [name for name in names if name != _PATCH_MASK]
         return [] if names[:1] == [_PATCHES] and "grid_thw" not in names else names
 
     def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
-        """Yield rows of patches where a grid describes them, else planes, tiles, and patches without a description."""
+        """Yield rows of patches if a grid describes them, else planes, tiles, and patches without a grid."""
         carrier, *companions = names
         if {*companions} & {*_GRIDS, *_POSITIONS, *_EDGES}:
             yield from _patch_layouts(context, carrier, companions)
@@ -90,7 +92,7 @@ class Image(Modality):
             for tiles in range(2, _MOST_TILES + 1):
                 yield _plain_layout(context, carrier, context.batch, tiles, *plane, companions=(sizes,))
         if has_places:
-            # Some take several pictures per row, and some a row of patches.
+            # Some models take several pictures per row, and some a row of patches.
             grid = _patch_grid(context)
             yield _plain_layout(context, carrier, context.batch, 1, *plane, grid=grid)
             yield _plain_layout(context, carrier, context.batch, grid.count, grid.values, grid=grid)
@@ -108,7 +110,7 @@ class _PatchGrid:
     """Pixels per edge of a patch."""
     channels: int
     depth: int
-    """Frames of a video that make one patch; a picture is repeated as often."""
+    """Frames of a video in one patch; a picture is repeated as often."""
 
     @property
     def count(self) -> int:
@@ -133,7 +135,7 @@ def _plain_layout(
 
 
 def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str]) -> Iterator[InputLayout]:
-    """Yield the layouts of patches that a companion describes."""
+    """Yield the layouts of patches with a companion."""
     grid = _patch_grid(context)
     rows = context.batch.value
     described = _grid_companions(context, companions, grid)
@@ -141,7 +143,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
     if {*companions} & {*_GRIDS}:
         shapes = [(rows * grid.count, grid.values), (rows * grid.count, grid.channels, grid.patch, grid.patch)]
     elif "target_sizes" in companions:
-        # Patches stand side by side, in one strip of an image.
+        # All patches are arranged in one horizontal strip.
         shapes = [(1, grid.channels, grid.patch, grid.patch * grid.count * rows)]
     else:
         shapes = [(context.batch, grid.count, grid.values)]
@@ -153,7 +155,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
 
 
 def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGrid) -> list[InputDraft]:
-    """Return what says how a row of patches was a picture."""
+    """Return the drafts of grids, positions, sizes and masks of the patches."""
     places = [place for row in range(grid.rows) for column in range(grid.columns) for place in (column, row)]
     batch = context.batch
     drafts = []
@@ -178,10 +180,10 @@ def _vision_config(context: InputContext) -> Any:
 
 
 def _image_plane(context: InputContext) -> tuple[InputSize, ...]:
-    """Return channels, height and width, with the frames before them for a video model.
+    """Return channels, height and width, preceded by the frames for a video model.
 
     Raises:
-        UsageError: the model takes one size only, and the user wants another.
+        UsageError: the model takes one size only, and the user requests another.
     """
     vision, sizes = _vision_config(context), context.sizes
     backbone = sub_config(context.config, "backbone_config")
@@ -207,7 +209,7 @@ def _image_plane(context: InputContext) -> tuple[InputSize, ...]:
 
 
 def _is_image_fixed(context: InputContext, declared: tuple[int, int] | None) -> bool:
-    """Return whether the model has one learned position per patch and was not asked to interpolate them."""
+    """Return True if the model has one learned position per patch and interpolation is not requested."""
     patch = edge_pair(getattr(_vision_config(context), "patch_size", None))
     if declared is None or patch is None or not context.takes("interpolate_pos_encoding"):
         return False
@@ -223,7 +225,7 @@ def _patch_grid(context: InputContext) -> _PatchGrid:
     """Return the picture of a model that takes a row of patches.
 
     Raises:
-        UsageError: a height or width that is no whole number of patches, merged as the model merges them.
+        UsageError: a height or width is no multiple of the merged patch size.
     """
     vision = _vision_config(context)
     patch = edge_pair(getattr(vision, "patch_size", None)) or (PATCH_EDGE, PATCH_EDGE)

@@ -1,7 +1,7 @@
-"""The contract of a modality, and the sizes of sequences that several of them share.
+"""Contract of a modality, and the sizes of sequences shared by several modalities.
 
-A new modality is one file beside this one and one line in ``pipeline.py``. Its file imports neither torch nor
-transformers at module level, since ``--shape-config`` is read with its keys before they are there.
+A new modality is one file in this folder and one line in ``pipeline.py``. Its file imports neither torch nor
+transformers at module level, because ``--shape-config`` is parsed with its keys before their import.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class ShapeKey:
     description: str
     """One sentence, for the reference."""
     opened_by: Literal["", "batch", "sequence", "image_size"] = ""
-    """Which of ``--dynamic-batch``, ``--dynamic-seq-len`` and ``--dynamic-image-size`` leaves it open."""
+    """Option that makes the size dynamic: ``--dynamic-batch``, ``--dynamic-seq-len`` or ``--dynamic-image-size``."""
     trace_step: int = 1
-    """Sizes to trace with are tried this far apart."""
+    """Distance of candidate sizes for tracing."""
     trace_size: int | None = None
-    """Size to trace with where nothing is known but the name."""
+    """Size at tracing if only the name is known."""
 
 
 BATCH_KEY = ShapeKey("batch_size", "Rows of every input.", opened_by="batch", trace_size=2)
@@ -43,101 +43,101 @@ FRAMES_KEY = ShapeKey("num_frames", "Frames of audio features, or of a video.", 
 
 
 class Modality:
-    """One kind of content. Without state; what is asked of it is answered from the context."""
+    """One kind of content. Stateless: methods derive their results from the context."""
 
     shape_keys: tuple[ShapeKey, ...] = ()
-    """Keys of ``--shape-config`` it understands."""
+    """Keys of ``--shape-config`` for this modality."""
     description: str = ""
-    """Its content, for people (``an image``)."""
+    """Name of the content in reports (``an image``)."""
     carriers: tuple[str, ...] = ()
-    """Parameters that hold the content; the first one a forward has is used."""
+    """Parameters that hold the content; the first one in the forward's signature is used."""
     companions: tuple[str, ...] = ()
-    """Parameters that describe it."""
+    """Parameters that describe the content."""
     sub_config_name: str = ""
     """Sub-config; a model whose sub-config is None lacks the modality."""
     feature_method: str = ""
-    """What a model calls its code that turns the content into what stands in place of tokens."""
+    """Name of the method that computes the features which replace placeholder tokens."""
     place_token_names: tuple[str, ...] = ()
-    """Config attributes that name the token which holds a place."""
+    """Config attributes that name the placeholder token."""
     place_mask: str = ""
-    """Parameter that says which tokens hold a place for it, where no token of its own does."""
+    """Parameter with a mask of the placeholder positions, for models without a placeholder token."""
     place_kind: int = 0
-    """Kind of the tokens that hold its places, where a model is told the kind of each; 0 is that of text."""
+    """Token type of placeholder tokens in models with a token type input; 0 is the type of text."""
     has_place_masks: bool = False
-    """Whether masks over the tokens that say where its places are, are inputs where it is."""
+    """True if masks of placeholder positions are inputs whenever the modality is present."""
     place_keys: tuple[str, ...] = ()
-    """Keys of the sizes that the number of places follows from."""
+    """Keys of the sizes that determine the number of placeholder tokens."""
     rows_key: str = BATCH_KEY.name
-    """Key of its rows, where a model counts them apart from those of other content."""
+    """Key of its rows in models that count rows per modality."""
 
     def media_parameters(self, context: InputContext) -> list[str]:
-        """Return the carrier and the companions that are inputs, the carrier first; nothing where it has no content."""
+        """Return the carrier and the companions that are inputs, the carrier first; `[]` without such content."""
         carrier = next((name for name in self.carriers if context.takes(name)), None)
         if carrier is None or self.is_absent(context.config):
             return []
         return [carrier, *(name for name in context.parameters if name in self.companions)]
 
     def dependent_parameters(self, context: InputContext, media: Sequence[Modality]) -> list[str]:
-        """Return further inputs, which are drafted when the layouts of all media are known."""
+        """Return further inputs, which are drafted after the layouts of all media."""
         del context, media
         return []
 
     def layouts(self, context: InputContext, names: Sequence[str], *, has_places: bool) -> Iterator[InputLayout]:
-        """Yield the ways in which the tensors may be laid out, the likeliest first.
+        """Yield the possible layouts of the tensors, the likeliest first.
 
         Args:
             context: The model.
-            names: What :meth:`media_parameters` returned.
-            has_places: Whether tokens hold a place for the content.
+            names: Result of :meth:`media_parameters`.
+            has_places: Whether the text has placeholder tokens for the content.
 
         Raises:
-            UsageError: a size the model does not take.
+            UsageError: the model does not take a size.
         """
         raise NotImplementedError(f"{type(self).__name__} has carriers and no layouts")
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
-        """Return one of the dependent inputs; None where it depends on a medium that is not decided yet."""
+        """Return the draft of a dependent input; `None` if a required medium is not decided yet."""
         del name, context, media
         return None
 
     def fit_to_features(
         self, drafts: Mapping[str, InputDraft], accepted: Collection[str], place_count: int
     ) -> Mapping[str, InputDraft]:
-        """Return the drafts of a layout as they are once it is known what the model makes of it.
+        """Adapt the drafts of a layout to the features that the model computes from them.
 
         Args:
             drafts: Parameter → draft.
             accepted: Parameters that the feature method takes.
-            place_count: How many vectors it makes for each row.
+            place_count: Number of features per row.
         """
         del accepted, place_count
         return drafts
 
     def is_absent(self, config: object) -> bool:
-        """Say whether a config switches the modality off."""
+        """Return True if a config disables the modality."""
         return getattr(config, self.sub_config_name, self) is None
 
     def place_token(self, config: object) -> int | None:
-        """Return the token that holds a place for the content, if the config names one."""
+        """Return the placeholder token of the content, if the config names one."""
         tokens = (getattr(config, name, None) for name in self.place_token_names)
         return next((token for token in tokens if isinstance(token, int) and token >= 0), None)
 
 
 @dataclass(frozen=True)
 class DecidedMedium:
-    """The content of one modality as the model takes it."""
+    """Decided tensors of one modality."""
 
     modality: Modality
     drafts: Mapping[str, InputDraft]
     """Parameter → its draft."""
     token: int | None = None
-    """The token that holds a place for it; None where any does."""
+    """The placeholder token; `None`: any token."""
     place_count: int = 0
-    """How many of them each row of text has; 0 where the model needs none, or that is not known."""
+    """Number of placeholder tokens in each row of text; 0 if the model needs none, or if unknown."""
     sizes: tuple[InputSize, ...] = ()
-    """All sizes that were looked at, those of layouts the model did not take as well."""
+    """Sizes of all tried layouts, including layouts that the model refused."""
     bounds: Mapping[str, SizeBounds] = field(default_factory=dict)
-    """Key → bounds that follow from the layout; they win over those of the sizes."""
+    """Key → bounds that follow from the layout; they override the bounds of the sizes."""
     notes: tuple[str, ...] = ()
     """Sentences for the user."""
 
@@ -149,7 +149,7 @@ _DECODER_POSITION_LIMITS = (
 
 
 def text_config(context: InputContext) -> object:
-    """Return the config of the part that reads text."""
+    """Return the config of the text model."""
     return sub_config(context.config, "text_config", "text_encoder", "encoder")
 
 
@@ -158,11 +158,11 @@ def text_sequence(context: InputContext, place_count: int, shrinkable_keys: Sequ
 
     Args:
         context: The model.
-        place_count: How many of them are held for images and recordings.
-        shrinkable_keys: Keys of ``--shape-config`` that make those fewer, for the message.
+        place_count: Number of placeholder tokens for images and recordings.
+        shrinkable_keys: Keys of ``--shape-config`` that reduce this number, for the message.
 
     Raises:
-        UsageError: the user or the model wants fewer than those and one more.
+        UsageError: the user's or the model's length leaves no token for text.
     """
     limit = first_int(text_config(context), _POSITION_LIMITS)
     default = min(TOKENS, context.processor.max_tokens or TOKENS)
@@ -188,16 +188,17 @@ def _no_room_for_text(
 
 
 def decoder_sequence(context: InputContext) -> InputSize:
-    """Return the tokens per row given to the decoder; as many as the text's unless asked otherwise."""
+    """Return the tokens per row of the decoder; by default the length of the text."""
     limit = first_int(sub_config(context.config, "decoder", "decoder_config", "text_config"), _DECODER_POSITION_LIMITS)
     default = context.sizes.requested.get("sequence_length", TOKENS) if context.has_text else TOKENS
     return _choose_within_positions(context, "decoder_sequence_length", default, limit)
 
 
 def _choose_within_positions(context: InputContext, key: str, default: int, declared: int | None) -> InputSize:
-    """Return a sequence length, which learned positions bound firmly and others only by declaration.
+    """Choose a sequence length, strictly bounded by learned positions and nominally by declared ones.
 
-    A module that computes its table makes a larger one for a longer row, which then bounds the graph.
+    A module that computes its position table extends the table for a longer row; the traced length then bounds the
+    graph.
     """
     if declared is None:
         return context.sizes.choose(key, default)
@@ -215,15 +216,15 @@ def _choose_within_positions(context: InputContext, key: str, default: int, decl
 
 
 def _table_positions(context: InputContext, declared: int, attribute: str) -> int | None:
-    """Return how many positions a row may have where they are looked up in a table, else None.
+    """Return the number of usable positions of a row if a table holds them; `None` otherwise.
 
-    Some tables keep rows that no position uses: those up to the padding index, or the first ``offset``.
+    Some tables have rows that no position uses: rows up to the padding index, or the first ``offset`` rows.
 
     Args:
         context: The model.
-        declared: How many positions the config declares.
-        attribute: Where a module keeps its table: ``weight`` of learned positions, ``weights`` of computed ones, as in
-            M2M-100, Speech2Text and XGLM.
+        declared: Number of positions in the config.
+        attribute: Attribute of a module with its table: ``weight`` of learned positions, ``weights`` of computed ones,
+            as in M2M-100, Speech2Text and XGLM.
     """
     import torch
 
@@ -239,6 +240,6 @@ def _table_positions(context: InputContext, declared: int, attribute: str) -> in
 
 
 def is_position_name(name: str) -> bool:
-    """Say whether a module or parameter of this name holds positions."""
+    """Return True if a module or parameter of this name holds positions."""
     last = name.rpartition(".")[2]
     return "position" in last or last in ("wpe", "pos_embed")

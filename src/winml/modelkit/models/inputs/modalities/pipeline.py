@@ -11,7 +11,7 @@ from winml.modelkit.models.inputs.modalities.text import Text
 
 MODALITIES: tuple[Modality, ...] = (
     Text(),
-    # Before audio: of a model that takes both, the places of the image come first in a row of text.
+    # Before audio: in a model of both, the placeholder tokens of the image come first in a row of text.
     Image(),
     AudioFeatures(),
     AudioSamples(),
@@ -20,4 +20,4 @@ MODALITIES: tuple[Modality, ...] = (
 SHAPE_KEYS: Mapping[str, ShapeKey] = {
     key.name: key for key in (BATCH_KEY, *(key for modality in MODALITIES for key in modality.shape_keys))
 }
-"""Every key of ``--shape-config`` by name."""
+"""Name → key of ``--shape-config``."""

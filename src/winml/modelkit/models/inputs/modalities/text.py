@@ -1,6 +1,6 @@
 """Text: rows of tokens, with masks, types and boxes of the tokens, and the input tokens of a decoder.
 
-Knows how many tokens of each row hold the place of other content, and not how that content is laid out.
+Counts the placeholder tokens for other content in each row; independent of the layout of this content.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from winml.modelkit.models.inputs.sizes import InputSize, first_int, sub_config
 from winml.modelkit.ort.default_sizes import CHOICES
 
 KINDS_PARAMETER = "mm_token_type_ids"
-"""Parameter that says of each token whether it is text or holds the place of something else."""
+"""Parameter with the type of each token: text, or placeholder for other content."""
 
 _VOCABULARY_SIZES = ("vocab_size", "src_vocab_size")
 _DECODER_VOCABULARY_SIZES = ("decoder_vocab_size", "tgt_vocab_size", "vocab_size")
 _PLACE_TOKENS = tuple(
     f"{medium}_token_{ending}" for medium in ("image", "video", "audio", "speech") for ending in ("id", "index")
 )
-"""Names for tokens that hold the place of something that is no text."""
+"""Config attributes that name placeholder tokens for other content."""
 _LAYOUT_COORDINATES = 1024
-"""Coordinates of boxes on a page where the config does not say: those of LayoutLM."""
+"""Coordinates of boxes on a page if the config states none: the value of LayoutLM."""
 
 
 TEXT_ROWS_KEY = ShapeKey("text_batch_size", "Rows of text, where a model scores each with each image.", "batch")
 
 
 class Text(Modality):
-    """Tokens, and what is said about each of them."""
+    """Tokens, and inputs that describe each token."""
 
     rows_key = TEXT_ROWS_KEY.name
     shape_keys = (
@@ -55,13 +55,13 @@ class Text(Modality):
     )
 
     def dependent_parameters(self, context: InputContext, media: Sequence[Modality]) -> list[str]:
-        """Return the parameters that hold tokens or say something of each token."""
+        """Return the parameters with tokens or properties of tokens."""
         has_masks = any(modality.has_place_masks for modality in media)
         masks = {KINDS_PARAMETER, *(modality.place_mask for modality in media if modality.has_place_masks)}
         is_not_default = {
             "input_ids": True,
             "bbox": True,
-            # Of a vision model it masks patches and is no input a processor makes.
+            # In a vision model the mask is over patches, and no processor makes it.
             "attention_mask": context.has_text,
             "token_type_ids": context.has_text and (_takes_token_types(context) or _marks_places(context, media)),
             "decoder_input_ids": context.gives_decoder_input("decoder_input_ids"),
@@ -70,9 +70,9 @@ class Text(Modality):
         return [name for name in context.parameters if is_not_default.get(name)]
 
     def draft_dependent(self, name: str, context: InputContext, media: Sequence[DecidedMedium]) -> InputDraft | None:
-        """Return one of the parameters of text."""
+        """Return the draft of one text parameter."""
         if name == "decoder_input_ids":
-            # A decoder may have a vocabulary of its own.
+            # A decoder may have a separate vocabulary.
             decoder = sub_config(context.config, "decoder", "decoder_config", "text_config")
             vocabulary = first_int(decoder, _DECODER_VOCABULARY_SIZES) or _vocabulary_size(context)
             shape = input_shape(context.batch, decoder_sequence(context))
@@ -88,13 +88,13 @@ class Text(Modality):
             return InputDraft(name, input_shape(*shape, 4), "int64", index_range(coordinates))
         if name == "input_ids":
             return _draft_tokens(context, shape, media)
-        # What is left says of each token whether it is text, which is 0, or holds a place.
+        # Other parameters hold token types: 0 for text, another value for placeholder tokens.
         kinds = ((medium.modality.place_kind, medium.place_count) for medium in media if medium.place_count)
         return InputDraft(name, shape, "int64", (0, 0), first_values=tuple(run for run in kinds if run[0]))
 
 
 def _token_shape(context: InputContext, media: Sequence[DecidedMedium]) -> tuple[InputSize, ...]:
-    """Return rows, with their choices where there are some, and tokens."""
+    """Return the shape of tokens: rows, choices if there are any, and tokens."""
     choices = (context.sizes.choose("num_choices", CHOICES),) if context.task == "multiple-choice" else ()
     sizes = [size for medium in media for size in medium.sizes]
     free_keys = {size.key for size in sizes} - {size.key for size in sizes if size.is_declared}
@@ -125,7 +125,7 @@ def _takes_token_types(context: InputContext) -> bool:
 
 
 def _marks_places(context: InputContext, media: Sequence[Modality]) -> bool:
-    """Say whether types of tokens have no vectors of their own, and say which tokens hold the place of an image."""
+    """Return True if token types mark placeholder tokens of an image and have no embeddings."""
     has_places = any(
         modality.has_place_masks and modality.place_token(context.config) is not None for modality in media
     )
@@ -140,10 +140,10 @@ def _vocabulary_size(context: InputContext) -> int:
 
 
 def _embedded_tokens(context: InputContext) -> int:
-    """Return how many tokens the model has vectors for.
+    """Return the number of token embeddings of a model.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the model has none.
     """
     import torch
 
@@ -151,7 +151,7 @@ def _embedded_tokens(context: InputContext) -> int:
     try:
         return int(structure.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):
-        # Code of a checkpoint's own need not say which table it is.
+        # Custom code of a checkpoint may not declare its embedding table.
         tables = [module for module in structure.modules() if isinstance(module, torch.nn.Embedding)]
     if not tables:
         raise UsageError(
@@ -162,7 +162,7 @@ def _embedded_tokens(context: InputContext) -> int:
 
 
 def _text_tokens(config: object, vocabulary: int) -> tuple[int, int]:
-    """Return the first and the last of the longest run of tokens that hold no place for something else."""
+    """Return the first and the last token of the longest range without placeholder tokens."""
     place_tokens = {getattr(config, name, None) for name in _PLACE_TOKENS}
     inside = {token for token in place_tokens if isinstance(token, int) and 0 <= token < vocabulary}
     edges = sorted({-1, vocabulary, *inside})
@@ -171,6 +171,6 @@ def _text_tokens(config: object, vocabulary: int) -> tuple[int, int]:
 
 
 def _end_token(config: object, vocabulary: int) -> int | None:
-    """Return the end-of-sequence token where the config names exactly one inside the vocabulary."""
+    """Return the end-of-sequence token if the config names exactly one inside the vocabulary."""
     token = getattr(config, "eos_token_id", None)
     return token if isinstance(token, int) and 0 <= token < vocabulary else None
