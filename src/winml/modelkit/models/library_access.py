@@ -39,7 +39,7 @@ class _LazyOptimize(ModuleType):
         return importlib.import_module(_OPTIMIZE).linear_sum_assignment(*arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # asked by the import itself
+        if name.startswith("__"):  # read by the import system
             raise AttributeError(name)
         sys.modules.pop(_OPTIMIZE, None)
         return getattr(importlib.import_module(_OPTIMIZE), name)

@@ -26,7 +26,7 @@ from winml.modelkit.ort.foreign_libraries import local_libraries
 Progress = Callable[[str], None]
 
 _CALIBRATION_DRAWS = 8
-"""Measured on EfficientNet, whose last layers see four pixels of an image.
+"""Measured on EfficientNet, in which the last layers see four pixels of an image.
 
 With one sample, activations of the next sample grow to 1e10 and lose all precision; with eight samples, a change of the
 input grows a hundredfold.

@@ -33,7 +33,7 @@ class ModelInfo(Record):
     """Properties of a model besides its weights."""
 
     name_or_path: str
-    """As passed by the user."""
+    """Name or path as passed by the user."""
     class_name: str = field(metadata=entry("class"))
     """Class of the model."""
     library: str
@@ -97,9 +97,9 @@ class ModelPart:
     `None` if the parameters of ``model`` hold values.
     """
     with_weights: Callable[..., torch.nn.Module] | None = None
-    """Loads the same model with the weights of this part if ``model`` has no weights; with ``dtype``, in another type."""
+    """Loads the model with the weights of this part if ``model`` has no weights; with ``dtype``, in another type."""
     with_references: Callable[..., torch.nn.Module] | None = None
-    """Loads the same model with references to the weight files (``DeferredTensor``), if ``model`` has no weights."""
+    """Loads the model with references to the weight files (``DeferredTensor``), if ``model`` has no weights."""
     feeds: tuple[PartFeed, ...] = ()
     """Connections of outputs to inputs of another part, or of this part in its next run."""
     cache: CacheLayout | None = None
@@ -143,7 +143,7 @@ class LoadedModel:
 
     info: ModelInfo
     parts: tuple[ModelPart, ...]
-    """At least one part, in the order in which they run."""
+    """Parts (at least one), in the order in which they run."""
     model_notes: tuple[str, ...] = ()
     """Sentences for the user about the whole model."""
     wanted: tuple[str, ...] = ()
@@ -197,7 +197,7 @@ class LoadedModel:
         return self.parts[0].model
 
     def part_taking(self, names: Collection[str]) -> ModelPart | None:
-        """Return the part that has all of these inputs; `None` if there is none."""
+        """Return the part with all of these inputs; `None` without a match."""
         return next((part for part in self.parts if set(names) <= {spec.name for spec in part.inputs}), None)
 
     def describe(self, part: ModelPart) -> PartDescription | None:

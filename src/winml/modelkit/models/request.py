@@ -33,7 +33,7 @@ SourceKind = Literal["folder", "config", "script", "hub", "type"]
 """``type`` is a model type alone: no checkpoint at all."""
 
 CHECKPOINT_KINDS = frozenset({"folder", "config", "hub", "type"})
-"""Kinds of sources whose modules are classes of transformers; a script may return any module."""
+"""Kinds of sources with modules of transformers classes; a script may return any module."""
 
 # As validated by huggingface_hub: "name" or "owner/name" of letters, digits, '_', '-' and '.', with neither '-' nor '.'
 # at the end.
@@ -112,7 +112,7 @@ class ModelSource:
 
     kind: SourceKind
     name: str
-    """As passed by the user."""
+    """Name or path as passed by the user."""
     path: Path | None = None
     """The checkpoint folder, the config file, or the script file; `None` for a Hub id and for a package module."""
     module: str | None = None
@@ -224,7 +224,7 @@ def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
             f"{name}: is a script without the name of a factory", hint=f"Pass {name}:NAME_OF_THE_FUNCTION."
         )
     if path.suffix == ".gguf":
-        from winml.modelkit.models.checkpoints.quantized.gguf import gguf_folder  # of those who name such a file
+        from winml.modelkit.models.checkpoints.quantized.gguf import gguf_folder  # only for GGUF files
 
         folder = gguf_folder(path)
         return ModelSource("folder", name, path=folder, weights=weight_files.WeightFiles("gguf", folder, (path,)))
@@ -411,7 +411,7 @@ def reference_checkpoint(
     Raises:
         UsageError: the file does not name a checkpoint on this machine, and neither does the user.
     """
-    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+    from winml.modelkit.onnx.bundle import model_record  # only if a file is read
 
     hint = f"Pass the checkpoint: {opt.reference} CHECKPOINT"
     is_recorded = checkpoint == RECORDED
@@ -429,7 +429,7 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
         request: The PyTorch model to compare with the file.
         metadata: Metadata of the file.
     """
-    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+    from winml.modelkit.onnx.bundle import model_record  # only if a file is read
 
     seed = model_record(metadata).get("seed")
     return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
@@ -448,7 +448,7 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
         UsageError: no source is recorded, or the source is no checkpoint on this machine: a folder, a config, or a
             snapshot in the Hub cache. A file never causes network access or the execution of code it names.
     """
-    from winml.modelkit.onnx.bundle import model_record  # by those who read a file
+    from winml.modelkit.onnx.bundle import model_record  # only if a file is read
 
     option = option or f"{opt.baseline} pytorch"
     hint = (

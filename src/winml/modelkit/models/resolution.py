@@ -110,7 +110,7 @@ class ResolvedModel:
     """True if 16-bit floating point weights are to be read as float32."""
 
     coded: CodedCheckpoint | None = None
-    """Its quantized weights; `None` if it has none, or random weights replace all weights."""
+    """Its quantized weights; `None` for a float checkpoint, or if random weights replace all weights."""
 
     adapters: tuple[Adapter, ...] = ()
     """Adapters that fit the model, in the order of the request."""
@@ -270,7 +270,7 @@ def _source_of(request: ModelRequest, model_type: str | None, needs_weights: boo
 
 
 def _on_disk(source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> ModelSource:
-    """Return a source whose path is on this disk."""
+    """Return a source with a path on this disk; download a Hub checkpoint if needed."""
     if source.kind != "hub":
         return source
     folder = snapshot_folder(
@@ -286,7 +286,7 @@ def _on_disk(source: ModelSource, request: ModelRequest, needs_weights: bool, pr
 def _read_config(source: ModelSource, request: ModelRequest) -> CheckpointConfig:
     if source.kind == "type":
         return default_config(source.name)
-    assert source.path is not None  # _on_disk saw to it
+    assert source.path is not None  # guaranteed by _on_disk
     path = source.path if source.kind == "config" else source.path / CHECKPOINT_CONFIG_NAME
     return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
 
@@ -316,7 +316,7 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
 
 
 def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
-    """Find the quantized weights of a checkpoint whose config declares them.
+    """Find the quantized weights of a checkpoint if its config declares a quantization.
 
     Raises:
         CheckpointError: their format is not supported, or they are damaged.
@@ -348,7 +348,7 @@ def _floating_dtype(config: object, folder: Path | None, requested: torch.dtype 
         weights = find_weights(folder) if folder is not None else None
         stored = stored_sizes(weights.files) if weights is not None and weights.format == "safetensors" else ()
     except CheckpointError:
-        return None  # told by whoever needs the weights
+        return None  # reported when the weights are loaded
     dtypes = (getattr(torch, entry.dtype, None) for entry in stored)
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), None)
 
@@ -444,7 +444,7 @@ class _ScriptModel:
     model: torch.nn.Module
     """The model, in evaluation mode."""
     example: live_module.NamedExample | None
-    """The example inputs; `None` if there are none."""
+    """The example inputs; `None` without an example."""
     example_origin: str
     """Origin of the example, for messages."""
     notes: tuple[str, ...] = ()
@@ -563,7 +563,7 @@ def _import_script(source: ModelSource) -> ModuleType:
     name = f"_winml_script_{source.path.stem}"
     path = str(source.path.resolve())
     spec = importlib.util.spec_from_file_location(name, path, loader=_ScriptLoader(name, path))
-    assert spec is not None  # it has a loader
+    assert spec is not None  # the loader is given
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up while it is executed
@@ -622,7 +622,7 @@ def _guard_user_code(function: Callable[[], _ResultT], displayed: str, file: str
             return function()
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
-            raise  # most likely of whoever sits at the keyboard
+            raise  # most likely pressed by the user
         raise _user_error(error, displayed, file) from error
 
 
@@ -630,7 +630,7 @@ def _user_error(error: BaseException, displayed: str, file: str | None) -> Input
     text = " ".join(str(error).split())
     package = failed_import(error)
     if displayed.startswith((f"{package}:", f"{package}.")):
-        package = ""  # the user's own, whose line is told
+        package = ""  # the user's own package; the message names the line
     what = f"{package} cannot be imported: " if package else ""
     return InputError(
         f"{displayed}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",

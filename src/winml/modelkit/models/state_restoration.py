@@ -87,7 +87,7 @@ def process_left_as_found() -> Iterator[None]:
 def _read_or_unreadable(read: Callable[[], object]) -> Any:
     try:
         return read()
-    except RuntimeError:  # such as where the same was set by another of torch's names for it
+    except RuntimeError:  # for example, if set through another API of torch
         return _UNREADABLE
 
 
@@ -342,7 +342,7 @@ class _TensorCopy:
 def _are_equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
     try:
         return torch.equal(tensor, values)
-    except RuntimeError:  # torch compares no tensors of this dtype
+    except RuntimeError:  # torch cannot compare tensors of this dtype
         return False
 
 
@@ -408,7 +408,7 @@ class _State:
 
     def remember(self, value: object, depth: int, name: str) -> None:
         """Remember a container with all its contents, to a depth; or a tensor that is no parameter."""
-        if type(value) in weakref.ProxyTypes:  # any other question to one whose object is gone raises
+        if type(value) in weakref.ProxyTypes:  # any other access to a dead proxy raises
             return
         if isinstance(value, torch.Tensor):
             if not isinstance(value, nn.Parameter) and id(value) not in self._seen_tensors:
@@ -429,7 +429,7 @@ class _State:
                 self.remember(item, depth - 1, name)
 
     def changes(self) -> Iterator[str]:
-        """Yield the names of attributes that have another value, or whose containers changed."""
+        """Yield the names of attributes with another value or a changed container."""
         for container, items, name in self.containers.values():
             if name and not name.endswith("."):
                 if not _holds(container, items):
@@ -445,7 +445,7 @@ class _State:
         for container, items, _name in self.containers.values():
             if _holds(container, items):
                 continue
-            kind = _kind(container)  # a subclass may refuse what puts back
+            kind = _kind(container)  # a subclass may refuse these methods
             if isinstance(container, dict):
                 items = {**items, **{key: container[key] for key in self._lasting if key in container}}
             kind.clear(container)

@@ -224,7 +224,7 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
 
 
 def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, object]:
-    """Return the arguments that stand for the encoder's outputs, with the mask over them if there is one."""
+    """Return the arguments for the encoder's outputs, with the mask over the outputs if there is a mask."""
     if layout.mask_dtype is not None:
         return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}
     own = {} if mask is None else {_MASK: mask}

@@ -1,4 +1,4 @@
-"""Reading and replacing the tensors of caches whose class is not transformers' own.
+"""Access to the tensors of caches of a custom class: reading and replacement.
 
 Such a cache is a list of states, or an object with lists and dicts of states. Its contents are found by inspection: no
 class is known by name. ``finding.py`` reads the layers of transformers inside such an object.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
 CACHED_TASKS = ("text-generation",)
-"""Tasks whose graphs take a cache if the model keeps one."""
+"""Tasks with a cache in the graph, if the model keeps a cache."""
 
 
 def no_cache_note() -> str:
@@ -36,7 +36,7 @@ def no_cache_note() -> str:
 
 
 _LAST_ONLY = "logits_to_keep"
-"""Parameter of a forward: number of the last tokens whose logits are computed."""
+"""Parameter of a forward: number of last tokens for which logits are computed."""
 
 
 def decision_with_cache(

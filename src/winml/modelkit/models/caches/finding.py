@@ -56,7 +56,7 @@ _ALLOCATING = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty
 """Functions that read only dtype and device of their tensor."""
 
 
-class _CacheReached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
+class _CacheReached(Exception):  # noqa: N818  # a signal, not an error or a refusal
     """A forward put keys and values into the cache."""
 
 
@@ -125,7 +125,7 @@ def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[...,
         run: (rows, tokens, tokens in the cache, observer of the mask, further arguments) → outputs of the forward.
 
     Returns:
-        The layout; `None` if the forward reads only one token after cached tokens, so that one graph cannot serve both
+        The layout; `None` if the forward reads only one token after cached tokens, so that a single graph cannot serve
         the prompt and the steps.
     """
     if not layout.grows:
@@ -325,7 +325,7 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
 def _layout_with_modules(
     model: torch.nn.Module, parameters: Mapping[str, object], run: Callable[..., object]
 ) -> CacheLayout | None:
-    """Return the cache of a model whose modules keep states and whose forward does not return the cache it takes.
+    """Return the cache of a model if its modules keep states and its forward changes the cache argument in place.
 
     Raises:
         UsageError: a module keeps a tensor without one state per row, or a layer cannot be expressed.

@@ -49,7 +49,7 @@ class _Sizes:
 
 
 def several_positions(inputs: Iterable[InputTensorSpec]) -> InputTensorSpec | None:
-    """Return the input with several positions per token, on an axis before the rows; `None` if there is none."""
+    """Return the input with several positions per token, on an axis before the rows; `None` without such an input."""
     return next((spec for spec in inputs if spec.name == _POSITIONS and len(spec.shape) > 2), None)
 
 

@@ -41,9 +41,9 @@ class CacheState:
     window: int | None = None
     """Number of last tokens a layer with a sliding window attends to; `None`: all tokens."""
     index: int | None = None
-    """Number among several states of this kind in the layer; `None` if there is only one."""
+    """Number among several states of this kind in the layer; `None` for a single state."""
     side: Side | None = None
-    """Side of an encoder-decoder whose tokens have an entry."""
+    """Side of an encoder-decoder: the state has entries for the tokens of this side."""
     value_range: tuple[float, float] | None = None
     """Range of valid values; `None`: any value."""
 
@@ -130,7 +130,7 @@ class CacheLayout:
 
     @property
     def side(self) -> Side | None:
-        """Side of an encoder-decoder whose tokens have entries."""
+        """Side of an encoder-decoder: the cache has entries for the tokens of this side."""
         return self.states[0].side
 
     @property
@@ -178,7 +178,7 @@ class EncoderDecoderLayout:
 
     @property
     def both(self) -> CacheLayout:
-        """States of both caches, for a graph that feeds both to itself."""
+        """Self-attention and cross-attention states, for a graph that feeds both caches to itself."""
         return replace(self.own, states=(*self.own.states, *self.cross.states))
 
 
@@ -193,12 +193,12 @@ the name of the argument.
 
 
 def cache_argument(names: Collection[str]) -> str | None:
-    """Return the cache name among parameters or fields; `None` if there is none."""
+    """Return the first cache name among parameters or fields; `None` without a match."""
     return next((name for name in CACHE_ARGUMENTS if name in names), None)
 
 
 def argument_of(field: str, parameters: Collection[str]) -> str | None:
-    """Return the parameter of a forward that takes a field of its result; `None` if there is none."""
+    """Return the parameter of a forward that takes a field of its result; `None` without a match."""
     if field in parameters:
         return field
     return cache_argument(parameters) if field in CACHE_ARGUMENTS else None

@@ -43,7 +43,7 @@ _CARRIED: Mapping[StateKind, str] = {"conv": "conv_states", "recurrent": "recurr
 
 
 class TracedAttentionLayer(_Attention):  # type: ignore[misc]
-    """Keys and values of all tokens; also for a sliding window if the mask hides the tokens beyond it.
+    """Keys and values of all tokens; also for a sliding window if the mask hides tokens beyond the window.
 
     A cache of one length serves readers that know only one number of past tokens.
     """
@@ -151,7 +151,7 @@ class _TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
 
 
 class EmptyLayer(_Empty):  # type: ignore[misc]
-    """A layer that keeps nothing, such as one that attends to the keys of another layer."""
+    """Layer without states, such as a layer that attends to the keys of another layer."""
 
     def __init__(self, tensors: Tensors) -> None:
         """Start with an empty cache."""

@@ -63,7 +63,7 @@ _WITHOUT_EFFECT = frozenset({
 """
 
 _ORIGINAL_WEIGHTS = frozenset({"gaussian", "eva", "orthogonal"})
-"""Initializations of an adapter, by name, that leave the base model unchanged; others, such as pissa, change it."""
+"""Initializations of an adapter, by name, that leave the base model unchanged; other values, such as pissa, do not."""
 
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 _MODULE_NAME = re.compile(r"\^?(?:[\w.-]|\\\.){1,1000}\$?")
@@ -245,7 +245,7 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:  # an integer of more digits than Python writes
+    except ValueError:  # an integer beyond the digit limit of Python
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

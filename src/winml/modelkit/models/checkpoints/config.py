@@ -373,8 +373,8 @@ def _cleaned_value(value: object, path: Path, tell: Callable[[str], object]) -> 
 
 
 def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
-    """Return the implementations included in torch and transformers; `None` if there are none."""
-    if isinstance(value, Mapping):  # one for each inner config
+    """Return the part of an entry with implementations of torch and transformers; `None` without such a part."""
+    if isinstance(value, Mapping):  # one entry per inner config
         inner = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
         return {name: item for name, item in inner.items() if item is not None} or None
     if value is None or (isinstance(value, str) and value in _IMPLEMENTATIONS[key]):

@@ -74,7 +74,7 @@ class UnreadTensor(torch.Tensor):
     origin: Any
     like: torch.Tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way to say: none
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's idiom to disable it
 
     @staticmethod
     def __new__(cls: type[_UnreadTensorT], origin: object, like: torch.Tensor) -> _UnreadTensorT:
@@ -136,10 +136,10 @@ class DeferredTensor(UnreadTensor):
 
     @classmethod
     def _record_write(cls, func: object, args: Any, kwargs: Any) -> Any:
-        """Record an operation that writes into a tensor whose memory no other tensor shares.
+        """Record an operation that writes into a tensor with memory of its own.
 
         Raises:
-            NotDeferrableError: another tensor shares the memory, or may share it.
+            NotDeferrableError: the memory is shared with another tensor, or may be.
         """
         target = args[0] if args else None
         if (

@@ -34,7 +34,7 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
             infinite values.
     """
     for adapter in adapters:
-        from winml.modelkit.models.checkpoints.quantized.stored import stored_values  # not where there is no adapter
+        from winml.modelkit.models.checkpoints.quantized.stored import stored_values  # only with an adapter
 
         for path, pair in adapter.pairs.items():
             _check_pair(adapter, model, path, pair)
@@ -114,7 +114,7 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
         if (found := _module_path(model, path)) is not None
     }
     branches = []
-    for path, module in model.named_modules():  # in the order of the model, whatever that of the files is
+    for path, module in model.named_modules():  # in the order of the model, not of the files
         if path in paths:
             branches.append(LoraBranch(path, *_channels(module), is_table=paths[path]))
     return branches

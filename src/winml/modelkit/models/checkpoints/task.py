@@ -373,7 +373,7 @@ def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[st
 def _decide_by_architecture(
     architectures: tuple[str, ...], model_type: str, offered: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision | None:
-    """Return the decision by the config's ``architectures``; `None` if there are none."""
+    """Return the decision by the config's ``architectures``; `None` without architectures."""
     if not architectures:
         return None
     class_tasks = {name: [task for task, classes in offered.items() if name in classes] for name in architectures}

@@ -57,7 +57,7 @@ class WeightFiles:
 
 
 def find_weights(folder: Path) -> WeightFiles | None:
-    """Return the weight files transformers would load from ``folder``; `None` if there are none.
+    """Return the weight files transformers would load from ``folder``; `None` for a folder without weights.
 
     Raises:
         CheckpointError: an index is malformed, names a missing shard, or one outside of the folder; or a file is a link

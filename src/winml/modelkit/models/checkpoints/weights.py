@@ -111,7 +111,7 @@ def load_checkpoint(
                 local_files_only=True,
                 trust_remote_code=trust_remote_code,
                 weights_only=True,
-                ignore_mismatched_sizes=True,  # so that all of them are reported, and by us
+                ignore_mismatched_sizes=True,  # all mismatches are reported by _check_shapes
                 output_loading_info=True,
             )
     except pickle_errors as error:
@@ -144,7 +144,7 @@ def _realize(model: torch.nn.Module) -> None:
     realized: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            values: Any = parameter  # a parameter is of the class of its tensor
+            values: Any = parameter  # a parameter has the class of its tensor
             if isinstance(values, DeferredTensor):
                 if id(values) not in realized:
                     realized[id(values)] = torch.nn.Parameter(values.realized(), requires_grad=False)

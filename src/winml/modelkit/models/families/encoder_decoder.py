@@ -103,7 +103,7 @@ class _InnerDecoder:
 def _find_inner_decoder(
     model: torch.nn.Module, plain: InputDecision, request: ModelRequest
 ) -> _InnerDecoder | str | None:
-    """Return the decoder inside a model; `None` if there is none, or as a clause why it cannot be separated.
+    """Return the decoder inside a model; `None` without such a decoder, or as a clause why it cannot be separated.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
@@ -208,7 +208,7 @@ def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | No
     return TextTokens(int(first[0, 0]), tuple(token for token in ids if isinstance(token, int)))
 
 
-class _Reached(Exception):  # noqa: N818  # no error, and none of those that mean a refusal
+class _Reached(Exception):  # noqa: N818  # a signal, not an error or a refusal
     """The model has called ``generate()`` of its decoder."""
 
 
@@ -269,7 +269,7 @@ def encoder_decoder_parts(
         layout = inner if isinstance(inner, str) else inner.layout
     if isinstance(layout, str):
         return FoundParts(notes=(f"The graph has no cache, since {layout}: every run reads all tokens.",))
-    assert not isinstance(inner, str)  # what is none says why
+    assert not isinstance(inner, str)  # a reason has been returned above
     return FoundParts(_Divided(model, plain if inner is None else inner.plain, layout, request, inner).parts())
 
 

@@ -86,7 +86,7 @@ class PartAxes:
     """Input of the whole model → its name in this part, if different."""
     outputs: frozenset[str] = frozenset()
     hidden: frozenset[str] = frozenset()
-    """Inputs of this part whose names belong to another input of the whole model."""
+    """Inputs of this part with the name of another input of the whole model."""
 
     @property
     def names(self) -> dict[str, str]:

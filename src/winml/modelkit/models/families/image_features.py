@@ -1,4 +1,4 @@
-"""How a model encodes images, and how its code replaces placeholder tokens with image features.
+"""Image processing of a model: image features, and their insertion in place of placeholder tokens.
 
 Detected by running the model on shapes: the method that computes image features, and the module that receives the
 embeddings of all tokens. No model is known by name.
@@ -224,12 +224,12 @@ class ImageCode:
     feature_shape: tuple[int, ...]
     """Shape of the features for one row of inputs: [images, tokens, width] or [tokens, width]."""
     produced_by: str | None
-    """Path of the module whose output the method splits into one piece per image.
+    """Path of the module with the output that the method splits into one piece per image.
 
     ``""``: the method splits a tensor of its own; `None`: it returns one tensor.
     """
     layered: LayeredVectors | None = None
-    """Image features added after some layers of the language model; `None` if there are none."""
+    """Image features added after some layers of the language model; `None` without such features."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:

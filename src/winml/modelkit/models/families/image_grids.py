@@ -142,7 +142,7 @@ class UnsplitTensors(TorchFunctionMode):
         return self._whole(output) is not None
 
     def of(self, output: Any) -> torch.Tensor:
-        """Return the tensor whose pieces are in a list, or the output unchanged."""
+        """Return the tensor that was split into the pieces in a list, or the output unchanged."""
         complete = self._whole(output)
         retained: torch.Tensor = output if complete is None else complete
         return retained
@@ -184,7 +184,7 @@ class _TensorRepeats(TorchFunctionMode):
 
 def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
     """Return the entry of each position, for entries that take the given counts of consecutive positions."""
-    total: Any = counts.sum()  # a tensor, so that a trace keeps it
+    total: Any = counts.sum()  # a tensor, so that it stays dynamic in a trace
     places = torch.arange(total, device=counts.device)
     entries: torch.Tensor = (places[:, None] >= counts.cumsum(0)[None, :]).sum(1)
     return entries
@@ -223,7 +223,7 @@ def _position_ids(
     grid_thw: torch.Tensor,
     spatial_merge_size: int | torch.Tensor,
     include_temporal: bool = False,
-    kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature: what is known beforehand
+    kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature: precomputed values
 ) -> torch.Tensor:
     """Compute ``get_vision_position_ids``: row and column of each patch, preceded by its frame if requested."""
     places = _Places(grid_thw, spatial_merge_size)

@@ -209,7 +209,7 @@ def decide_parts(
     parts: tuple[ModelPart, ...] = ()
     for name in sorted(FAMILIES, key=lambda name: name in FAMILIES.built_in_names):
         found = FAMILIES[name](model, checkpoint, canonical_task(task), request)
-        notes = notes or [*found.notes]  # the first that says why it is one graph has said it
+        notes = notes or [*found.notes]  # only the first reason for a single graph is reported
         if parts := found.parts:
             break
     parts = parts or (family.single_part_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)

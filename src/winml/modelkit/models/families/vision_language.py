@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _VALUES = (0, 1)
 """Specified by transformers: token types; the type of text tokens differs among models."""
 _MARKED = 2
-"""Chosen: fewer than the traced tokens, so that both types are among them."""
+"""Chosen: fewer than the traced tokens, so that both types occur."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec])
 
 
 def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
-    """Return the position that a model gives its first token, or as a clause why there is no such number.
+    """Return the position that a model gives its first token, or as a clause why the position is unknown.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
@@ -249,7 +249,7 @@ class _Found:
     code: ImageCode
     request: ModelRequest
     kinds: _TokenKinds | None
-    """Input with the types of tokens that attend to later tokens; `None` if there is no such input."""
+    """Input with the types of tokens that attend to later tokens; `None` without such an input."""
     first_position: int
     """Position that the language model gives the first token."""
     positions: InputTensorSpec | None

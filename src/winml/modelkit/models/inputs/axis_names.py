@@ -264,7 +264,7 @@ class AxisNames:
 
 
 def _refuse_contradictions(naming: AxisNames) -> None:
-    """Refuse two names for one key, and one name for the batch and another key."""
+    """Refuse two names for a key, and a name shared by the batch and another key."""
     meanings: dict[str, set[str]] = {}
     for axis, name in naming.names.items():
         if key := naming.axis_keys.key_of(axis):
@@ -400,7 +400,7 @@ def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) ->
         named = tensors if arguments is None else arguments.build(tensors)
         try:
             return _copy_without_values(model)(**{**keywords, **named})
-        except (Exception, SystemExit) as error:  # code of the user: whatever it raises, it does not run
+        except (Exception, SystemExit) as error:  # code of the user: any exception is a failure
             raise RuntimeError("the forward fails on shapes") from error
 
     return lambda specs: run_on_shapes(call, {spec.name: spec for spec in specs}) is not None

@@ -396,7 +396,7 @@ def _decide_medium(
 
 
 def _find_method(model: torch.nn.Module, name: str) -> Callable[..., Any] | None:
-    """Return a method of a model, else of its first submodule with this method; `None` if there is none.
+    """Return a method of a model, else of its first submodule with this method; `None` without a match.
 
     Methods that accept any positional argument come last: their signature does not list the parameters.
     """
@@ -449,7 +449,7 @@ def _count_places(
         for hook in hooks:
             hook.remove()
     for count in itertools.islice(_possible_counts(outputs if has_places else (), context), _MOST_COUNTS):
-        with suppress(UsageError):  # more than a row takes
+        with suppress(UsageError):  # more placeholder tokens than fit into a row
             other_drafts = draft_others(replace(medium, place_count=count))
             if _runs_with(model, [*other_drafts, *medium.drafts.values()]):
                 return _TrialRun(count, notes)

@@ -144,7 +144,7 @@ class InputContext:
 
     @functools.cached_property
     def structure(self) -> torch.nn.Module:
-        """The model, or one without storage if there is only its class."""
+        """The model; if only its class is given, an instance without storage."""
         if not isinstance(self.model, type):
             return self.model
         import torch

@@ -170,7 +170,7 @@ def _with_members(template: object, members: Mapping[str, object]) -> Any:
     if dataclasses.is_dataclass(template):
         copied = copy.copy(template)
         for name, value in members.items():
-            object.__setattr__(copied, name, value)  # also where it is frozen
+            object.__setattr__(copied, name, value)  # also for frozen dataclasses
         return copied
     ways = (_deep_copy_with, lambda template, members: type(template)(members))
     created = (_output_or_none(make, template, members) for make in ways)

@@ -127,7 +127,7 @@ def _index_without_values(func: Any, args: Any) -> Any:
     subject, *values = map(_without_values, (args[0], *args[2:]))
     places = [place for choice in args[1] for place in _chosen_places(choice)]
     if values:
-        values[0].expand(_aten.index.Tensor(subject, places).shape)  # raises, where torch would with values
+        values[0].expand(_aten.index.Tensor(subject, places).shape)  # raises if torch would raise with values
     return func(subject, places, *values)
 
 

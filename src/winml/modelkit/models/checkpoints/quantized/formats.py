@@ -187,7 +187,7 @@ def read_coded_checkpoint(
 
 
 def folder_format(folder: Path) -> QuantizedFormat | None:
-    """Return the quantization format of the config in a folder; `None` if it has none, or cannot be read.
+    """Return the quantization format of the config in a folder; `None` for a float model or an unreadable config.
 
     Raises:
         CheckpointError: the format or this variant is not supported.
@@ -195,7 +195,7 @@ def folder_format(folder: Path) -> QuantizedFormat | None:
     try:
         content = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
     except (JsonError, OSError):
-        return None  # who reads the config says so
+        return None  # reported when the config is loaded
     record = quantization_of(content) if isinstance(content, dict) else None
     return None if record is None else _format_of(record, folder)
 
@@ -218,7 +218,7 @@ def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
             )
     name = method if isinstance(method, str) else None
     if name is None and ("load_in_4bit" in record or "load_in_8bit" in record):
-        name = "bitsandbytes"  # as its own versions before quant_method wrote it
+        name = "bitsandbytes"  # in configs of bitsandbytes before quant_method
     if name is None or name not in FORMATS:
         raise CheckpointError(
             f"{folder}: its quantization_config has quant_method {method!r}, which is not supported; expected "

@@ -37,7 +37,7 @@ _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 Others merge or rescale tensors differently. Files of Mistral have the architecture llama.
 """
 _RAISED = ("gemma2", "gemma3")
-"""Architectures of a file whose normalization weights are stored plus one."""
+"""Architectures of a file with normalization weights stored plus one."""
 _PERMUTED = "llama"
 """Architecture of a file that interleaves the rotary pairs of queries and keys; transformers stores halves."""
 _ROTATIONS = "rope_"
