@@ -439,14 +439,14 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
     """Return the checkpoint a file says it was exported from.
 
     Args:
-        metadata: Metadata of the file.
+        metadata: What the file says about itself.
         displayed: The file, for messages.
         hint: What to do where the checkpoint is not found; empty: pass a baseline.
         option: Option that requires the checkpoint, for messages; empty: the baseline.
 
     Raises:
-        UsageError: no source is recorded, or the source is no checkpoint on this machine: a folder, a config, or a
-            snapshot in the Hub cache. A file never causes network access or the execution of code it names.
+        UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
+            snapshot in the Hub cache. A file never makes us ask a network or run code it names.
     """
     from winml.modelkit.onnx.bundle import model_record  # only if a file is read
 

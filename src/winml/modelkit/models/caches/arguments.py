@@ -164,7 +164,7 @@ def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
 def decoder_arguments(
     layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str], takes_encoder_states: bool
 ) -> NestedArguments:
-    """Convert the inputs of a decoder into the arguments of the whole forward, and its result into outputs.
+    """Return how the inputs of a decoder become the arguments of the whole forward, and its result its outputs.
 
     A decoder that takes the states of the encoder in every run computes keys and values of what lies beyond those it is
     given: of all in the first run, of nothing later. For any other, the states are given with their sizes alone: the
