@@ -28,8 +28,8 @@ Progress = Callable[[str], None]
 _CALIBRATION_DRAWS = 8
 """Measured on EfficientNet, in which the last layers see four pixels of an image.
 
-With one sample, activations of the next sample grow to 1e10 and lose all precision; with eight samples, a change of the
-input grows a hundredfold.
+Activations of the next sample grow to 1e10 with one calibration sample and lose all precision; with eight samples, a
+change of the input grows a hundredfold.
 """
 
 

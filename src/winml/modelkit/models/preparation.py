@@ -118,12 +118,12 @@ def prepared_for_export(
 ) -> Iterator[FlatForward]:
     """Replace the forward of ``model`` by its :class:`FlatForward`; in place, undone at the end.
 
-    Inside the block the model is in evaluation mode, gradients are off, and compiled modules are replaced by their
-    uncompiled form. With ``plain_attention``, attention and transformer layers of ``torch.nn`` call plain operators in
-    place of fused ones and nested tensors, which have no ONNX form. The training flag of every submodule, the forward
+    The block runs in evaluation mode and without gradients; compiled modules are replaced by their uncompiled form.
+    ``plain_attention`` makes attention and transformer layers of ``torch.nn`` call plain operators in place of fused
+    ones and nested tensors, which have no ONNX form. The training flag of every submodule, the forward
     method, compiled modules, the gradient mode and the attention settings are always restored.
 
-    With ``path``, only the forward of this module inside ``model`` is called, through the modules around it, so that
+    ``path`` limits the call to the forward of a module inside ``model``, called through the modules around it, so that
     its scopes are the same as in the whole model. ``entry`` returns the function to call instead of the forward, such
     as another method. ``arguments`` converts the tensors into arguments unless each tensor is one argument.
 

@@ -88,10 +88,10 @@ def calibrate_batch_norms(
 ) -> None:
     """Set the running statistics of every batch norm, in place, to the statistics of its inputs in one forward.
 
-    With the initial statistics (mean 0, variance 1), activations of a deep random network vanish. With the statistics
-    of one image, they explode on the next: the last layers see a handful of pixels. So all samples form one batch, or
-    only the first is used if the model takes no such batch. A model that refuses this sample as well is left unchanged;
-    a later run reports the reason.
+    Activations of a deep random network vanish with the initial statistics (mean 0, variance 1). Activations of the
+    next image explode with the statistics of a single one: the last layers see a handful of pixels. So all samples form
+    one batch, or only the first is used if the model takes no such batch. A model that refuses this sample as well is
+    left unchanged; a later run reports the reason.
     """
     norms = [module for module in model.modules() if _tracks_statistics(module)]
     if not norms:

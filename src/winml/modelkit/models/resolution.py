@@ -155,7 +155,7 @@ def resolve_model(
 ) -> ResolvedModel:
     """Make all decisions on a model that do not need its weights.
 
-    For a Hub id, only the small files are fetched, unless ``needs_weights``.
+    Fetches only the small files of a Hub id, unless ``needs_weights``.
 
     Args:
         request: Request of the user.

@@ -141,7 +141,7 @@ def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[...,
 
     use = use_of_mask(1 if layout.is_recurrent else past)
     if use is None:
-        # If a run of one token uses values of tensors as well, the written files are compared later.
+        # A run of one token fails as well if the forward reads values; the exported file is then compared with PyTorch.
         return layout if layout.is_recurrent or use_of_mask(1) is None else None
     return replace(layout, is_masked=not use.is_widened)
 
@@ -385,7 +385,7 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
         outputs_of: (rows, tokens, further arguments) → outputs of the forward.
 
     Raises:
-        UsageError: a tensor has no fixed size per row, or a count decides what is computed.
+        UsageError: a tensor has no fixed size per row, or a count decides the computation.
     """
     tensors = held_tensors(cache)
     if not tensors:

@@ -109,7 +109,7 @@ class CacheLayout:
     layer_classes: tuple[str, ...]
     """Class of every layer of the cache, in order; a layer may hold no state."""
     states: tuple[CacheState, ...]
-    """At least one state, in the order of the inputs."""
+    """States (at least one), in the order of the inputs."""
     template: Any = field(default=None, compare=False, repr=False)
     """Instance of a custom cache class after a run on shapes; `None` for a cache of transformers' layers alone."""
     held: tuple[tuple[Way, CacheState], ...] = ()

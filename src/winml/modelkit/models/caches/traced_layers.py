@@ -63,7 +63,7 @@ class TracedAttentionLayer(_Attention):  # type: ignore[misc]
 class DroppingLayer(TracedAttentionLayer):
     """Keys and values of all tokens; the forward receives only the tokens that transformers' own layer still holds.
 
-    For a forward whose mask hides nothing: tokens beyond the window are invisible only because the cache drops them.
+    Serves forwards with a mask that hides nothing: tokens beyond the window are invisible only because the cache drops them.
     """
 
     def __init__(self, tensors: Tensors, window: int) -> None:
@@ -163,7 +163,7 @@ class EmptyLayer(_Empty):  # type: ignore[misc]
 class PromptCache(DynamicCache):
     """A cache that reports itself as empty, so that a forward treats every run like a prompt.
 
-    Forwards read the token types in the prompt only. In every later run, the token types of a graph are neutral.
+    Forwards read the token types in the prompt only. The token types of a graph are neutral in every later run.
     """
 
     @property

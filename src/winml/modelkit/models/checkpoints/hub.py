@@ -249,7 +249,7 @@ def _hub_errors(repository: str, revision: str | None, kind: str) -> Iterator[No
 def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: bool) -> list[str]:
     """Choose the files to fetch: small files at the top of the repository, one format of weights, and code if allowed.
 
-    For a sentence-transformers repository, the files of its modules as well.
+    Files of modules are included for a sentence-transformers repository.
 
     Args:
         sizes: File of the repository → bytes; 0 if unknown.

@@ -2,8 +2,8 @@
 
 A model that takes the patches of all pictures in one row also takes the grid of each picture: frames, rows and columns.
 Functions of ``transformers.vision_utils`` derive positions of patches, windows and attention masks from the grids; some
-of them loop over numbers, and attention is computed per picture. A trace would fix the grid of one sample. During a
-call these functions are replaced by equivalents of tensor operators.
+of them loop over numbers, and attention is computed per picture. A trace would fix the grid of one sample. The
+replacements, active during a call, compute the same results with tensor operators.
 """
 
 from __future__ import annotations

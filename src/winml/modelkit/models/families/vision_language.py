@@ -171,7 +171,7 @@ def vision_language_parts(
 
 
 def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str, ...]:
-    """Return a note why an image-text-to-text model is exported as one graph; `()` if reported elsewhere."""
+    """Return a note why a model of text from images is exported as one graph; `()` if reported elsewhere."""
     is_encoded = bool(getattr(model.config, "is_encoder_decoder", False))
     if task == "text-generation" or not request.cache or request.input_specs is not None:
         return ()

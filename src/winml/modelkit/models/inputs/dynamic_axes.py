@@ -48,8 +48,8 @@ def open_axes(
             them together.
 
     Returns:
-        The decision with names in the shapes, their dimensions, and notes on added axes. Without a request and names,
-        the decision itself.
+        The decision with names in the shapes, their dimensions, and notes on added axes. The decision itself if
+        there are neither requests nor names.
 
     Raises:
         UsageError: an input or axis that does not exist, two names or two sizes for one dimension, or a size that this

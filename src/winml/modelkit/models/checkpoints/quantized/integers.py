@@ -167,9 +167,8 @@ def _awq_codes(words: Array) -> Array:
 def _awq_rows(words: Array) -> Array:
     """Convert words of shape [depth, words] to rows of output channels, packed along the depth.
 
-    Whole words are transposed, four bytes at a time. For two neighbours in the depth, the low halves of all bytes
-    become four bytes, and so do the high halves. Measured, 4096 × 14336: 0.1 s, and 0.4 s if single bytes are
-    transposed.
+    Whole words are transposed, four bytes at a time. The low halves of all bytes of two neighbours in the depth become
+    four bytes, and so do the high halves. Measured, 4096 × 14336: 0.1 s, and 0.4 s if single bytes are transposed.
     """
     depth, width = words.shape
     if depth % 2:
