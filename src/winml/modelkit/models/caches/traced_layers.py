@@ -63,7 +63,7 @@ class TracedAttentionLayer(_Attention):  # type: ignore[misc]
 class DroppingLayer(TracedAttentionLayer):
     """Keys and values of all tokens; the forward receives only the tokens that transformers' own layer still holds.
 
-    Serves forwards with a mask that hides nothing: tokens beyond the window are invisible only because the cache drops them.
+    Serves forwards with a mask that hides nothing: only the cache hides tokens beyond the window, by dropping them.
     """
 
     def __init__(self, tensors: Tensors, window: int) -> None:
