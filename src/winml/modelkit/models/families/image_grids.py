@@ -301,7 +301,7 @@ def _attention_in_images(
     patches = torch.arange(query.shape[2], device=query.device)
     image = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
     mask = (image[:, None] == image[None, :])[None, None]
-    # Not transformers' `repeat_kv`: it reads sizes, which a trace would fix.
+    # The attribute of transformers, not a ratio of sizes: a trace would fix the sizes.
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
         key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
