@@ -34,7 +34,7 @@ class FoundModel:
     """What a name means, for a verb that runs ONNX files."""
 
     name: str
-    """As passed by the user."""
+    """Name or path as passed by the user."""
     path: Path | None = None
     """The ONNX file; None where it is still to be exported."""
     request: ModelRequest | None = None

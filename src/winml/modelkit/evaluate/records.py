@@ -88,7 +88,7 @@ class EvaluatedSide(Record):
     """Results of one model."""
 
     name: str
-    """As passed by the user."""
+    """Name or path as passed by the user."""
     kind: Literal["onnx", "pytorch"]
     latency_ms: Summary = field(metadata=entry("latency_per_sample_ms"))
     """Latency of one sample: its share of each of its runs, excluding samples of the first run if there are others."""

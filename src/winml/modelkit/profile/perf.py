@@ -74,7 +74,7 @@ class Baseline:
     """Baseline of a model: an ONNX file, or the PyTorch model it was exported from."""
 
     name: str
-    """As passed by the user."""
+    """Name or path as passed by the user."""
     path: Path | None = None
     """The ONNX file; ``None`` for PyTorch."""
     request: ModelRequest | None = None
