@@ -11,7 +11,7 @@ CODE = src tests scripts benchmarks
 # Modules are compiled once, not by every process that a test starts.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test readers test-oldest test-newest house format lint types documents notebooks docs wheel release-check release-suites clean
+.PHONY: demo test readers test-oldest test-newest architecture format lint types documents notebooks docs wheel release-check release-suites clean
 
 demo: $(READY)
 	$(RUN) scripts/demo.py
@@ -24,8 +24,8 @@ READERS =
 readers: $(READY)
 	$(RUN) scripts/readers.py $(READERS)
 
-house: $(READY)
-	$(RUN) -m pytest tests/house
+architecture: $(READY)
+	$(RUN) -m pytest tests/architecture
 
 format: $(READY)
 	$(RUN) -m ruff check --fix-only $(CODE)
@@ -42,7 +42,7 @@ documents: $(READY)
 	$(RUN) scripts/architecture_picture.py --write
 	$(RUN) scripts/build_config_reference.py
 	$(RUN) scripts/build_manifest_schema.py
-	$(RUN) scripts/house_picture.py
+	$(RUN) scripts/package_picture.py
 	$(RUN) scripts/verb_reference.py
 	$(RUN) scripts/benchmark_page.py
 

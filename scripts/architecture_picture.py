@@ -1,7 +1,7 @@
 """Writes the parts of docs/architecture.md and CONTRIBUTING.md that are made from the code.
 
-The rooms, their questions and sizes, and a diagram of who imports whom. The package is read as syntax trees; none of it
-is imported.
+The subpackages, their responsibilities and sizes, and a diagram of their imports. The package is read as syntax
+trees; none of it is imported.
 
 python scripts/architecture_picture.py [--write]
 """
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-# The tests know how to read the package and in which order its rooms stand.
+# The tests know how to read the package and in which order its subpackages stand.
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from house.sources import PACKAGE, imports, modules, room_of  # noqa: E402
-from house.test_layers import ORDER  # noqa: E402
+from architecture.sources import PACKAGE, imports, modules, subpackage_of  # noqa: E402
+from architecture.test_layers import ORDER  # noqa: E402
 
 ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
@@ -28,15 +28,15 @@ LINES_STEP = 100
 
 
 @dataclass(frozen=True)
-class Room:
+class Subpackage:
     """A folder of the package, or a module beside the folders."""
 
     name: str
-    question: str
+    responsibility: str
     """First line of its docstring."""
     lines: int
     imports: frozenset[str]
-    """The rooms it imports, imports inside functions and for types included."""
+    """The subpackages it imports, imports inside functions and for types included."""
     is_folder: bool
 
     @property
@@ -45,60 +45,63 @@ class Room:
         return f"{self.name}/" if self.is_folder else f"{self.name}.py"
 
 
-def read_rooms() -> dict[str, Room]:
-    """Return the rooms of the package in the order of the layers test, those that import nothing first."""
+def read_subpackages() -> dict[str, Subpackage]:
+    """Return the subpackages of the package in the order of the layers test, those that import nothing first."""
     there = {module.folder for module in modules()}
-    return {name: _read_room(name) for name in ORDER if name in there}
+    return {name: _read_subpackage(name) for name in ORDER if name in there}
 
 
-def _read_room(name: str) -> Room:
+def _read_subpackage(name: str) -> Subpackage:
     files = [module for module in modules() if module.folder == name]
     first = next(module for module in files if module.name == name)
-    targets = (found.target for module in modules() if module.room == name for found in imports(module.tree))
-    rooms = {room_of(target[len(PACKAGE) + 1 :]) for target in targets if target.startswith(f"{PACKAGE}.")}
-    return Room(
+    targets = (found.target for module in modules() if module.subpackage == name for found in imports(module.tree))
+    subpackages = {subpackage_of(target[len(PACKAGE) + 1 :]) for target in targets if target.startswith(f"{PACKAGE}.")}
+    return Subpackage(
         name,
-        question=first.docstring.split("\n", 1)[0],
+        responsibility=first.docstring.split("\n", 1)[0],
         lines=sum(module.line_count for module in files),
-        imports=frozenset(rooms - {name}),
+        imports=frozenset(subpackages - {name}),
         is_folder=first.path.name == "__init__.py",
     )
 
 
-def reduced_imports(rooms: Mapping[str, Room]) -> dict[str, tuple[str, ...]]:
-    """Return the imports of each room, without those that follow from another of its imports."""
+def reduced_imports(subpackages: Mapping[str, Subpackage]) -> dict[str, tuple[str, ...]]:
+    """Return the imports of each subpackage, without those that follow from another of its imports."""
     reach: dict[str, set[str]] = {}
-    for name, room in rooms.items():
-        # A room comes after all it imports, so their reach is known.
-        reach[name] = set(room.imports).union(*(reach[imported] for imported in room.imports))
+    for name, subpackage in subpackages.items():
+        # A subpackage comes after all it imports, so their reach is known.
+        reach[name] = set(subpackage.imports).union(*(reach[imported] for imported in subpackage.imports))
     return {
         name: tuple(
             imported
-            for imported in rooms
-            if imported in room.imports and not any(imported in reach[between] for between in room.imports)
+            for imported in subpackages
+            if imported in subpackage.imports and not any(imported in reach[between] for between in subpackage.imports)
         )
-        for name, room in rooms.items()
+        for name, subpackage in subpackages.items()
     }
 
 
-def picture(rooms: Mapping[str, Room]) -> str:
-    """Return the rooms and the arrows between them as a Mermaid diagram, the command at the top."""
+def picture(subpackages: Mapping[str, Subpackage]) -> str:
+    """Return the subpackages and the arrows between them as a Mermaid diagram, the command at the top."""
     lines = ["```mermaid", "flowchart TD"]
-    lines += [f'    {_box(name)}["{room.label}"]' for name, room in reversed(list(rooms.items()))]
-    for name, found in reversed(reduced_imports(rooms).items()):
+    lines += [f'    {_box(name)}["{subpackage.label}"]' for name, subpackage in reversed(list(subpackages.items()))]
+    for name, found in reversed(reduced_imports(subpackages).items()):
         lines += [f"    {_box(name)} --> {_box(imported)}" for imported in reversed(found)]
     return "\n".join([*lines, "```"])
 
 
 def _box(name: str) -> str:
     # "graph" alone is a word of Mermaid's.
-    return f"{name}_room"
+    return f"{name}_subpackage"
 
 
-def room_table(rooms: Mapping[str, Room]) -> str:
-    """Return a Markdown table of the rooms, their questions and lines."""
-    rows = (f"| `{room.label}` | {room.question} | {rounded_lines(room.lines):,} |" for room in rooms.values())
-    return "\n".join(["| room | question | lines |", "| --- | --- | ---: |", *rows])
+def subpackage_table(subpackages: Mapping[str, Subpackage]) -> str:
+    """Return a Markdown table of the subpackages, their responsibilities and lines."""
+    rows = (
+        f"| `{subpackage.label}` | {subpackage.responsibility} | {rounded_lines(subpackage.lines):,} |"
+        for subpackage in subpackages.values()
+    )
+    return "\n".join(["| subpackage | responsibility | lines |", "| --- | --- | ---: |", *rows])
 
 
 def rounded_lines(lines: int) -> int:
@@ -111,16 +114,16 @@ def rounded_lines(lines: int) -> int:
 
 
 def order_line() -> str:
-    """Return the order of the rooms in one line."""
-    return f"    {' → '.join(read_rooms())}"
+    """Return the order of the subpackages in one line."""
+    return f"    {' → '.join(read_subpackages())}"
 
 
 def generated_parts() -> dict[tuple[Path, str], str]:
     """Return what stands in the documents, by document and by the name in its marks."""
-    rooms = read_rooms()
+    subpackages = read_subpackages()
     return {
-        (ARCHITECTURE, "picture"): picture(rooms),
-        (ARCHITECTURE, "rooms"): room_table(rooms),
+        (ARCHITECTURE, "picture"): picture(subpackages),
+        (ARCHITECTURE, "subpackages"): subpackage_table(subpackages),
         (CONTRIBUTING, "order"): order_line(),
     }
 

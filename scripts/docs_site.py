@@ -33,8 +33,8 @@ LICENCE = ("LICENSE", "licence.md")
 
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 _MERMAID = re.compile(r"^```mermaid\n.*?^```$", re.MULTILINE | re.DOTALL)
-_HOUSE = "pictures/house.svg"
-_CAPTION = "Drawn here as floors: a room imports only rooms on floors below it. `docs/architecture.md` has the arrows."
+_PICTURE = "pictures/package.svg"
+_CAPTION = "Each subpackage imports only those drawn below it. `docs/architecture.md` shows the imports as arrows."
 _API_GROUPS = {
     "Export": (
         "export_pytorch",
@@ -144,11 +144,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:  # noqa: ARG001  # mkdocs' signature
-    """Turn links into those of the site, and the diagram into the picture of the house."""
+    """Turn links into those of the site, and the diagram into the picture of the package."""
     path = page.file.src_uri
-    house = os.path.relpath(_HOUSE, Path(path).parent).replace(os.sep, "/")
+    picture = os.path.relpath(_PICTURE, Path(path).parent).replace(os.sep, "/")
     return _MERMAID.sub(
-        f"![The rooms of the house, each above those it may import]({house})\n\n{_CAPTION}",
+        f"![The subpackages of the package, each above those it may import]({picture})\n\n{_CAPTION}",
         with_site_links(markdown, path),
     )
 

@@ -116,7 +116,7 @@ READERS = (
     Reader("site", ("tests/docs/test_site_in_browser.py",), PACKAGES, ("mkdocs", "mkdocs-material"), (BROWSERS,)),
     Reader("chromium", _PAGES, programs=(BROWSERS,)),
     # Resolves constraints.txt for systems that are not here.
-    Reader("uv", ("tests/house/test_dependencies.py",), ENVIRONMENT, ("uv",)),
+    Reader("uv", ("tests/architecture/test_dependencies.py",), ENVIRONMENT, ("uv",)),
     Reader("zsh", ("tests/e2e/test_completions.py",), programs=(("zsh",),)),
     Reader("fish", ("tests/e2e/test_completions.py",), programs=(("fish",),)),
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from house.test_prose import LONGEST_LINE
+from architecture.test_prose import LONGEST_LINE
 from notebook_outputs import NOTEBOOKS, code_cells, is_measured, read_notebook, run_cells, source_of, text_of
 
 _NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))

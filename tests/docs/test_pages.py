@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from architecture.sources import REPOSITORY
 from benchmark_page import saved_results
 from docs.page_runs import PageRun, blocks_of, given_of, matches
 from docs.supplies import Supplies
 from e2e.in_process import run_here
-from house.sources import REPOSITORY
 from winml.modelkit.cli.main import COMMANDS
 
 _FOLDERS = ("guide", "how_to", "coming_from", "reference")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from architecture.sources import REPOSITORY
 from browser import Browser
-from house.sources import REPOSITORY
 from readers import folder_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.reader("site")]

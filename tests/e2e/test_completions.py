@@ -17,8 +17,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from architecture.sources import REPOSITORY
 from e2e.in_process import run_here
-from house.sources import REPOSITORY
 from winml.modelkit.metadata_keys import MODULE_KEY, PART_KEY, TAG_KEY
 from winml.modelkit.onnx.bundle import PartDescription
 

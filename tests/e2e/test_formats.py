@@ -11,9 +11,9 @@ from typing import Any
 import onnx
 import pytest
 
+from architecture.sources import REPOSITORY
 from e2e.in_process import run_here
 from encoder_decoder import save_encoder_decoder
-from house.sources import REPOSITORY
 
 pytestmark = pytest.mark.skipif(not (REPOSITORY / "docs").is_dir(), reason="an installed package has no documents")
 

@@ -22,9 +22,9 @@ import onnxruntime
 import pytest
 import safetensors.numpy
 
+from architecture.sources import REPOSITORY, package_folder
 from e2e.in_process import run_here
 from e2e.workplace import Outcome, Workplace
-from house.sources import REPOSITORY, package_folder
 from sweep_models import write_models
 
 EXAMPLE = REPOSITORY / "examples" / "plugin"

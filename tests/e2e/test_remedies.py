@@ -1,7 +1,7 @@
 """Does what a refusal advises help? Each command is refused; what its message says to do is then done.
 
 The remedy is taken from the message itself. That every verb and option named in any message exists is tested in
-``tests/house/test_remedies.py``.
+``tests/architecture/test_remedies.py``.
 """
 
 from __future__ import annotations

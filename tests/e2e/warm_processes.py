@@ -2,7 +2,7 @@
 
 A warm process imports the libraries and every module of ours once, and runs nothing; every command is a fork of it,
 with its own directory, environment and streams, and its own exit code. What depends on a fresh interpreter is not run
-this way: tests/house starts one for each verb, and says that modules can be imported in any order.
+this way: tests/architecture starts one for each verb, and says that modules can be imported in any order.
 
 As a program it serves: requests are lines of JSON on stdin, answers are exit codes on stdout.
 """

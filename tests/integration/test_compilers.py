@@ -20,11 +20,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from architecture.sources import REPOSITORY
 from checkpoints import one_layer, save_checkpoint
 from encoder_decoder import save_encoder_decoder
 from generating import save_decoder, save_tokenizer
 from graphs import parse
-from house.sources import REPOSITORY
 from readers import folder_of, python_of
 from weighted_graphs import CONVOLUTION, PERCEPTRON
 from winml.modelkit.metadata_keys import COMPILE_KEY, MODULES_KEY

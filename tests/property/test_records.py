@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from house.sources import imports, modules
+from architecture.sources import imports, modules
 from winml.modelkit import InputTensorSpec, OutputTensorSpec
 from winml.modelkit.builds.manifest_records import BuildManifest
 from winml.modelkit.onnx.specs import DynamicDimension

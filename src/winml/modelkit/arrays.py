@@ -1,4 +1,4 @@
-"""The array types that functions of every room take and return.
+"""Array types that functions of every subpackage take and return.
 
 Standard library only: numpy is named for type checkers, and imported when an array or a data type is made.
 """

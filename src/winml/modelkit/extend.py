@@ -1,4 +1,4 @@
-"""What may a plug-in package use? The contracts of its objects, with a guarantee of stability.
+"""Contracts for plug-in packages, with a guarantee of stability.
 
 Every name in ``__all__`` keeps its meaning and its fields as long as :data:`CONTRACT` is the same; a new field has a
 default. Registration of a package's objects: docs/how_to/extend.md. Each name is imported on first use, so that a

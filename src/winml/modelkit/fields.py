@@ -1,4 +1,4 @@
-"""How is an option declared? Once: command line, config, Python keywords, help and reference derive from the field.
+"""Declaration of an option: command line, config, Python keywords, help and reference derive from the field.
 
 A field of a dataclass that :func:`declare` made is an option. Standard library only, because the help of a verb is made
 from the declarations; a record of :class:`winml.modelkit.options.Options` that derives from them validates the values.

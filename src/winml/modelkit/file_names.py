@@ -1,4 +1,4 @@
-"""How are the files named that winml writes? Every name is defined here and nowhere else."""
+"""Names of the files that winml writes, defined here and nowhere else."""
 
 from __future__ import annotations
 

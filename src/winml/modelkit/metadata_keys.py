@@ -1,4 +1,4 @@
-"""Which metadata keys does winml write into an ONNX file? Every ``winml.*`` key is defined here and nowhere else.
+"""Metadata keys that winml writes into an ONNX file: every ``winml.*`` key is defined here and nowhere else.
 
 Also defined here: keys of torch and Model Explorer that are read or written. The values are specified in
 docs/reference/formats.md.

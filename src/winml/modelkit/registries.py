@@ -1,4 +1,4 @@
-"""Which object does a name refer to? Built-in ones, and those that installed packages add through entry points.
+"""Registries of named objects: built-in names, and names that installed packages add through entry points.
 
 A name is known without importing its object: built-in names are in the code, names of plug-ins in the
 ``entry_points.txt`` of their distribution. An unusable plug-in is listed by :func:`installed_plug_ins` and omitted

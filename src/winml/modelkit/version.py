@@ -1,4 +1,4 @@
-"""Which version of winml is this, and what do its extras install?"""
+"""Version of winml, and the packages that its extras install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are sizes, counts, shapes and foreign text formatted? Shared by messages and reports."""
+"""Formatting of sizes, counts, shapes and foreign text for messages and reports."""
 
 from __future__ import annotations
 

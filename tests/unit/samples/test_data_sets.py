@@ -17,7 +17,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from house.sources import REPOSITORY
+from architecture.sources import REPOSITORY
 from winml.modelkit.errors import InputError, UsageError
 from winml.modelkit.samples.columns import ROLE_COLUMNS, match_columns, parse_columns
 from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set

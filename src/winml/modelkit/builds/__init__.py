@@ -1,1 +1,1 @@
-"""What was built already, and what must be built again?"""
+"""Builds: the stages from a checkpoint to deployable files, and which of them are up to date."""

@@ -1,1 +1,1 @@
-"""Do two models agree, and which module is the first that differs?"""
+"""Comparison of two models: outputs, generated text, and the first module that differs."""

@@ -60,7 +60,7 @@ def command(**options: Any) -> None:
 
 
 def _markdown(diff: StructureDiff) -> str:
-    """Return what changed as Markdown that fits a comment: a summary, and the modules that changed most."""
+    """Return the differences as Markdown that fits a comment: a summary, and the modules that changed most."""
     from winml.modelkit.compare.diff_table import diff_document
     from winml.modelkit.report.document import Detail
     from winml.modelkit.report.markdown import render_markdown

@@ -1,1 +1,1 @@
-"""How well does a model perform its task? Tasks, metrics and limits."""
+"""Evaluation of a model on its task: tasks, metrics and limits."""

@@ -1,4 +1,4 @@
-"""Which options say what is read of a data set? Declared once, for every verb that reads one."""
+"""Options that describe a data set, declared once for every verb that reads one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is
 
 @dataclass(frozen=True, kw_only=True)
 class DataSetFields:
-    """What is read of a dataset."""
+    """Options of a dataset."""
 
     dataset: str | None = declare(None, DATASET, metavar="PATH|NAME")
     """Dataset: a file, a folder, or NAME[:CONFIG] on the Hub."""

@@ -220,7 +220,7 @@ def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
 
 
 def _model_notes(loaded: LoadedModel) -> tuple[str, ...]:
-    """Return what is to be said of a model, but for the cache, which nobody asked about."""
+    """Return the notes of a loaded model, without those on its KV cache, which the user did not request."""
     from winml.modelkit.models.caches.decision import no_cache_note
 
     return tuple(note for note in loaded.notes if note != no_cache_note())

@@ -44,7 +44,7 @@ _FOR_PYTORCH_MODELS = (
 
 
 def _is_pinning(options: Mapping[str, object]) -> bool:
-    """Say whether the model is an ONNX file, whose sizes can be fixed.
+    """Return True if the model is an ONNX file, whose sizes can be fixed.
 
     Raises:
         ModelPathError: it has the name of one, and nothing can be there.
@@ -159,7 +159,7 @@ def command(**options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> ExportRequest:
-    """Return what the command line requests, over the config.
+    """Return the request of the command line, which takes precedence over the config.
 
     Raises:
         UsageError: nothing names a model, or ``--depth`` stands without ``-v``.

@@ -226,7 +226,7 @@ class PinRequest(FileRequest["Options", Any]):
         return Options
 
     def work(self, task: GraphFileTask, options: Options) -> Pinning:  # noqa: ARG002
-        """Return what fixes the sizes."""
+        """Return the work that fixes the sizes."""
         from winml.modelkit.transform.pin import Pinning
 
         return Pinning(self.sizes or {})

@@ -1,1 +1,1 @@
-"""Which modules of a model can be models of their own?"""
+"""Extraction of modules as models of their own."""

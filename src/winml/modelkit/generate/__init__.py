@@ -1,1 +1,1 @@
-"""How is a built model called?"""
+"""Inference and text generation with a built model."""

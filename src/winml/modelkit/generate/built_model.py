@@ -287,7 +287,7 @@ class WinMLModel:
         return _cast_to_graph(array, item)
 
     def _suggest_fitting(self, item: InputTensorSpec, array: Array) -> str:
-        """Return what brings an input to its size."""
+        """Return functions that bring an input to the size of the model."""
         ways = "tokenizers: padding='max_length', max_length=…"
         graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
         is_short = isinstance(graph_length, int) and array.shape[1] < graph_length

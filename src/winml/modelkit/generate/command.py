@@ -147,7 +147,7 @@ def command(**options: Any) -> None:
 
 
 def _text_on_stdin() -> str:
-    """Return what stdin holds, as far as any text is tokenized.
+    """Return the text on stdin, up to the longest text that is tokenized.
 
     Raises:
         UsageError: it is not text.
@@ -167,7 +167,7 @@ def _text_on_stdin() -> str:
 
 
 def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, Any]) -> PreparedPrompt:
-    """Return what the model is given, in its tokens."""
+    """Return the prompt in tokens of the model."""
     requested = {key: options[key] for key in _OF_SETTINGS}
     if ENCODER in files:
         from winml.modelkit.generate.generation.media_prompts import prepare_encoder_decoder

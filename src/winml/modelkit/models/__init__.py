@@ -1,4 +1,4 @@
-"""Which model is it, and which inputs does its forward take?
+"""Resolution of a model: source, task, class, and the inputs of its forward.
 
 Converts the user's request into a ``torch.nn.Module`` in evaluation mode and the specification of its inputs
 (``model.load_model``). Independent of graphs, output files and export.

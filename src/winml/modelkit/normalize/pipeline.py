@@ -180,7 +180,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
         If(true) { then: Relu }                                           Relu
 
     Must not fire when:
-        1. an operand has more than ``INPUT_LIMIT_ELEMENTS``: it is a weight, and weights are not read;
+        1. an operand has more than `_INPUT_LIMIT_ELEMENTS`: it is a weight, and weights are not read;
         2. the result has more than ``OUTPUT_LIMIT_ELEMENTS``: the file would grow;
         3. it transposes a weight with other readers: the file would hold it twice;
         4. the operator is random, or quantizes, so that its node is intended (checked by onnxscript);

@@ -90,7 +90,7 @@ class _TensorSpec(Options):
 
 
 class CacheSlot(Options):
-    """Which tensor of a cache an input takes: what an output of the run before holds."""
+    """Tensor of a KV cache that an input takes: the value of an output of the previous run."""
 
     layer: Annotated[int, pydantic.Field(ge=0)] | None = None
     """Layer of the cache, from 0; None if a file of another tool does not state it."""
@@ -103,7 +103,7 @@ class CacheSlot(Options):
 
 
 class GridSlot(Options):
-    """What an input says of the patches of pictures: a row of frames, rows and columns for each picture."""
+    """Grid of image patches in an input: frames, rows and columns of each image."""
 
     patches: Annotated[str, pydantic.Field(pattern=r"^[A-Za-z_]\w*$")]
     """Name of the number of patches of all pictures together, in the shape of another input."""
@@ -424,7 +424,7 @@ class OutputAxis:
 
 
 class DynamicRequest(Options):
-    """Which dimensions the user wants left open, besides those named in shapes."""
+    """Dimensions that the user requests as dynamic, besides those named in shapes."""
 
     batch: bool = False
     """The rows of every input."""

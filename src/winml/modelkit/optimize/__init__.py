@@ -1,4 +1,4 @@
-"""What makes a graph faster without changing its outputs?
+"""Optimization of a graph without a change of its outputs.
 
 Takes a graph and frozen options, returns a graph. Depends on neither files nor the tool that made the graph.
 """

@@ -1,4 +1,4 @@
-"""Which options does the optimizer have? Each is declared here, once, and one for each capability of the registry."""
+"""Options of the optimizer, declared once: the general ones, and one for each capability of the registry."""
 
 from __future__ import annotations
 

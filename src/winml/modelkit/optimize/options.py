@@ -23,7 +23,7 @@ from winml.modelkit.ort.execution_providers import find_execution_provider, shor
 
 
 class OptimizeOptions(OptimizeFields, Options):
-    """What the optimizer does. A capability that is null is on or off as the level says."""
+    """Options of the optimize stage. A capability that is null is enabled by the level."""
 
     @pydantic.field_validator("ep")
     @classmethod
@@ -125,7 +125,7 @@ class OptimizeOptions(OptimizeFields, Options):
         return (entry for entry in CAPABILITIES.values() if self._flag_of(entry) and entry.name not in by_builds)
 
     def is_enabled(self, capability: Capability) -> bool:
-        """Say whether a capability is on.
+        """Return True if a capability is enabled.
 
         Raises:
             UsageError: it is enabled by name and the execution provider does not run the operators it creates.
@@ -142,7 +142,7 @@ class OptimizeOptions(OptimizeFields, Options):
         return flag
 
     def uses_contrib(self, capability: Capability) -> bool:
-        """Say whether a capability that is on may create operators of ONNX Runtime."""
+        """Return True if an enabled capability may create operators of ONNX Runtime."""
         is_level_reached = LEVELS.index(self.level) >= LEVELS.index("extended")
         return self._suits_provider(capability) and (is_level_reached or self._flag_of(capability) is True)
 

@@ -1,4 +1,4 @@
-"""How does a graph run on a device, and what are its outputs?
+"""ONNX Runtime: sessions, devices, and the outputs of a graph.
 
 Generates input values (``feeds``), opens and runs sessions (``sessions``), reads kernel times and memory. Independent
 of torch and of the origin of a graph.

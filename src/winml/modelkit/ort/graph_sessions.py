@@ -2,7 +2,7 @@
 
 Weights in data files and checkpoints are mapped. Where a checkpoint has them in another type or order, the session
 computes that when it reads them, so that neither memory nor a file holds a converted copy. Other weights are computed
-once, those of one graph for all graphs that are made of it. Writes no file.
+once for all variants of a graph. Writes no file.
 
 onnx raises the IR version for every new tensor type, and ONNX Runtime refuses files with a newer version than it knows,
 whether or not they use the new types: such a file is opened with the newest version that loads.
@@ -211,9 +211,9 @@ def open_session(
 ) -> Session:
     """Open a file, to run it node by node as it is written or as ONNX Runtime does by default.
 
-    As it is written, its weights are mapped wherever they lie, so that they are not in memory twice while it is loaded.
-    Only integer products are optimized, if they saturate on this processor. A file that computes in bfloat16 computes
-    in float32 on the CPU, which has no kernels for it.
+    Node by node, the weights are mapped in place, so that memory holds one copy while the session is created, and only
+    integer products are optimized, if they saturate on this processor. A bfloat16 file is computed in float32 on the
+    CPU, which has no bfloat16 kernels.
 
     Args:
         path: An ONNX file, its data beside it. It is not changed.

@@ -1,4 +1,4 @@
-"""How fast does a model run, and which module takes the time?
+"""Latency of a model, and the time of each module.
 
 Measures runs (``latency``) and kernels (``by_module``), and returns records.
 """

@@ -66,7 +66,7 @@ def command(**options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> PerfRequest:
-    """Return what the command line requests: of the folder of several parts, each part."""
+    """Return the request of the command line; for a folder of several parts, of each part."""
     name = options["target"] or options["model"]
     paths: Mapping[str, Path | None] = named_parts(options, beside_weights=True) or {ONLY_PART: None}
     named = {

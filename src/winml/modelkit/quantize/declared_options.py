@@ -149,7 +149,7 @@ class QuantizeFields:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityFields:
-    """Which modules are quantized alone, on which inputs, and for which target."""
+    """Options of a sensitivity analysis: modules, samples and target."""
 
     depth: int | None = declare(None, SENSITIVITY, minimum=1, default_words="all")
     """Levels of the module tree to measure."""

@@ -180,7 +180,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             yield replace(self, tools=tools, outcome=QuantizationOutcome())
 
     def record(self, done: graph_file.Transformation[QuantizeResult]) -> QuantizedFile:
-        """Return what was quantized, and how bits were chosen."""
+        """Return the record of the quantized nodes and of the search for bits."""
         outcome, calibration, modes = self.outcome, self.calibration, self.resolved.modes()
         notes = (
             *(calibration.notes if calibration is not None else ()),

@@ -21,7 +21,7 @@ _ITERATIONS = 30
 
 
 class SensitivityOptions(SensitivityFields, Options):  # type: ignore[misc]  # Options is frozen by its config
-    """Which modules are quantized alone, on which inputs, and what is looked for."""
+    """Options of a sensitivity analysis: modules, samples and target."""
 
     sizes: dict[str, pydantic.PositiveInt] = pydantic.Field(default_factory=dict)
     """Sizes of dynamic dimensions, by name, by `input:axis`, or by key of --shape-config."""

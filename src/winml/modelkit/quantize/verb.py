@@ -109,14 +109,14 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         refuse_missing_files(self.options)
 
     def plan(self) -> FilePlan[QuantizedFile]:
-        """Return what would be done, with the page of a search for bits and files of calibration."""
+        """Return the plan, with the page of a search for bits and the files of the calibration."""
         plan = super().plan()
         if self.report is not None:
             plan = _with_page(plan, self.report, overwrite=self.overwrite)
         return plan if plan.folder is None else self._completed(plan)
 
     def plan_file(self) -> FilePlan[QuantizedFile]:
-        """Return what would be done with one file, with files of calibration."""
+        """Return the plan for one file, with the files of the calibration."""
         return self._completed(super().plan_file())
 
     def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:

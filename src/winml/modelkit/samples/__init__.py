@@ -1,1 +1,1 @@
-"""Which inputs does a model get in use? Samples of datasets, their preparation, and generated samples."""
+"""Samples of datasets, their preprocessing, and generated samples."""

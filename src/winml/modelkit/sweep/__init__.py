@@ -1,1 +1,1 @@
-"""How do many models perform in many configurations? Each pair runs in a separate process with limits."""
+"""Sweep of many models and configurations, each pair in a separate process with limits."""

@@ -1,1 +1,1 @@
-"""How does one ONNX file become another?"""
+"""Transformation of one ONNX file into another."""

@@ -1,1 +1,1 @@
-"""Which variant of a model is the fastest on this machine within a quality limit?"""
+"""Search for the fastest variant of a model on this machine within a quality limit."""

@@ -1,1 +1,1 @@
-"""What do the plans of several verbs share?"""
+"""Parts that the plans of several verbs share."""

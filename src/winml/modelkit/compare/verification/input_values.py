@@ -127,7 +127,7 @@ class Varied:
 
     @property
     def are_ties(self) -> bool:
-        """True if all these values are equal, so that only their order ranks them."""
+        """Return True if all values are equal, so that only their positions decide the ranking."""
         return self.words in (_ZEROS, _ONES)
 
 

@@ -1,7 +1,7 @@
 """Capture of a module's forward as a graph with torch's dynamo exporter.
 
 Parameters are attached by reference, so capturing never copies a weight; the caller passes the values of fake
-parameters. Every node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags.
+parameters. Every node comes with its exact module stack and a name after its module; `tags.tagging` writes the tags.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Capture of a module's forward as a graph with torch's TorchScript exporter.
 
 Parameters are inputs of the trace and are attached by reference afterwards, so capturing never copies a weight. Every
-node comes with its exact module stack and a name after its module; ``node_tagger`` writes the tags. Operators that
+node comes with its exact module stack and a name after its module; `tags.tagging` writes the tags. Operators that
 torch lacks or converts wrongly are registered for one export. Why TorchScript is tried first:
 docs/decisions/0003-torchscript-first.md.
 """

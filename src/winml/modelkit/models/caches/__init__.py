@@ -1,1 +1,1 @@
-"""What does a generative model store between two runs, and how does a graph take and return it?"""
+"""KV caches and states of generative models: their layout, and how a graph takes and returns them."""

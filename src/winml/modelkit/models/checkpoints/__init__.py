@@ -1,1 +1,1 @@
-"""Where is a checkpoint, and what do its files contain?"""
+"""Checkpoints: the location and the content of their files."""

@@ -1,1 +1,1 @@
-"""Which parts does a model of the library have, and what does each of them take?"""
+"""Parts of models of the transformers library, and the inputs of each part."""

@@ -1,1 +1,1 @@
-"""Which inputs does the forward take, and which values are valid?"""
+"""Inputs of a forward, and their valid values."""

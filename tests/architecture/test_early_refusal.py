@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from house.sources import functions, modules
+from architecture.sources import functions, modules
 from winml.modelkit.cli.main import COMMANDS, MODULES
 
 WITHOUT = {

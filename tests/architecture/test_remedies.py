@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from house.sources import Module, modules
+from architecture.sources import Module, modules
 from winml.modelkit.cli.main import COMMANDS, VERBS
 from winml.modelkit.errors import spell_flag
 

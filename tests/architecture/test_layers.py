@@ -1,7 +1,7 @@
-"""Does every room import only from rooms before it?
+"""Does every subpackage import only from subpackages before it?
 
 Imports inside functions and under ``TYPE_CHECKING`` count: a cycle that is hidden is still a cycle. Why the order is as
-it is: docs/decisions/0001-room-order.md.
+it is: docs/decisions/0001-subpackage-order.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from house.sources import PACKAGE, Import, Module, imports, modules, room_of
+from architecture.sources import PACKAGE, Import, Module, imports, modules, subpackage_of
 from winml.modelkit.cli.main import MODULES
 
 ORDER: tuple[str, ...] = (
@@ -51,25 +51,25 @@ ORDER: tuple[str, ...] = (
     "cli",
     "extend",
 )
-"""A room imports rooms to its left and itself. It may import every one of them; most import few."""
+"""A subpackage imports subpackages to its left and itself. It may import every one of them; most import few."""
 
-RANK = {room: rank for rank, room in enumerate(ORDER)}
+RANK = {subpackage: rank for rank, subpackage in enumerate(ORDER)}
 
 FREE = {
-    "": "the package's face: names every room it re-exports, lazily",
+    "": "the package's face: names every subpackage it re-exports, lazily",
     "__main__": "python -m winml.modelkit is the command",
 }
 """Modules outside the order, each with its reason."""
 
 ONLY_IN = {"click": "cli"}
-"""Libraries that one room alone may import."""
+"""Libraries that one subpackage alone may import."""
 
 
-def _room_of(target: str) -> str | None:
-    """Return the room an imported name lies in; None where it is not ours, ``""`` for the package itself."""
+def _subpackage_of(target: str) -> str | None:
+    """Return the subpackage an imported name lies in; None where it is not ours, ``""`` for the package itself."""
     if target != PACKAGE and not target.startswith(f"{PACKAGE}."):
         return None
-    return room_of(target[len(PACKAGE) + 1 :])
+    return subpackage_of(target[len(PACKAGE) + 1 :])
 
 
 INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -77,17 +77,17 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("models", ("checkpoints", "inputs", "")),
     ("models", ("checkpoints", "caches", "families")),
 )
-"""A room and the order of its folders; ``""`` stands for the files of the room itself."""
+"""A subpackage and the order of its folders; ``""`` stands for the files of the subpackage itself."""
 
 
 def _folder_inside(name: str) -> str:
-    """Return the folder of its room in which a module stands; ``""`` for the files of the room itself."""
+    """Return the folder of its subpackage in which a module stands; ``""`` for the files of the subpackage itself."""
     parts = name.split(".")
     return parts[1] if len(parts) > 2 else ""
 
 
 def _folder_of(target: str) -> str:
-    """Return the folder of its room in which an imported name lies; ``""`` for the files of the room itself."""
+    """Return the folder of an imported name inside its subpackage; ``""`` for the files of the subpackage itself."""
     name = target.removeprefix(f"{PACKAGE}.")
     is_folder = any(module.name.startswith(f"{'.'.join(name.split('.')[:2])}.") for module in modules())
     return name.split(".")[1] if is_folder else ""
@@ -101,35 +101,39 @@ def _violations(module: Module) -> list[str]:
     return [
         f"{module.path.name}:{found.line} ({module.name}) imports {found.target}"
         for found in imports(module.tree)
-        if (room := _room_of(found.target)) is not None and not _is_allowed(module, room, found)
+        if (subpackage := _subpackage_of(found.target)) is not None and not _is_allowed(module, subpackage, found)
     ]
 
 
-def _is_allowed(module: Module, room: str, found: Import) -> bool:
+def _is_allowed(module: Module, subpackage: str, found: Import) -> bool:
     # Everything the package itself offers has a home that can be named.
-    return room in RANK and _may_import(module.room, room)
+    return subpackage in RANK and _may_import(module.subpackage, subpackage)
 
 
-def test_modules_stand_in_known_rooms() -> None:
-    """Every module belongs to a room of the order, or is listed as free with a reason."""
-    strays = {module.name: module.room for module in modules() if module.room not in RANK and module.name not in FREE}
-    assert {} == strays, "give each room its place in ORDER"
+def test_modules_stand_in_known_subpackages() -> None:
+    """Every module belongs to a subpackage of the order, or is listed as free with a reason."""
+    strays = {
+        module.name: module.subpackage
+        for module in modules()
+        if module.subpackage not in RANK and module.name not in FREE
+    }
+    assert {} == strays, "give each subpackage its place in ORDER"
 
 
-def test_modules_import_only_rooms_before_them() -> None:
+def test_modules_import_only_subpackages_before_them() -> None:
     """No import, deferred or for types only, points to the right."""
     assert [] == [found for module in modules() if module.name not in FREE for found in _violations(module)]
 
 
-@pytest.mark.parametrize(("room", "order"), INSIDE)
-def test_folders_of_a_room_import_only_those_before_them(room: str, order: tuple[str, ...]) -> None:
-    """Inside a room, too, nothing points to the right."""
+@pytest.mark.parametrize(("subpackage", "order"), INSIDE)
+def test_folders_of_a_subpackage_import_only_those_before_them(subpackage: str, order: tuple[str, ...]) -> None:
+    """Inside a subpackage, too, nothing points to the right."""
     strays = [
         f"{module.name} imports {found.target}"
         for module in modules()
-        if module.room == room and _folder_inside(module.name) in order
+        if module.subpackage == subpackage and _folder_inside(module.name) in order
         for found in imports(module.tree)
-        if _room_of(found.target) == room
+        if _subpackage_of(found.target) == subpackage
         # The last part of a target may be a name inside a module.
         and (folder := _folder_of(found.target)) in order
         and order.index(folder) > order.index(_folder_inside(module.name))
@@ -157,12 +161,12 @@ def test_modules_have_no_circle() -> None:
 
 
 def test_library_with_a_home_is_imported_there_only() -> None:
-    """A library one room owns appears in no other."""
+    """A library one subpackage owns appears in no other."""
     strays = [
         f"{module.name}:{found.line} imports {found.target}"
         for module in modules()
         for found in imports(module.tree)
-        if ONLY_IN.get(found.target.split(".")[0], module.room) != module.room
+        if ONLY_IN.get(found.target.split(".")[0], module.subpackage) != module.subpackage
     ]
     assert [] == strays
 
@@ -185,15 +189,15 @@ def test_order_decides_who_may_import_whom(importer: str, imported: str, allowed
 
 
 @pytest.mark.parametrize(
-    ("name", "room"),
+    ("name", "subpackage"),
     [("tags", "tags"), ("onnx.files.writing", "onnx"), ("tune.verb", "verbs"), ("builds.cache_command.command", "cli")],
 )
-def test_surfaces_of_subjects_are_at_the_end_of_the_order(name: str, room: str) -> None:
+def test_surfaces_of_subjects_are_at_the_end_of_the_order(name: str, subpackage: str) -> None:
     """``verb.py`` and ``command.py`` of a subject import every subject, and only surfaces import them."""
-    assert room == room_of(name)
+    assert subpackage == subpackage_of(name)
 
 
 def test_every_command_is_a_verb() -> None:
     """No command module is left out of the table of verbs."""
-    commands = {module.name for module in modules() if module.room == "cli" and module.folder != "cli"}
+    commands = {module.name for module in modules() if module.subpackage == "cli" and module.folder != "cli"}
     assert commands == set(MODULES.values())

@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-from house.sources import PACKAGE, modules
+from architecture.sources import PACKAGE, modules
 
 WITH_EXAMPLES = [module for module in modules() if ">>> " in module.path.read_text(encoding="utf-8")]
 

@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import readers
-from house.sources import REPOSITORY
+from architecture.sources import REPOSITORY
 from readers import PACKAGES, READERS, Installer, NotInstalledError, Reader, install_reader
 
 

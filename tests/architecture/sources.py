@@ -35,9 +35,9 @@ class Module:
         return self.name.split(".")[0]
 
     @property
-    def room(self) -> str:
-        """Place in the order of imports, see :func:`room_of`."""
-        return room_of(self.name)
+    def subpackage(self) -> str:
+        """Place in the order of imports, see :func:`subpackage_of`."""
+        return subpackage_of(self.name)
 
     @property
     def line_count(self) -> int:
@@ -48,7 +48,7 @@ class Module:
         return ast.get_docstring(self.tree) or ""
 
 
-def room_of(name: str) -> str:
+def subpackage_of(name: str) -> str:
     """Return the place of a module, or of a name in it, in the order of imports.
 
     That is its folder. The surfaces of a subject import other subjects freely: its plan and run (``verb.py``) count as
@@ -120,7 +120,7 @@ def imports(tree: ast.AST) -> tuple[Import, ...]:
         if isinstance(node, ast.Import):
             found += [Import(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            # Relative imports are refused by ruff (TID252); a dot here would hide the room.
+            # Relative imports are refused by ruff (TID252); a dot here would hide the subpackage.
             assert node.level == 0, f"relative import at line {node.lineno}"
             found += [Import(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
     return tuple(found)

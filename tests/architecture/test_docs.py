@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 import winml.modelkit
-from house.sources import REPOSITORY, defined_names, modules, package_folder, repository_files
-from house.test_layers import ORDER
-from house.test_private_seams import SEAMS
+from architecture.sources import REPOSITORY, defined_names, modules, package_folder, repository_files
+from architecture.test_layers import ORDER
+from architecture.test_private_seams import SEAMS
 from winml.modelkit.cli.main import VERBS
 
 _CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
@@ -27,10 +27,12 @@ def _documents() -> list[str]:
     return [str(path) for path in documents if len(path.parts) == 1 or path.parts[0] == "docs"]
 
 
-def test_contributing_draws_the_order_of_rooms() -> None:
-    """The arrow line names the rooms that exist, in the order the layers test enforces."""
+def test_contributing_draws_the_order_of_subpackages() -> None:
+    """The arrow line names the subpackages that exist, in the order the layers test enforces."""
     there = {module.folder for module in modules()}
-    assert " → ".join(room for room in ORDER if room in there) in _CONTRIBUTING.read_text(encoding="utf-8")
+    assert " → ".join(subpackage for subpackage in ORDER if subpackage in there) in _CONTRIBUTING.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_make_commands_in_documents_are_targets() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from house.sources import REPOSITORY
+from architecture.sources import REPOSITORY
 
 LARGEST_SHARE = 0.11
 """Share of the tests that assert a sentence; it may only fall."""

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from house.sources import Module, modules
+from architecture.sources import Module, modules
 from winml.modelkit.quantize.precisions import PRECISIONS
 
 _METADATA_KEY = re.compile(r"^winml\.(?!modelkit\b)[a-z_.]*$|^pkg\.(torch|onnxscript)\.[a-z_.]*$")

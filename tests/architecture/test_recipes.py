@@ -20,7 +20,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from house.sources import REPOSITORY, package_folder
+from architecture.sources import REPOSITORY, package_folder
 
 _RECIPE = re.compile(r"^## (.+?)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _INSTRUCTION = re.compile(

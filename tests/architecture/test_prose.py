@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from house.sources import REPOSITORY, repository_files
+from architecture.sources import REPOSITORY, repository_files
 
 LONGEST_LINE = 150
 """Characters of a line of prose. Chosen: what fits beside a tree of files on a laptop."""

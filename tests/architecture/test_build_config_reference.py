@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from house.sources import REPOSITORY
+from architecture.sources import REPOSITORY
 
 
 @pytest.mark.parametrize("script", ["build_config_reference.py", "verb_reference.py", "benchmark_page.py"])

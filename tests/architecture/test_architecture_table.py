@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from architecture.sources import REPOSITORY
 from architecture_documents import document
-from house.sources import REPOSITORY
 
 _FOLDER = REPOSITORY / "docs" / "reference"
 _LEAST_SHARE = 0.95

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import winml.modelkit
-from house.sources import PACKAGE, REPOSITORY, Module, defined_names, modules, package_folder, repository_files
+from architecture.sources import PACKAGE, REPOSITORY, Module, defined_names, modules, package_folder, repository_files
 
 
 def _shown_names(module: Module) -> set[str]:

@@ -1,4 +1,4 @@
-"""Is the picture of the house the one the code draws, and do the files it names exist?"""
+"""Is the picture of the package the one the code draws, and do the files it names exist?"""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from architecture_picture import LINES_STEP, Room, generated_parts, part_of, picture, read_rooms, reduced_imports
-from house.sources import REPOSITORY, package_folder
+from architecture.sources import REPOSITORY, package_folder
+from architecture_picture import (
+    LINES_STEP,
+    Subpackage,
+    generated_parts,
+    part_of,
+    picture,
+    read_subpackages,
+    reduced_imports,
+)
 
 _LINES = re.compile(r" ([\d,]+) \|$", re.MULTILINE)
 _SOURCE_FILE = re.compile(r"`((?:\w+/)+\w*(?:\.py)?)`")
@@ -30,17 +38,17 @@ def _line_counts(part: str) -> list[int]:
 
 @pytest.mark.parametrize(("document", "name"), _PARTS, ids=lambda value: getattr(value, "stem", value))
 def test_generated_part_is_what_its_script_writes(document: Path, name: str) -> None:
-    """Rooms, questions, order and arrows are those of the code: python scripts/architecture_picture.py --write."""
+    """To write it: python scripts/architecture_picture.py --write."""
     expected, actual = _PARTS[document, name], part_of(document.read_text(encoding="utf-8"), name)
     assert _without_lines(expected) == _without_lines(actual)
 
 
-def test_line_counts_of_rooms_are_roughly_right() -> None:
+def test_line_counts_of_subpackages_are_roughly_right() -> None:
     """A count is off by a fifth or three hundred lines at most; an exact one would fail with every commit."""
     document = REPOSITORY / "docs" / "architecture.md"
-    actual = _line_counts(part_of(document.read_text(encoding="utf-8"), "rooms"))
-    expected = _line_counts(_PARTS[document, "rooms"])
-    assert len(read_rooms()) == len(expected) == len(actual)
+    actual = _line_counts(part_of(document.read_text(encoding="utf-8"), "subpackages"))
+    expected = _line_counts(_PARTS[document, "subpackages"])
+    assert len(read_subpackages()) == len(expected) == len(actual)
     assert [] == [
         (was, now) for was, now in zip(actual, expected, strict=True) if abs(was - now) > max(now // 5, 3 * LINES_STEP)
     ]
@@ -48,18 +56,22 @@ def test_line_counts_of_rooms_are_roughly_right() -> None:
 
 def test_reduced_imports_leave_out_what_follows() -> None:
     """Of a → b → c and a → c, the last arrow is not drawn."""
-    rooms = {
-        name: Room(name, "", 1, frozenset(imported), is_folder=True)
+    subpackages = {
+        name: Subpackage(name, "", 1, frozenset(imported), is_folder=True)
         for name, imported in (("c", ()), ("b", ("c",)), ("a", ("b", "c")))
     }
-    assert {"c": (), "b": ("c",), "a": ("b",)} == reduced_imports(rooms)
+    assert {"c": (), "b": ("c",), "a": ("b",)} == reduced_imports(subpackages)
 
 
-def test_picture_shows_every_room() -> None:
-    """Each room has one box."""
-    rooms = read_rooms()
-    drawn = picture(rooms)
-    assert [] == [name for name, room in rooms.items() if drawn.count(f'    {name}_room["{room.label}"]\n') != 1]
+def test_picture_shows_every_subpackage() -> None:
+    """Each subpackage has one box."""
+    subpackages = read_subpackages()
+    drawn = picture(subpackages)
+    assert [] == [
+        name
+        for name, subpackage in subpackages.items()
+        if drawn.count(f'    {name}_subpackage["{subpackage.label}"]\n') != 1
+    ]
 
 
 def _documents_about_code() -> list[str]:

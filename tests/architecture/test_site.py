@@ -11,6 +11,7 @@ import click
 import pytest
 
 import winml.modelkit
+from architecture.sources import REPOSITORY
 from docs_site import (
     DOCS,
     foreign_requests,
@@ -21,8 +22,7 @@ from docs_site import (
     with_site_links,
     without_roles,
 )
-from house.sources import REPOSITORY
-from house_picture import PICTURE, house
+from package_picture import PICTURE, package
 from winml.modelkit.cli._help import grouped_options
 from winml.modelkit.cli.main import COMMANDS, VERBS
 
@@ -120,7 +120,7 @@ def test_reference_of_python_has_every_public_name() -> None:
 
 def test_picture_of_the_house_is_what_its_script_draws() -> None:
     """``make documents`` draws it anew."""
-    assert house() == PICTURE.read_text(encoding="utf-8")
+    assert package() == PICTURE.read_text(encoding="utf-8")
 
 
 def test_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:

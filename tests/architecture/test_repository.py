@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from house.sources import REPOSITORY, repository_files
+from architecture.sources import REPOSITORY, repository_files
 
 _BINARY = {".png", ".ico", ".gz", ".onnx", ".safetensors", ".pyc"}
 # A path that starts at the root of somebody's machine: a home, a scratch folder, a mount.
@@ -64,7 +64,7 @@ def test_public_workflow_runs_all_of_tests() -> None:
 
 
 def test_no_test_folder_is_skipped_by_name(request: pytest.FixtureRequest) -> None:
-    """The runner descends into every folder of tests, the one named like the room ``build`` included."""
+    """The runner descends into every folder of tests, the one named like the subpackage ``build`` included."""
     patterns = [pattern for pattern in request.config.getini("norecursedirs") if pattern != "__pycache__"]
     folders = [path.name for path in (REPOSITORY / "tests").rglob("*") if path.is_dir() and path.name != "__pycache__"]
     assert [] == [name for name in folders for pattern in patterns if fnmatch.fnmatch(name, pattern)]

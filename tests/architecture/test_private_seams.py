@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from house.sources import REPOSITORY, Module, functions, modules
+from architecture.sources import REPOSITORY, Module, functions, modules
 
 LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
 PRIVATE_PACKAGES = ("onnxruntime.capi.",)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from house.sources import REPOSITORY, modules
+from architecture.sources import REPOSITORY, modules
 
 MOST_USED = 65
 """How many nouns must have a row. Chosen: each of them is in names of about ten files or more."""
@@ -32,7 +32,7 @@ _PLAIN = """
     shown displayed started stored tagged take taken tell to told total unknown unused use used waiting wanted what
     where whole with without worst write written
 """
-"""Verbs, adjectives and small words in names such as ``read_rooms``, ``is_known``, ``found_by``."""
+"""Verbs, adjectives and small words in names such as ``read_subpackages``, ``is_known``, ``found_by``."""
 _LIBRARIES = "click epilog ir json np nn onnx os ort proto torch transformers"
 COMMON = frozenset(re.findall(r"\w+", f"{_PROGRAMMING} {_PLAIN} {_LIBRARIES}"))
 """Words with no meaning of their own here, or the one that every reader of Python knows."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 
-from house.sources import functions, modules
+from architecture.sources import functions, modules
 
 CALLS = frozenset({"from_pretrained", "from_config", "_from_config", "for_model", "pipeline"})
 """Functions of transformers that may import code which a config names."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 
-from house.sources import functions, modules
+from architecture.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "compare.verification.generated_text:generated_or_reason": "a foreign generate(); told as the reason",

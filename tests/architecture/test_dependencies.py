@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from house.sources import REPOSITORY, imports, modules
+from architecture.sources import REPOSITORY, imports, modules
 from readers import python_of
 
 if sys.version_info >= (3, 11):
@@ -38,11 +38,11 @@ def _project() -> dict[str, Any]:
 
 
 OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "samples": "eval", "sweep": "ray"}
-"""Room to the extra whose libraries it imports where they are needed, and says how to install."""
+"""Subpackage to the extra whose libraries it imports where they are needed, and says how to install."""
 
 
 def _declared() -> set[str]:
-    """Return what may be imported: what comes along with every install, or with the extra of a room."""
+    """Return what may be imported: what comes along with every install, or with the extra of a subpackage."""
     project = _project()
     extras = (project["optional-dependencies"][extra] for extra in OF_AN_EXTRA.values())
     return {canonicalize_name(Requirement(line).name) for line in itertools.chain(project["dependencies"], *extras)}
@@ -72,8 +72,8 @@ def test_every_declared_library_is_used() -> None:
     assert set() == declared - used
 
 
-def test_libraries_of_an_extra_are_imported_by_its_room_alone() -> None:
-    """Every other room works without the extra."""
+def test_libraries_of_an_extra_are_imported_by_its_subpackage_alone() -> None:
+    """Every other subpackage works without the extra."""
     always = {canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]}
     foreign = _foreign_imports()
     strays = {

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import re
 
-from house.sources import PACKAGE, Module, imports, modules
+from architecture.sources import PACKAGE, Module, imports, modules
 
 READ_BY_RENDERERS = {
     "version", "errors", "options", "records", "progress", "words", "metadata_keys", "file_names",
     "tags", "onnx", "ort", "report",
 }  # fmt: skip
-"""The leaves, and the rooms about graphs. Of a subject, its records and tables."""
+"""The leaves, and the subpackages about graphs. Of a subject, its records and tables."""
 
 SHOWN_TOO = {
     "compare.fidelity", "compare.outputs", "compare.words", "inspect.onnx_inspection",
@@ -53,7 +53,7 @@ def _imported_libraries(module: Module) -> set[str]:
     return {found.target.split(".")[0] for found in imports(module.tree)}
 
 
-def test_both_rooms_are_read() -> None:
+def test_both_subpackages_are_read() -> None:
     """An empty list of modules would pass every test below."""
     assert len(RENDERERS) > 5
     assert len(RECORDS) > 5
