@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
@@ -32,6 +33,10 @@ INSTALLED = REPOSITORY / "build" / "readers"
 VERSIONS = REPOSITORY / "tests" / "readers"
 STAMP = ".versions"
 """File of an installed folder: digest of the versions it was made from. Written last."""
+_INSTALLATIONS = 3
+"""Installations at the same time. Chosen: one computes while others wait for the network or the disk."""
+_PIP_OPTIONS = ("-q", "--no-compile")
+"""Most modules of these packages are never imported, and compiling them takes as long as unpacking them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -53,11 +58,11 @@ class Installer:
 
 def _install_environment(requirements: Path, folder: Path) -> None:
     _run(sys.executable, "-m", "venv", "--without-pip", folder)
-    _run(sys.executable, "-m", "pip", "--python", _interpreter(folder), "install", "-q", "-r", requirements)
+    _run(sys.executable, "-m", "pip", "--python", _interpreter(folder), "install", *_PIP_OPTIONS, "-r", requirements)
 
 
 def _install_packages(requirements: Path, folder: Path) -> None:
-    _run(sys.executable, "-m", "pip", "install", "-q", "--target", folder, "-r", requirements)
+    _run(sys.executable, "-m", "pip", "install", *_PIP_OPTIONS, "--target", folder, "-r", requirements)
 
 
 def _install_node_packages(lock: Path, folder: Path) -> None:
@@ -223,6 +228,16 @@ def _run(program: str, *arguments: str | Path) -> None:
         raise NotInstalledError((errors or lines or [f"{program} ended with exit code {done.returncode}"])[-1])
 
 
+def _install(row: Row) -> None:
+    print(f"installing {row.reader.name}", flush=True)
+    start = time.monotonic()
+    try:
+        row.versions = install_reader(row.reader)
+    except NotInstalledError as error:
+        row.reason = str(error)
+    row.setup_seconds = time.monotonic() - start
+
+
 def _run_tests(rows: list[Row]) -> int:
     installed = [row for row in rows if not row.reason]
     if not installed:
@@ -242,14 +257,8 @@ def main() -> int:
     os.chdir(REPOSITORY)
     rows = [Row(reader) for reader in READERS if not names or reader.name in names]
     install_programs(row.reader for row in rows)
-    for row in rows:
-        print(f"installing {row.reader.name}", flush=True)
-        start = time.monotonic()
-        try:
-            row.versions = install_reader(row.reader)
-        except NotInstalledError as error:
-            row.reason = str(error)
-        row.setup_seconds = time.monotonic() - start
+    with ThreadPoolExecutor(_INSTALLATIONS) as pool:
+        list(pool.map(_install, rows))
     code = _run_tests(rows)
     print(f"\n{'reader':<21} {'setup s':>7} {'tests s':>7}  opened", *(row.as_text() for row in rows), sep="\n")
     if untested := [row.reader.name for row in rows if not row.reason and not row.outcomes]:
