@@ -15,7 +15,7 @@ from architecture.test_private_seams import SEAMS
 from winml.modelkit.cli.main import VERBS
 
 _CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
-_WORDS = REPOSITORY / "docs" / "guide" / "words.md"
+_WORDS = REPOSITORY / "docs" / "words.md"
 _CODE = re.compile(r"``.*?``|`[^`]*`|'[^']*'|\"[^\"]*\"", re.DOTALL)
 _REMARKS = {"NOTE", "TODO"}
 """Signals to the reader of a comment (STYLE), not abbreviations."""

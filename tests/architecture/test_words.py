@@ -1,4 +1,4 @@
-"""Does every noun that names in the code use often stand in docs/guide/words.md, once?"""
+"""Every noun that names in the code use often has one row, in docs/words.md or docs/guide/words.md."""
 
 from __future__ import annotations
 
@@ -44,14 +44,17 @@ _IRREGULAR = {"axes": "axis", "indices": "index", "cls": "cls", "as": "as", "has
 
 
 def rows_of_words() -> list[str]:
-    """Return the first cells of the tables of words, acronyms left out."""
-    text = (REPOSITORY / "docs" / "guide" / "words.md").read_text(encoding="utf-8")
-    return [row for row in _ROW.findall(text) if row not in _HEADS]
+    """Return the first cells of the tables of words, without acronyms."""
+    return [row for row in _ROW.findall(_documented_words()) if row not in _HEADS]
 
 
 def _acronyms() -> list[str]:
-    text = (REPOSITORY / "docs" / "guide" / "words.md").read_text(encoding="utf-8")
-    return [acronym.lower() for acronym in re.findall(r"^\| ([A-Z]+) \|", text, re.MULTILINE)]
+    return [acronym.lower() for acronym in re.findall(r"^\| ([A-Z]+) \|", _documented_words(), re.MULTILINE)]
+
+
+def _documented_words() -> str:
+    documents = (REPOSITORY / "docs" / "words.md", REPOSITORY / "docs" / "guide" / "words.md")
+    return "\n".join(document.read_text(encoding="utf-8") for document in documents)
 
 
 def _defined_names(tree: ast.Module) -> Iterator[str]:
