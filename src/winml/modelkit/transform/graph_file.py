@@ -1,7 +1,7 @@
-"""How does a verb turn one ONNX file into another?
+"""Transformation of one ONNX file into another.
 
-Read, plain form, work, metadata, verification, put in place: written once for every verb that changes a graph, in
-``winml build`` as well. What a verb does itself is its :class:`GraphWork`. Knows no verb, and no PyTorch.
+Reading, normalization, work, metadata, verification and commit are shared by every command that changes a graph, and
+by ``winml build``. The work of a command is its :class:`GraphWork`. Independent of commands and of PyTorch.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, Reco
 from winml.modelkit.words import count_noun
 
 EXTERNAL_BYTES = 32_000_000
-"""Weights of this size on are written to a file of their own, which ONNX Runtime maps where it would parse and copy
-them: a session of bert-base is there 2.6 times as fast (measured). Chosen: below it, milliseconds are at stake."""
+"""Smallest total size of weights that are written to an external data file. ONNX Runtime maps the file instead of
+parsing and copying the weights: a session of bert-base opens 2.6 times as fast (measured). Chosen: smaller models save
+milliseconds only."""
 
 ALREADY_NORMALIZED = "already normalized, and no optimization was requested: the result is a copy of the source"
 
@@ -56,15 +57,15 @@ _READING, _NORMALIZATION, _WRITING = "reading", "normalization", "writing and ve
 ResultT = TypeVar("ResultT", bound=StageResult)
 
 Comparison = VerificationInfo | FidelityInfo
-"""What a comparison with the source says: equal within rounding, or near enough for fewer bits."""
+"""Result of a comparison with the source: equal within rounding, or within the minimum SQNR of lower precision."""
 
 
 @dataclass(frozen=True)
 class GraphFileTask:
-    """Which file is turned into which, and what is asked of the result whatever the work is."""
+    """Paths and settings of a transformation that are common to all works."""
 
     source: Path
-    """The file that is read; it stays as it is."""
+    """The file to read; it is not changed."""
     output: Path
     """The ``.onnx`` file to write."""
     overwrite: bool = False
@@ -73,29 +74,30 @@ class GraphFileTask:
     seed: int = 0
     """Seed of the inputs that outputs are compared on."""
     skip_normalization: bool = False
-    """Take the graph for normalized although no stamp says so; the result then bears no stamp either."""
+    """Treat the graph as normalized although it has no stamp; the result has no stamp either."""
     external_data: bool | None = None
-    """Keep weights in a file of their own (True) or inside (False). None: decide by size."""
+    """True to store weights in an external data file, False to store them inside; `None` to decide by size."""
     functions: str | None = None
-    """Modules that the result holds as functions: ``all``, ``classes`` or a selector. None: none."""
+    """Modules stored as functions: ``all``, ``classes`` or a selector. `None` for no functions."""
     external_from_bytes: int | None = None
-    """Size of the weights from which they get a file of their own, where nothing else is asked. None: where they must,
-    being too large for the model file."""
+    """Smallest total size of weights stored in an external data file by default. `None` to store weights externally
+    only if they are too large for the model file."""
     shares_files: bool = False
-    """Let a copy of the source be a hard link to it and name its data files; correct only if both are in one folder,
-    and neither is changed later."""
+    """Allow a copy of the source to be a hard link and to reference the data files of the source; correct only if both
+    are in one folder, and neither is changed later."""
     copies_any_form: bool = False
-    """Also copy a source that is not in its plain form, if normalization is skipped."""
+    """Also copy a source that is not normalized, if normalization is skipped."""
     processors: Path | None = None
-    """Folder of the tokenizer, image processor or feature extractor that makes samples; None: that of the source."""
+    """Folder of the tokenizer, image processor or feature extractor that makes samples; `None` for the folder of the
+    source."""
     statistics: Path | None = None
-    """Folder where statistics of activations are stored, each model and set of samples in a file of its own; None:
-    only a file that the options name."""
+    """Folder of activation statistics, with one file for each model and set of samples; `None` to use only a file that
+    the options name."""
     of_several: bool = False
-    """Whether the source is one of several parts that are transformed."""
+    """True if the source is one of several parts that are transformed."""
     transaction: OutputFiles | None = None
-    """Where the result is written to, to be put in place together with other files by who began it. None: the result is
-    put in place by itself."""
+    """Transaction of the caller, which commits the result together with other files. `None` to commit the result
+    alone."""
 
     @property
     def paths(self) -> ExportPaths:
@@ -107,136 +109,137 @@ class GraphFileTask:
         return ExportPaths.for_output(self.output, with_sidecar=False, with_report=False)
 
     def refuse_early(self) -> None:
-        """Refuse an output that cannot be, before anything is read; writes nothing.
+        """Refuse an invalid output path before reading; writes nothing.
 
         Raises:
             UsageError: the output exists, is a directory or the source, or does not end in ``.onnx``.
-            WriteError: its place cannot be written to.
+            WriteError: its folder cannot be written to.
         """
         refuse_inputs([self.paths.model], [self.source])
         self.paths.refuse_existing(overwrite=self.overwrite)
 
     def is_external(self, model: ir.Model) -> bool | None:
-        """Say whether the weights of a result go to a file of their own; None leaves it to the writer."""
+        """Return True for external weights and False for inner weights; `None` if the writer decides."""
         if self.external_data is not None or self.external_from_bytes is None:
             return self.external_data
         return is_external(model, self.external_from_bytes)
 
     def recover(self) -> None:
-        """Complete or remove what killed commands left where the result goes, unless a transaction has begun there."""
+        """Complete or remove partial results of killed commands at the output path, unless a transaction is open."""
         if self.transaction is None:
             recover([self.paths.model])
 
 
 class GraphWork(ABC, Generic[ResultT]):
-    """What a verb does with a graph between reading and writing."""
+    """Work of a command on a graph between reading and writing."""
 
     step_name: ClassVar[str]
-    """The work in the list of steps."""
+    """Name of the work in the list of steps."""
     precedes_normalization: ClassVar[bool] = False
-    """Whether the graph is brought into its plain form after the work rather than before it."""
+    """True if the graph is normalized after the work, False before it."""
 
     @property
     def is_requested(self) -> bool:
-        """Whether anything was requested so far that may change the graph; asked again after the work."""
+        """True if a request so far may change the graph; read again after the work."""
         return True
 
     @property
     def folds_constants(self) -> bool:
-        """Whether what depends on constants only may be computed when the graph is brought into its plain form."""
+        """True if normalization may fold constants."""
         return True
 
     @property
     def may_be_requested(self) -> bool:
-        """Whether anything was or still may be requested while the work runs. If not, no weight is read."""
+        """True if a request may change the graph, even one that arises during the work; if False, no weight is read."""
         return self.is_requested
 
     def refuse_graph(self, model: ir.Model) -> None:
-        """Refuse what the work cannot do with a graph, by its structure; weights are not there.
+        """Refuse a graph whose structure the work does not support; weights are not loaded.
 
         Raises:
-            UsageError: what is requested does not fit the graph.
+            UsageError: the request does not fit the graph.
         """
 
     def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
-        """Refuse what shows in the plain form of a graph only, for a plan that is not run.
+        """Refuse a graph for reasons that appear only after normalization, for a plan that is not run.
 
         Args:
-            read: Reads the source into its plain form; what it returns is used up.
+            read: Reads and normalizes the source; the returned model may be modified.
 
         Raises:
             StageError: the work would refuse the graph.
-            UsageError: what is requested does not fit the graph.
+            UsageError: the request does not fit the graph.
         """
 
     @property
     def runs_on(self) -> ChosenProvider | None:
-        """The provider that alone runs the result, so that its modules are not seen in it; None: any runs it."""
+        """The provider that the result is compiled for, which hides its modules; `None` if any provider runs it."""
         return None
 
     @property
     def least_sqnr_db(self) -> float | None:
-        """Ratio in decibels that every output has to reach beside those before the work; None: they are the same."""
+        """Minimum SQNR in decibels of every output, relative to the source; `None` if outputs must be equal."""
         return None
 
     @property
     def below_minimum_hint(self) -> str | None:
-        """What to do about a result below this ratio; None: what helps any file."""
+        """Hint for a result below the minimum SQNR; `None` for the general hint."""
         return None
 
     @property
     def request_words(self) -> str:
-        """What is requested, in a few words for a plan."""
+        """The request in a few words, for a plan."""
         return self.step_name
 
     @abstractmethod
     def apply(self, model: ir.Model) -> ResultT:
-        """Do the work; the model is used up, and the result may hold it or a new one."""
+        """Do the work; the model may be modified, and the result contains the same model or a new one."""
 
     @abstractmethod
     def summary(self, result: ResultT) -> str:
-        """Return what was done, in a few words for the list of steps."""
+        """Return a few words about the result for the list of steps."""
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:  # noqa: ARG002 - other works look at it
-        """Return what the file says about itself that the work changed: JSON values by key of the model's metadata.
+        """Return metadata that the work changed: key of the model's metadata → JSON value.
 
-        A key that the file does not have is not added.
+        Keys that the file lacks are not added.
         """
         return {}
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:  # noqa: ARG002 - other works look at it
-        """Return what is known only once a model was written: sentences for the user."""
+        """Return notes for the user that depend on the written model."""
         return ()
 
     def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
-        """Write the result; what belongs beside it goes into the same folder.
+        """Write the result, and companion files into the same folder.
 
         Args:
             model: The result.
             path: The file to write.
-            external: Keep weights in a file of their own (True) or inside (False). None: where they must.
+            external: True to store weights in an external data file, False to store them inside. `None` to store them
+                externally only if they are too large.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the result cannot be written.
         """
         write_model(model, path, external=external)
 
     def refuse_written(self, size_bytes: int) -> None:
-        """Refuse what was written by its size; it is not in its place yet.
+        """Refuse a written result that is too large, before it is committed.
 
         Args:
-            size_bytes: Of the model and its data.
+            size_bytes: Size of the model and its data.
 
         Raises:
-            StageError: it is larger than what was requested.
+            StageError: the result is larger than requested.
         """
 
     def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
-        """Compare the file that was written with its source; None where that cannot be done here.
+        """Compare the written file with its source; `None` if this machine cannot compare them.
 
         Raises:
-            StageError: the source itself cannot be run, so there is nothing to compare with.
-            VerificationError: they differ by more than this work allows.
+            StageError: the source itself cannot be run, so the result has no reference.
+            VerificationError: the outputs differ by more than this work allows.
         """
         from winml.modelkit.compare.files import refuse_different
 
@@ -251,19 +254,19 @@ class GraphWork(ABC, Generic[ResultT]):
 
 @dataclass(frozen=True)
 class Transformation(Generic[ResultT]):
-    """What came of turning one file into another."""
+    """Result of the transformation of one file into another."""
 
     result: ResultT
-    """What the work returned, with the model in memory."""
+    """Result of the work, with the model in memory."""
     file: TransformedFile
 
 
 class FileWork(GraphWork[ResultT], Generic[ResultT, RecordT]):
-    """Work of a verb that makes one file from another."""
+    """Work of a command that writes one file from one source."""
 
     @contextlib.contextmanager
     def prepared(self, task: GraphFileTask) -> Iterator[FileWork[ResultT, RecordT]]:  # noqa: ARG002 - others read it
-        """Yield the work with the resources of one run, such as samples or a folder; they are released afterwards."""
+        """Yield the work with the resources of one run, such as samples or a folder; release them afterwards."""
         yield self
 
     @abstractmethod
@@ -288,22 +291,22 @@ def transform_file(
     on_step: Callable[[StepEvent], None] | None = None,
     checked: CheckedSource | None = None,
 ) -> Transformation[ResultT]:
-    """Read a graph, bring it into its plain form, do the work, and put the verified result in place.
+    """Read a graph, normalize it, do the work, and commit the verified result.
 
-    A source that is in its plain form, of which nothing is requested, is copied; its weights are not parsed.
+    A normalized source without requested changes is copied; its weights are not parsed.
 
     Args:
-        task: From which file to which.
-        work: What is done with the graph.
+        task: Paths and settings.
+        work: The work on the graph.
         on_step: Called when a step starts and when it ends.
-        checked: The source, where a plan has read it; read again if it has changed since.
+        checked: The source as read for a plan, if any; read again if the file has changed since.
 
     Raises:
         UsageError: the output exists, is a directory, or is data that the source names.
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
         NormalizeError: the graph could not be normalized.
         StageError: the work failed; or the source itself does not run, so the result cannot be compared with it.
-        VerificationError: the result does not answer as the source does; no file was written.
+        VerificationError: the outputs of the result differ from those of the source; no file was written.
         WriteError: the output cannot be written.
     """
     task.refuse_early()
@@ -313,28 +316,28 @@ def transform_file(
 
 @dataclass(frozen=True)
 class CheckedSource:
-    """The structure of a source that can be worked on, as it was when it was read."""
+    """The structure of a valid source, at the time of reading."""
 
     model: ir.Model
-    """Valid, without its larger weights, every metadata key once."""
+    """Valid model without its larger weights and without duplicate metadata keys."""
     notes: tuple[str, ...]
-    """What was repaired while reading; a copy of the source would lack it."""
+    """Repairs made while reading; a copy of the source would lack them."""
     data: tuple[Path, ...]
-    """The data files that it names."""
+    """The data files that the source references."""
     states: Mapping[Path, State]
-    """Sizes and times of change of the source and its data files."""
+    """Sizes and modification times of the source and its data files."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the files are still what they were."""
+        """True if the files have not changed since they were read."""
         return all(file_state(path) == state for path, state in self.states.items())
 
 
 def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource:
-    """Read the structure of a source, and refuse what shows in it; no weight is read, and nothing is written.
+    """Read the structure of a source, and refuse an unsuitable one; no weight is read, and nothing is written.
 
     Raises:
-        UsageError: the output is data that the source names, or the work does not fit the graph.
+        UsageError: the output is a data file of the source, or the work does not fit the graph.
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
     """
     source = task.source
@@ -351,7 +354,7 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
-    """Say whether the source can be the result as it is, where the work changes nothing."""
+    """Return True if the unmodified source can be the result of work that changes nothing."""
     if checked.notes:
         return False
     if task.copies_any_form and task.skip_normalization:
@@ -361,7 +364,7 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
 
 
 def _checked_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """Return a valid file without its larger weights, every metadata key once, and what was repaired for that."""
+    """Return a valid model without its larger weights and without duplicate metadata keys, and notes on repairs."""
     structure = read_structure(source, as_written=True)
     refuse_cycles(structure, source)
     inlined = inline_functions(structure, source)
@@ -372,13 +375,13 @@ def _checked_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
 
 
 def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model, tuple[str, ...]]:
-    """Read a file as :func:`transform_file` does, and return its plain form, and what was done for it.
+    """Read a file as :func:`transform_file` does, and return the normalized model and notes on changes.
 
-    Weights stay in the file until they are read.
+    Weights are read from the file on first use.
 
     Args:
         source: The file.
-        folds_constants: Compute what depends on constants only.
+        folds_constants: Fold constants.
 
     Raises:
         InputError: the file is no ONNX model or not a valid one, its data is missing, or it is compiled already.
@@ -395,7 +398,7 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
 
 
 def _normalize(model: ir.Model, *, folds_constants: bool) -> tuple[str, ...]:
-    # Imported where it is needed: a copy by reference need not wait for the libraries of the passes.
+    # A late import: a copy by reference does not wait for the libraries of the passes.
     from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 
     return normalize(model, NormalizeOptions(fold_constants=folds_constants)).notes
@@ -408,7 +411,7 @@ _FREE_INITIALIZERS = 4
 def _release_weights(model: ir.Model) -> tuple[str, ...]:
     """Remove initializers from the inputs of a graph of IR version 3 or older, in place; returns a note.
 
-    These versions require every initializer to be an input. ONNX Runtime takes them for constants.
+    These versions require every initializer to be an input. ONNX Runtime treats the initializers as constants.
     """
     weights = [value for value in model.graph.inputs if value.is_initializer()]
     if model.ir_version >= _FREE_INITIALIZERS or not weights:
@@ -424,9 +427,9 @@ def _release_weights(model: ir.Model) -> tuple[str, ...]:
 
 
 def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
-    """Let the model bear a version of the format that ONNX Runtime takes, in place; returns what to say of it.
+    """Lower the IR version to one that ONNX Runtime supports, in place; returns a note.
 
-    Newer versions add kinds of tensors only, which ONNX Runtime refuses by themselves where a model has them.
+    Newer versions only add kinds of tensors, which ONNX Runtime refuses by itself if a model contains one.
     """
     newest, version = newest_ir_version(), model.ir_version
     if version <= newest:
@@ -436,16 +439,16 @@ def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
 
 
 class _Run(Generic[ResultT]):
-    """One run of a work on a file."""
+    """State of one transformation: clock, normalization and notes."""
 
     def __init__(self, task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> None:
         self._task, self._work, self._clock = task, work, clock
         self._is_plain = False
-        """Whether the graph is in its plain form by now."""
+        """True if the graph is normalized by now."""
         self._normalizations = 0
 
     def transform(self, checked: CheckedSource | None) -> Transformation[ResultT]:
-        """Do the steps; ``checked`` is the source, where a plan has read it."""
+        """Do the steps; ``checked`` is the source as read for a plan, if any."""
         task, work = self._task, self._work
         with self._clock.step(_READING) as step:
             if checked is None or not checked.is_current:
@@ -463,7 +466,7 @@ class _Run(Generic[ResultT]):
         else:
             notes = self._normalize(model, is_plain=is_plain)
             result = self._apply(model)
-        # The one place that decides it; asked after the work, which may have requested more.
+        # Decided after the work, which may have requested more.
         is_copy = copies and not work.is_requested
         if is_copy:
             notes = (ALREADY_NORMALIZED,) if is_plain else ()
@@ -493,7 +496,7 @@ class _Run(Generic[ResultT]):
         return Transformation(result, file)
 
     def _normalize(self, model: ir.Model, *, is_plain: bool) -> tuple[str, ...]:
-        """Bring the graph into its plain form, in place, unless it is or that is skipped; return what was done."""
+        """Normalize the graph in place, unless it is normalized already or normalization is skipped; return notes."""
         with self._clock.step(_NORMALIZATION) as step:
             notes = (*_lower_ir_version(model), *_release_weights(model))
             self._is_plain = is_plain
@@ -512,7 +515,7 @@ class _Run(Generic[ResultT]):
         return result
 
     def _write(self, model: ir.Model | None) -> _Written:
-        """Write the model, or the source under another name where there is none; compare, count and put in place."""
+        """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result."""
         task, work, output = self._task, self._work, self._task.paths.model
         with self._clock.step(_WRITING) as step, _output_files(task) as files:
             others = files.written_sizes()
@@ -538,13 +541,13 @@ class _Run(Generic[ResultT]):
                     name_first_wrong_module(error, task.source, staged, work.runs_on)
                     raise
                 step.summary = comparison_words(comparison)
-            # Counted in the file that ships, not in the graph it was written from.
+            # Counted in the written file, not in the graph in memory.
             shipped = graph_of(read_structure(staged), staged)
             written = {path: size for path, size in files.written_sizes().items() if path not in others}
             coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(written.values()))
             if task.transaction is None:
                 files.commit(overwrite=task.overwrite)
-        # As the user named them, the model first.
+        # Paths as the user named them, the model first.
         named = [WrittenFile(output.with_name(path.name), size) for path, size in written.items()]
         ordered = sorted(named, key=lambda file: (file.path != output, file.path.name))
         return _Written(tuple(ordered), summary, coverage, comparison, functions, compared_with)
@@ -552,7 +555,7 @@ class _Run(Generic[ResultT]):
 
 @dataclass(frozen=True)
 class _Written:
-    """The result in its place."""
+    """The written result, committed or in the transaction of the caller."""
 
     files: tuple[WrittenFile, ...]
     summary: GraphSummary
@@ -560,7 +563,7 @@ class _Written:
     comparison: Comparison | None
     functions: ModuleFunctions | None
     notes: tuple[str, ...]
-    """About the comparison."""
+    """Notes on the comparison."""
 
 
 def _compare(task: GraphFileTask, work: GraphWork[ResultT], staged: Path) -> tuple[Comparison | None, tuple[str, ...]]:
@@ -592,7 +595,7 @@ def _compare(task: GraphFileTask, work: GraphWork[ResultT], staged: Path) -> tup
 
 @contextlib.contextmanager
 def _output_files(task: GraphFileTask) -> Iterator[OutputFiles]:
-    """Yield the transaction of a task, which stays open, or one that ends with the block."""
+    """Yield the transaction of a task, which stays open, or a new transaction that ends with the block."""
     if task.transaction is not None:
         yield task.transaction
         return
@@ -601,12 +604,12 @@ def _output_files(task: GraphFileTask) -> Iterator[OutputFiles]:
 
 
 def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
-    """Bring what the file says about itself up to date, in place; a key that the file does not have is not added.
+    """Update the metadata of a model in place; no key is added except the stamp.
 
-    The stamp is: every graph that is in its plain form bears one. A compiled one is in it no more.
+    The stamp of normalization is set on every normalized graph, and removed from other graphs and from compiled ones.
     """
     records = dict(work.metadata(model))
-    # Not where the file says nothing of an export, or what it says is damaged.
+    # The record of the export may be missing or damaged.
     with contextlib.suppress(KeyError, TypeError, ValueError):
         export = load_metadata(model.metadata_props[EXPORT_KEY])
         records[EXPORT_KEY] = {**export, "opset_produced": model.opset_imports[""]}
@@ -619,7 +622,7 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
 
 
 def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
-    """Let a model that was quantized now name the float file that it was made from, in place."""
+    """Record the source as the float file of a model that this run quantized, in place."""
     if QUANTIZATION_KEY not in model.metadata_props or FLOAT_SOURCE_KEY in model.metadata_props:
         return
     before = {item.key for item in read_structure(task.source).metadata_props}
@@ -628,27 +631,27 @@ def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
 
 
 FLOAT_SOURCE_DIGITS = 64
-"""Of the digest of a float file. Specified: SHA-256."""
+"""Number of hexadecimal digits of the digest of a float file. Specified: SHA-256."""
 
 
 def record_float_source(model: ir.Model, name: str, digest: str) -> None:
-    """Let a model name the float file that it was made from, in place.
+    """Record the float source of a model in its metadata, in place.
 
     Args:
         model: The model.
-        name: Of the file, from the folder of the model.
-        digest: Of the file and its data.
+        name: Path of the float file, relative to the folder of the model.
+        digest: Digest of the float file and its data.
     """
     record = {"file": name, "digest": digest}
     model.metadata_props[FLOAT_SOURCE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
 def recorded_float_source(path: Path, metadata: Mapping[str, str]) -> Path | None:
-    """Return the float file that a quantized one was made from; None where it names none, or that is not there now.
+    """Return the float source of a quantized file; `None` if no source is recorded, or the file is missing or changed.
 
     Args:
-        path: The quantized file, from whose folder the name leads.
-        metadata: Its metadata.
+        path: The quantized file; the recorded path is relative to its folder.
+        metadata: Metadata of the quantized file.
     """
     try:
         record = load_metadata(metadata[FLOAT_SOURCE_KEY])
@@ -659,13 +662,16 @@ def recorded_float_source(path: Path, metadata: Mapping[str, str]) -> Path | Non
 
 
 def _digest_of_model(path: Path) -> str:
-    """Return a digest of a file, and of the names and sizes of its data: ours are called after their content."""
+    """Return a digest of a file, and of names and sizes of its data; data files of winml are named by content."""
     data = sorted((file.name, file.stat().st_size) for file in external_files(path))
     return hashlib.sha256(f"{content_digest(path)} {data}".encode()).hexdigest()
 
 
 def name_beside(source: Path, output: Path) -> str:
-    """Return the path of a file from the folder of another, or its name where it is not below: no path of a machine."""
+    """Return the path of a source relative to the folder of an output; the file name if the source is not below it.
+
+    Absolute paths of a machine are not recorded.
+    """
     try:
         return source.resolve().relative_to(output.parent.resolve()).as_posix()
     except ValueError:
@@ -673,18 +679,18 @@ def name_beside(source: Path, output: Path) -> str:
 
 
 def is_external(model: ir.Model, from_bytes: int) -> bool | None:
-    """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must.
+    """Return True if weights go to an external data file; `None` if the writer decides by the size limit of the format.
 
     Args:
         model: The model to write.
-        from_bytes: Size of all weights from which they do.
+        from_bytes: Smallest total size of external weights.
     """
     weights = (value.const_value for value in model.graph.initializers.values())
     return True if sum(tensor.nbytes for tensor in weights if tensor is not None) >= from_bytes else None
 
 
 def summarize_graph(model: ir.Model, size_bytes: int = 0) -> GraphSummary:
-    """Return a graph in numbers: its operators, those of each module, its size and its opset."""
+    """Return the operators of a graph, the operators of each module, the size and the opset."""
     operators: Counter[str] = Counter()
     modules: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for node in all_nodes(model):
@@ -700,60 +706,62 @@ def summarize_graph(model: ir.Model, size_bytes: int = 0) -> GraphSummary:
 
 
 PIECE_BYTES = 1 << 27
-"""Chosen: some 30 pieces of seven billion parameters in 4 bits, each small beside what the libraries take."""
+"""Size of weights in memory at a time. Chosen: some 30 pieces of seven billion parameters in 4 bits, each small
+compared with the memory of the libraries."""
 
 
 @dataclass(frozen=True)
 class HandedGraph:
-    """A graph after the works."""
+    """A graph after all works, with their summaries and notes."""
 
     model: ir.Model
     works: tuple[GraphWork[Any], ...]
     summaries: tuple[str, ...]
-    """What each work did, in a few words."""
+    """Summary of each work in a few words, aligned with ``works``."""
     notes: tuple[str, ...]
 
     @property
     def least_sqnr_db(self) -> float:
-        """Ratio in decibels that every output has to reach beside PyTorch."""
+        """Minimum SQNR in decibels of every output, relative to PyTorch."""
         return min(least for work in self.works if (least := work.least_sqnr_db) is not None)
 
     @property
     def below_minimum_hint(self) -> str | None:
-        """What to do about a result below this ratio; None: what helps any file."""
+        """Hint for a result below the minimum SQNR; `None` for the general hint."""
         return next((hint for work in self.works if (hint := work.below_minimum_hint) is not None), None)
 
     def refuse_written(self, size_bytes: int) -> None:
-        """Refuse what was written by its size.
+        """Refuse a written result that is too large.
 
         Raises:
-            StageError: it is larger than what was requested.
+            StageError: the result is larger than requested.
         """
         for work in self.works:
             work.refuse_written(size_bytes)
 
     def late_notes(self) -> tuple[str, ...]:
-        """Return what is known only once the model was written."""
+        """Return the notes that depend on the written model."""
         return tuple(note for work in self.works for note in work.late_notes(self.model))
 
 
 @dataclass(frozen=True)
 class GraphHandover:
-    """The works on an exported graph before it is written."""
+    """Works and settings for an exported graph before it is written."""
 
     works: Callable[[Path, ir.Model], Sequence[GraphWork[Any]]]
-    """Returns them in order, for the path and the graph that goes there."""
+    """Returns the works in order, for an output path and its graph."""
     external_from_bytes: int
-    """Size of the weights from which they get a file of their own."""
+    """Smallest total size of weights stored in an external data file."""
     processors: Path | None = None
-    """Folder of what makes arrays of the samples that are compared; None: there is none."""
+    """Folder of the tokenizer or processor for the samples of the comparison, if any."""
     piece_bytes: int = PIECE_BYTES
-    """Weights of the written file in memory at a time, while it is compared with a model whose weights are not."""
+    """Bytes of weights of the written file in memory at a time during the comparison with the exported model, whose
+    weights are not in memory."""
     lowers_precision: bool = True
-    """Whether the graph gets fewer bits, or has them; weights of 16 bits are then read as float32."""
+    """True if the graph is or becomes quantized; 16-bit weights are then read as float32."""
 
     def apply(self, model: ir.Model, path: Path) -> HandedGraph:
-        """Do the works; the model is used up.
+        """Do the works; the model may be modified.
 
         Raises:
             StageError: a work failed.
@@ -770,5 +778,5 @@ class GraphHandover:
         return HandedGraph(model, works, tuple(summaries), tuple(notes))
 
     def is_external(self, model: ir.Model) -> bool | None:
-        """Say whether weights go to a file of their own; None leaves it to the writer, which asks whether they must."""
+        """Return True if weights go to an external data file; `None` if the writer decides by the limit of the format."""
         return is_external(model, self.external_from_bytes)

@@ -1,7 +1,7 @@
-"""Which module does each node belong to, and how do modules become functions of the written file?
+"""Modules of nodes, selection of nodes by module, and conversion of modules to functions of the written file.
 
-The last step before a file is written, whichever verb writes it. Every verb of winml reads such a file as the graph it
-was made of.
+The conversion is the last step before any command writes a file. Every command of winml reads such a file as the
+original graph.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 def graph_modules(model: ir.Model, root: str) -> GraphModules:
-    """Return the modules of a graph with its subgraphs, from tags or, where it has none, from the names of its nodes.
+    """Return the modules of a graph with its subgraphs, from tags, or else from node names.
 
     Args:
         model: The model.
-        root: Name of the root where node names are all there is.
+        root: Name of the root if modules are read from node names.
     """
     nodes = list(all_nodes(model))
     tree = read_tree([ir.serde.serialize_node(node) for node in nodes], model.metadata_props, root)
@@ -43,7 +43,7 @@ def graph_modules(model: ir.Model, root: str) -> GraphModules:
 
 
 def _contained_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
-    """Return name of a node that operators of several modules were fused into → their tags."""
+    """Return name of a fused node → tags of the modules whose operators were fused."""
     tags = {item.path: item.tag for item in tree.modules if item.path or address.depth(item.tag) == 1}
     found = {}
     for node in nodes:
@@ -54,7 +54,7 @@ def _contained_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, froze
 
 
 def source_notes(modules: GraphModules) -> list[str]:
-    """Say where modules come from if not from tags: who selects by them should know."""
+    """Return a note on the source of module names if the nodes have no tags; affects selection by module."""
     if modules.source == "winml tags":
         return []
     if not modules.modules:
@@ -65,12 +65,12 @@ def source_notes(modules: GraphModules) -> list[str]:
 def selected_nodes(
     model: ir.Model, included: Sequence[str], excluded: Sequence[str]
 ) -> tuple[frozenset[str], list[str]]:
-    """Return the names of the nodes of the main graph that selectors name, and notes on where modules come from.
+    """Return the names of the selected nodes of the main graph, and notes on the source of module names.
 
     Args:
-        model: The model; every node has a name of its own.
-        included: Selectors of the only modules, with all below them; none: all.
-        excluded: Selectors of modules that are left out, with all below them.
+        model: The model; every node has a unique name.
+        included: Selectors of modules to include with all submodules; empty for all modules.
+        excluded: Selectors of modules to leave out with all submodules.
 
     Raises:
         UsageError: a selector names no module, or no node is left.
@@ -94,7 +94,7 @@ def selected_nodes(
 
 
 def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModules) -> frozenset[str]:
-    """Return the tags of the selected modules; refuse a selector to which no node belongs."""
+    """Return the tags of the selected modules; refuse a selector that matches no node."""
     found: frozenset[str] = frozenset()
     for text in selectors:
         tags = modules.selected_tags(text)
@@ -112,20 +112,20 @@ def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModule
 
 
 ALL, CLASSES = "all", "classes"
-"""What ``--functions`` takes beside a selector."""
+"""Values of ``--functions`` besides selectors."""
 
 
 def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, ModuleFunctions]:
-    """Return a model in which modules are functions, and which; the one given is not changed.
+    """Return a copy of the model with modules as functions, and the record of the functions.
 
     Args:
-        model: A tagged model.
-        requested: ``all`` for every module, ``classes`` for every module with one function for those of a class whose
-            graphs are equal, or a selector of modules.
+        model: A tagged model; it is not changed.
+        requested: ``all`` for every module, ``classes`` for every module with one function for all modules of a class
+            with equal graphs, or a selector of modules.
 
     Raises:
         UsageError: the selector matches nothing, or none of the modules can become a function.
-        InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
+        InputError: no node has a tag, or ONNX Runtime does not support the required IR version.
     """
     chosen = refuse_no_functions(model, requested)
     folded = fold_modules(model, chosen, "class" if requested == CLASSES else "none")
@@ -136,11 +136,11 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
 
 
 def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[selector.ModuleAddress]:
-    """Return the modules that are asked for of a graph; refuse early what can have no functions.
+    """Return the requested modules of a graph; refuse a graph that cannot have functions.
 
     Raises:
         UsageError: the selector matches nothing.
-        InputError: no node says which module it came from, or ONNX Runtime does not take the version of the format.
+        InputError: no node has a tag, or ONNX Runtime does not support the required IR version.
     """
     refuse_old_runtime()
     modules = graph_modules(model, model.graph.name or "graph")
@@ -153,10 +153,10 @@ def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[selector.Mo
 
 
 def refuse_old_runtime() -> None:
-    """Refuse functions where the installed ONNX Runtime cannot read them.
+    """Refuse functions if the installed ONNX Runtime cannot read them.
 
     Raises:
-        InputError: it does not take the version of the format.
+        InputError: ONNX Runtime does not support the required IR version.
     """
     if newest_ir_version() < FIRST_IR_VERSION:
         raise InputError(
@@ -167,9 +167,10 @@ def refuse_old_runtime() -> None:
 
 
 def refuse_unregistered(model: nn.Module, requested: str) -> None:
-    """Refuse a selector that no module of a PyTorch model can match, before any of them runs.
+    """Refuse a selector that cannot match any module of a PyTorch model, before the model runs.
 
-    Which of them run, and their tags, are known later: what only these decide is left to :func:`chosen_modules`.
+    Executed modules and their tags are known later; selectors that depend on them are checked by
+    :func:`chosen_modules`.
 
     Args:
         model: The model; its parameters may have no values.
@@ -185,17 +186,17 @@ def refuse_unregistered(model: nn.Module, requested: str) -> None:
         (selector.ModuleAddress(path, "", type(module).__name__), comes_with_torch(type(module).__module__))
         for path, module in model.named_modules()
     ]
-    # A name in the tree begins with a class, and ends with a place among those of one parent.
+    # A name in the tree begins with the class and ends with the index among the modules of one parent.
     named_class = requested.partition(selector.PATH_SEPARATOR)[0]
     if not any(glob.matches(item) or item.class_name == named_class for item, _ in registered):
         selector.select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
 
 
 def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) -> Sequence[selector.ModuleAddress]:
-    """Return the modules that are asked for.
+    """Return the requested modules.
 
     Raises:
-        UsageError: the selector matches nothing, or there is none but the root.
+        UsageError: the selector matches nothing, or the model has no module except the root.
     """
     modules = list(modules)
     if requested not in (ALL, CLASSES):

@@ -1,7 +1,7 @@
-"""What does ``winml export`` do with an ONNX file whose dynamic dimensions are to be fixed, from file to file?
+"""Fixing of dynamic dimensions of an ONNX file by ``winml export``.
 
-Fixes the sizes; the plain form, which computes whatever depended on them only, the comparison and the writing are those
-of every verb that changes a graph (``graph_file``). Knows no PyTorch and imports none.
+Normalization, which folds expressions that depend on the sizes only, comparison and writing are shared by all commands
+that change a graph (``graph_file``). Independent of PyTorch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Trial:
         self._small = {name: large_size(name) or 2 for name in self.names}
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
-        """Return why it does not run; None where it does."""
+        """Return the reason why the file does not run at these sizes; `None` if it runs."""
         try:
             self._session.run(draw_feeds(self._inputs, {**self._small, **sizes}, self._seed))
         except StageError as error:
@@ -51,7 +51,10 @@ class _Trial:
         return None
 
     def limit(self, name: str, size: int) -> int | None:
-        """Return the largest size of one dimension it runs at, the others small; None if any will do, or none does."""
+        """Return the largest size of one dimension at which the file runs, with other dimensions small.
+
+        `None` if the file runs at `size`, or does not run at a small size either.
+        """
         low, high = self._small.get(name, 2), size
         if low >= high or self.refusal({name: high}) is None or self.refusal({name: low}) is not None:
             return None
@@ -75,16 +78,17 @@ def pin_model(
     Args:
         source: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        sizes: Size by name in the file, by ``input:axis``, or by key of ``--shape-config``. Names left out stay open.
+        sizes: Size by name in the file, by ``input:axis``, or by key of ``--shape-config``. Other dimensions stay
+            dynamic.
         overwrite: Replace an existing file.
         verify: Compare with ``source`` at these sizes.
-        seed: Seed of the inputs compared on.
+        seed: Seed of the inputs of the comparison.
 
     Raises:
-        UsageError: a name the file does not have, or an output that exists or would replace its data.
+        UsageError: a name is not in the file, or the output exists or would replace data of the source.
         InputError: the file is no ONNX model.
         NormalizeError: the graph could not be normalized.
-        VerificationError: the result does not answer as ``source`` does; no file was written.
+        VerificationError: the outputs of the result differ from those of ``source``; no file was written.
     """
     task = GraphFileTask(Path(source), Path(output), overwrite=overwrite, verify=verify, seed=seed)
     return make_file(task, Pinning(sizes))
@@ -92,28 +96,28 @@ def pin_model(
 
 @dataclass(frozen=True)
 class _PinResult(StageResult):
-    """A model whose dimensions are fixed."""
+    """A model with fixed dimensions."""
 
     sizes: Mapping[str, int]
-    """Dimension → size, as fixed."""
+    """Fixed dimension → size."""
     still_open: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Pinning(FileWork[_PinResult, PinnedModel]):
-    """Fixing dynamic dimensions."""
+    """Work that fixes dynamic dimensions."""
 
     sizes: Mapping[str, int]
     """Size by name in the file, by ``input:axis``, or by key of ``--shape-config``."""
     step_name: ClassVar[str] = "pinning"
-    # Normalization then computes what depended on the sizes, and infers the shapes anew.
+    # Normalization folds expressions of the sizes, and infers the shapes again.
     precedes_normalization: ClassVar[bool] = True
 
     def refuse_graph(self, model: ir.Model) -> None:
-        """Refuse a graph without a dimension that has a size, and sizes for which it was not made.
+        """Refuse sizes of dimensions that the graph lacks, and sizes outside its recorded bounds.
 
         Raises:
-            UsageError: names the size.
+            UsageError: a size does not fit; the message names it.
         """
         bounds = specs.stated_bounds(model.metadata_props)
         for name, size in pinning.sizes_of_dimensions(model.graph, self.sizes).items():
@@ -125,7 +129,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
 
     @contextlib.contextmanager
     def prepared(self, task: GraphFileTask) -> Iterator[Pinning]:  # noqa: ARG002 - other works look at it
-        """Let errors name no step: the steps of fixing sizes are not shown."""
+        """Remove the step from errors: the steps of this work are not displayed."""
         try:
             yield self
         except WinMLError as error:
@@ -133,7 +137,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             raise
 
     def record(self, done: Transformation[_PinResult]) -> PinnedModel:
-        """Return the sizes, and inputs and outputs as they are now."""
+        """Return the record with the sizes and the new inputs and outputs."""
         result, file = done.result, done.file
         return PinnedModel(
             model_path=file.model_path,
@@ -156,7 +160,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
         """Fix the dimensions, in place.
 
         Raises:
-            UsageError: a name the file does not have.
+            UsageError: a name is not in the file.
         """
         names = pinning.open_dimensions(model.graph)
         sizes = pinning.sizes_of_dimensions(model.graph, self.sizes)
@@ -179,7 +183,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
         return _size_words(result.sizes)
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
-        """Return inputs and outputs as they are now.
+        """Return the records of the new inputs and outputs.
 
         Raises:
             InputError: an input has no rank or no dtype, or a dynamic size without a name.
@@ -190,11 +194,11 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
         }
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
-        """Compare both files at the sizes that were fixed.
+        """Compare both files at the fixed sizes.
 
         Raises:
             UsageError: ``source`` does not run at these sizes.
-            VerificationError: they differ, or one cannot be run at these sizes.
+            VerificationError: the outputs differ, or the result cannot be run at these sizes.
         """
         try:
             return refuse_different(source, written, seed, has_fixed_sizes=True)
@@ -203,10 +207,10 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             raise VerificationError(error.message, hint=f"Skip the comparison with {opt.no_verify}.") from error
 
     def _refuse_sizes(self, source: Path, seed: int) -> None:
-        """Refuse sizes that the source itself does not run at.
+        """Refuse sizes at which the source itself does not run.
 
         Raises:
-            UsageError: names the size, and the largest the model takes.
+            UsageError: the source does not run; the message names the size and the largest supported one.
         """
         trial = _Trial(open_session(source, as_written=True), seed)
         requested = specs.resolve_names(self.sizes, trial.names)
@@ -227,7 +231,7 @@ def _size_words(sizes: Mapping[str, int]) -> str:
 
 
 def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
-    """Write numbers for the sizes that are fixed into the sums the file states, in place; leave out those all fixed."""
+    """Replace fixed dimensions by numbers in the recorded sums, in place; remove the sums of fixed dimensions."""
     records = specs.input_records(model.metadata_props)
     if not any("sums" in record for record in records.values()):
         return
@@ -243,7 +247,7 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 
 def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
-    """Leave out the bounds of dimensions that are fixed, in place."""
+    """Remove the recorded bounds of fixed dimensions, in place."""
     bounds = [item.as_record() for name, item in specs.stated_bounds(model.metadata_props).items() if name not in sizes]
     model.metadata_props.pop(DIMENSIONS_KEY, None)
     if bounds:
@@ -251,7 +255,7 @@ def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 
 def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
-    """Return the inputs as the graph declares them, with the value ranges that the file states."""
+    """Return the inputs that the graph declares, with the value ranges recorded in the file."""
     stated = specs.input_records(model.metadata_props)
     found = []
     for value in model.graph.inputs:

@@ -1,6 +1,6 @@
-"""The records of written files: of one file, of a file and its source, and of a folder with a record for each part.
+"""Records of written files: of one file, of a file and its source, and of a folder with a record for each part.
 
-A verb adds to :class:`TransformedFile` what it did.
+Commands derive their records from :class:`TransformedFile`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from winml.modelkit.words import count_noun
 
 @dataclass(frozen=True)
 class GraphSummary(Record):
-    """A graph in numbers."""
+    """Statistics of a graph."""
 
     operators: Mapping[str, int]
-    """Operator → nodes; those that are not of ONNX itself with their domain (``com.microsoft:Gelu``)."""
+    """Operator → number of nodes; operators outside of ONNX have their domain (``com.microsoft:Gelu``)."""
     modules: Mapping[str, Mapping[str, int]] = field(metadata=entry(skip=True))
-    """Tag → operators of the nodes that bear it, those of deeper modules not included."""
+    """Tag → operator → number of nodes with exactly this tag, without nodes of submodules."""
     size_bytes: int
-    """Of the file, with its data files."""
+    """Size of the file with its data files."""
     opset: int
 
     @property
@@ -44,48 +44,48 @@ class GraphSummary(Record):
 
 @dataclass(frozen=True)
 class TransformedFile(Record):
-    """A file that was made of another one."""
+    """A file that was made from another file."""
 
     source: Path
     model_path: Path
     files: tuple[WrittenFile, ...]
     """Every file written, the model first."""
     is_copy: bool = field(metadata=entry(skip=True))
-    """Whether the result is the source under another name: it was in its plain form, and nothing was requested."""
+    """True if the result is a copy of the source, which needed no change."""
     is_plain: bool = field(metadata=entry(skip=True))
-    """Whether the result is in its plain form."""
+    """True if the result is normalized."""
     normalizations: int = field(metadata=entry(skip=True))
-    """How often the graph was brought into its plain form: 0 or 1."""
+    """Number of normalizations of the graph: 0 or 1."""
     before: GraphSummary = field(metadata=entry(last=True))
     after: GraphSummary = field(metadata=entry(last=True))
-    """The file that was written, counted in it."""
+    """Statistics of the written file."""
     coverage: Coverage = field(metadata=entry(skip=True))
-    """Tags of the file that was written, counted in it."""
+    """Tags of the written file."""
     comparison: VerificationInfo | FidelityInfo | None = field(metadata=entry("verification", last=True))
-    """Comparison with the source; None where it was not requested, or the result is a copy."""
+    """Comparison with the source; `None` if it was not requested, or the result is a copy."""
     functions: ModuleFunctions | None = field(metadata=entry(skip=True))
-    """Modules that are functions of the file; None where none were requested."""
+    """Functions of modules in the file; `None` if no functions were requested."""
     steps: tuple[StepTiming, ...] = field(metadata=entry(last=True))
     notes: tuple[str, ...] = field(metadata=entry(last=True))
 
     @property
     def is_tagged(self) -> bool:
-        """Whether the source said which module its nodes came from; otherwise coverage is unknown."""
+        """True if a node of the source has a tag; otherwise the coverage is unknown."""
         return any(self.before.modules.values())
 
     @property
     def verification(self) -> VerificationInfo | None:
-        """The comparison, where the outputs have to stay as they are."""
+        """The comparison, if the outputs must be equal."""
         return self.comparison if isinstance(self.comparison, VerificationInfo) else None
 
     @property
     def fidelity(self) -> FidelityInfo | None:
-        """The comparison, where the outputs may change."""
+        """The comparison, if the outputs may differ."""
         return self.comparison if isinstance(self.comparison, FidelityInfo) else None
 
     @recorded(entry("coverage", before="verification"))
     def coverage_entry(self) -> dict[str, object]:
-        """Return the coverage; shares are null where the source has no tags."""
+        """Return the coverage; shares are `None` if the source has no tags."""
         unknown = {} if self.is_tagged else {"percent": None, "at_root_percent": None}
         return {**self.coverage.as_record(), **unknown}
 
@@ -95,26 +95,26 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 @dataclass(frozen=True)
 class TransformedFolder(Generic[RecordT]):
-    """A folder that was made of another one."""
+    """A folder that was made from another folder."""
 
     source: Path
     folder: Path
     parts: Mapping[str, RecordT]
-    """Name of the part → what was done with it; of those that were changed."""
+    """Name of a changed part → record of its change."""
     unchanged: Mapping[str, str]
-    """Name of a part that came along as it is → why."""
+    """Name of an unchanged part → reason."""
     companions: tuple[str, ...]
-    """Names of the files that came along for readers of the folder."""
+    """Names of the other files copied from the source folder, such as configs and tokenizers."""
     size_bytes: int
-    """Of all files that were written."""
+    """Total size of the written files."""
 
     @property
     def is_of_one_part(self) -> bool:
-        """Whether the model has one part only, so that its record says everything."""
+        """True if the model has a single part, whose record stands for the folder."""
         return len(self.parts) + len(self.unchanged) == 1
 
     def as_record(self) -> dict[str, object]:
-        """Return a JSON-ready form: the record of the only part and the folder, or the records by part."""
+        """Return the JSON record: the record of the only part with the folder, or the records by part."""
         if self.is_of_one_part:
             (record,) = self.parts.values()
             return {**record.as_record(), "folder": str(self.folder), "companions": list(self.companions)}
@@ -130,7 +130,7 @@ class TransformedFolder(Generic[RecordT]):
 
 @dataclass(frozen=True)
 class WrittenFile(Record):
-    """A file that a verb wrote."""
+    """A file written by a command."""
 
     path: Path
     size_bytes: int
@@ -142,13 +142,13 @@ class PinnedModel(Record):
 
     model_path: Path
     sizes: Mapping[str, int] = field(metadata=entry("pinned"))
-    """Dimension → size, as fixed."""
+    """Fixed dimension → size."""
     still_open: tuple[str, ...] = field(metadata=entry("open"))
     inputs: tuple[InputTensorSpec, ...]
     outputs: tuple[OutputTensorSpec, ...]
     coverage: Coverage
     verification: VerificationInfo | None
-    """Comparison with the file it was made from; None where it was not asked for."""
+    """Comparison with the source; `None` if it was not requested."""
     size_bytes: int = field(metadata=entry(before="pinned"))
     notes: tuple[str, ...]
 
@@ -161,18 +161,18 @@ class PinnedModel(Record):
 
 @dataclass(frozen=True)
 class RetaggedModel(Record):
-    """One file whose nodes got the tags of the file it was made from."""
+    """A file with tags transferred from its source."""
 
     model_path: Path
     before: Path
-    """The tagged file another tool was given."""
+    """The tagged file that another tool read."""
     after: Path
-    """The file that tool wrote."""
+    """The file that the tool wrote."""
     report: CarryReport = field(metadata=entry("ways", attribute="by_way"))
-    """How the nodes got their tags."""
+    """Result of the tag transfer, with node counts by rule."""
     coverage: Coverage = field(metadata=entry(before="ways"))
     repaired: int = field(metadata=entry("repaired_nodes"))
-    """Nodes whose metadata held a key more than once."""
+    """Number of nodes with duplicate metadata keys."""
     size_bytes: int = field(metadata=entry(before="coverage"))
     notes: tuple[str, ...]
 
@@ -190,14 +190,14 @@ class RetaggedModel(Record):
 
 
 DISPLAYED = 3
-"""Modules named in words; the JSON names all. Chosen: they fit on a screen."""
+"""Number of modules named in notes; the JSON names all. Chosen: the notes fit on a screen."""
 
 _IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
 
 
 @dataclass(frozen=True)
 class LeftOutModule(Record):
-    """A module that is no function."""
+    """A module that could not become a function."""
 
     module: ModuleIdentity = field(metadata=_IDENTITY)
     reason: str
@@ -205,11 +205,11 @@ class LeftOutModule(Record):
 
 @dataclass(frozen=True)
 class PartlyOutside(Record):
-    """A module some of whose nodes are not in its function: others need them before the rest can run, or after."""
+    """A module with nodes outside its function, which must run between nodes of other modules."""
 
     module: ModuleIdentity = field(metadata=_IDENTITY)
     nodes: tuple[str, ...]
-    """Names of these nodes."""
+    """Names of the nodes outside."""
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,15 @@ class ModuleFunctions(Record):
     requested: str
     """``all``, ``classes`` or a selector."""
     functions: Mapping[str, int]
-    """Name → calls of a module that it stands for."""
+    """Name of a function → number of module calls that it replaces."""
     written_nodes: int
-    """Nodes in the file: of the graph and of the functions."""
+    """Number of nodes in the file: of the graph and of the functions."""
     graph_nodes: int
-    """Those of the graph alone."""
+    """Number of nodes of the graph alone."""
     left_out: tuple[LeftOutModule, ...]
     partly_outside: tuple[PartlyOutside, ...]
     raised_from: int | None = field(default=None, metadata=entry(skip=True))
-    """IR version of the graph, where that of the file had to be a newer one."""
+    """IR version of the graph before it was raised for functions; `None` if it was not raised."""
 
     @property
     def words(self) -> str:
@@ -238,7 +238,7 @@ class ModuleFunctions(Record):
         return f"{count_noun(len(self.functions), 'function')}{shared} · {nodes}"
 
     def notes(self) -> Iterator[str]:
-        """Yield what the user should know, one sentence each."""
+        """Yield notes for the user, one sentence each."""
         if self.raised_from is not None:
             yield (
                 f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first that supports functions of "

@@ -1,8 +1,8 @@
-"""What does ``winml retag`` do? Carries the tags of a file to the one that another tool wrote from it.
+"""Transfer of tags by ``winml retag`` from a file to the file that another tool made from it.
 
-Reads the structure of both, carries the tags, and copies the file byte by byte but for its metadata and, in another
-folder, the names of its data files. No weight is read and no graph is written anew, so this is no call of
-``graph_file``. Knows no PyTorch and imports none.
+Reads the structure of both files, transfers the tags, and copies the second file byte by byte except for its metadata
+and, in another folder, the names of its data files. No weight is read and no graph is serialized again, so
+``graph_file`` is not used. Independent of PyTorch.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ from winml.modelkit.transform.records import RetaggedModel
 from winml.modelkit.words import count_noun
 
 _RELATED_SHARE = 0.1
-"""Smallest share of nodes that must be found again in the model before. Chosen: a model quantized with every weight and
-activation wrapped keeps a third; two models that only share input names have none."""
+"""Smallest share of nodes that must match nodes of the source. Chosen: a third matches in a model quantized with every
+weight and activation wrapped; none match in two models that share input names only."""
 
 
 @dataclass(frozen=True)
 class CarriedTags:
-    """The structure of a file whose nodes have the tags of another, before it is written."""
+    """The structure of a file with transferred tags, before it is written."""
 
     before: Path
     after: Path
     target: Path
     model: ir.Model
-    """That of ``after``, with the tags."""
+    """Structure of ``after``, with the tags."""
     merged: MergedKeys
     report: CarryReport
     original_data: tuple[Path, ...]
     data: tuple[Path, ...]
-    """Data files that ``after`` names."""
+    """Data files that ``after`` references."""
     states: Mapping[Path, State]
-    """Sizes and times of change of the files that were read."""
+    """Sizes and modification times of ``before`` and ``after``."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the files are still what they were."""
+        """True if the files have not changed since they were read."""
         return all(file_state(path) == state for path, state in self.states.items())
 
     @property
     def shares_data(self) -> bool:
-        """Whether the result can name the data files of ``after``, in whose folder it is."""
+        """True if the result is in the folder of ``after`` and references the same data files."""
         return self.target.absolute().parent.resolve() == self.after.absolute().parent.resolve()
 
 
 def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -> CarriedTags:
-    """Return a file every node of which has the tag of the module that it came from; nothing is written.
+    """Transfer tags in memory, so that every node has the tag of its original module; nothing is written.
 
     Args:
-        before: The tagged file a tool was given; stays as it is.
-        after: The file the tool wrote from it.
+        before: The tagged file that the tool read; it is not changed.
+        after: The file that the tool wrote.
         target: The ``.onnx`` file to write, which may be ``after`` itself. Everything but the metadata of model and
-            nodes is copied byte by byte; in another folder, its data files get names of their own.
-        overwrite: Replace a file that is there already; needed to write ``after`` itself.
+            nodes is copied byte by byte; data files get new names in another folder.
+        overwrite: Replace an existing file; required to write ``after`` itself.
 
     Raises:
-        UsageError: an output that exists, is ``before`` or data of either, or does not end in ``.onnx``; or a path with
-            no file.
-        InputError: a file is no ONNX model, ``before`` bears no tags, ``after`` was not made from it, or its data is
+        UsageError: the output exists, is ``before`` or a data file, or does not end in ``.onnx``; or an input is
             missing.
+        InputError: a file is no ONNX model, ``before`` has no tags, ``after`` was not made from ``before``, or a data
+            file is missing.
         WriteError: the output cannot be written.
     """
     _refuse_output(before, after, target, overwrite=overwrite)
@@ -90,11 +90,11 @@ def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -
 
 
 def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
-    """Write a file with the tags that were carried.
+    """Write the file with the transferred tags.
 
     Raises:
         OutputExistsError: the output exists by now.
-        WriteError: it cannot be written.
+        WriteError: the output cannot be written.
     """
     target, after, model = carried.target, carried.after, carried.model
     with output_files.OutputFiles() as files:
@@ -135,10 +135,10 @@ def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) 
 
 
 def _refuse_module_functions(after: Path) -> None:
-    """Refuse a file whose modules are functions: a node of theirs may stand for several modules.
+    """Refuse a file with modules as functions, since a node of a function may stand for several modules.
 
     Raises:
-        InputError: it is one.
+        InputError: the file contains such functions.
     """
     if functions := module_functions(read_structure(after, as_written=True)):
         raise InputError(
@@ -149,10 +149,10 @@ def _refuse_module_functions(after: Path) -> None:
 
 
 def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
-    """Refuse what cannot be carried, or would be guesswork.
+    """Refuse a source without tags, and a file with too few matching nodes.
 
     Raises:
-        InputError: says which of the two it is.
+        InputError: the tags cannot be transferred; the message states the reason.
     """
     if not report.is_known:
         raise InputError(
@@ -169,7 +169,7 @@ def _refuse_unrelated(before: Path, after: Path, report: CarryReport) -> None:
 
 
 def _node_metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mapping[str, str]]]:
-    """Return the metadata of every node in the order of the file: those of the graph, and those of functions."""
+    """Return the metadata of the nodes of the graph, and of the nodes of functions, both in the order of the file."""
     functions = [node.metadata_props for function in model.functions.values() for node, _ in walk(function)]
     return [node.metadata_props for node, _ in walk(model.graph)], list(functions)
 

@@ -1,4 +1,4 @@
-"""``winml retag``: a file that another tool made gets its tags back."""
+"""Command ``winml retag``: transfers tags to a file that another tool wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class _RetagRequest:
-    """What is requested of ``winml retag``."""
+    """Request of ``winml retag``."""
 
     before: Path = declare(None, MODEL, is_argument=True)
     """Tagged ONNX file that the tool read."""
@@ -38,14 +38,14 @@ class _RetagRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class _RetagPlan(Plan):
-    """What carrying tags would do."""
+    """Plan of a tag transfer."""
 
     request: _RetagRequest
     carried: CarriedTags
 
 
 def _plan_retag(request: _RetagRequest) -> _RetagPlan:
-    """Return what would be done: tags are carried in memory, and nothing is written.
+    """Plan a tag transfer: transfer the tags in memory, and write nothing.
 
     Raises:
         UsageError, InputError, WriteError: as :func:`winml.modelkit.transform.retag.carry_between` raises.
@@ -70,7 +70,7 @@ def _plan_retag(request: _RetagRequest) -> _RetagPlan:
 
 
 def _run_retag(plan: _RetagPlan) -> RetaggedModel:
-    """Recover what killed commands left, and write the file; what they replaced is read again.
+    """Recover partial results of killed commands, and write the file; files replaced by the recovery are read again.
 
     Raises:
         WinMLError: as :func:`_plan_retag` raises; nothing was written.

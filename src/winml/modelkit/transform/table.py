@@ -1,4 +1,4 @@
-"""What became of a file: optimized, compiled, extracted, pinned or retagged."""
+"""Summaries of transformed files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from winml.modelkit.transform.records import PinnedModel, RetaggedModel, Written
 from winml.modelkit.words import size_words
 
 DISPLAYED_ROWS = 12
-"""Rows of a table unless all are asked for. Chosen: the whole summary fits on a screen."""
+"""Rows of a table without ``--verbose``. Chosen: the whole summary fits on a screen."""
 
 
 def pinned_document(result: PinnedModel, source: str) -> doc.Document:
-    """Describe what was fixed.
+    """Describe the fixed dimensions.
 
     Args:
-        result: What was done.
-        source: The file the dimensions were fixed of, as the user wrote it.
+        result: The record of the result.
+        source: The source file, as the user wrote it.
     """
     verified = "skipped: the files were not compared"
     if result.verification:
@@ -47,11 +47,11 @@ _WAY_WORDS: Mapping[Way, str] = {
     "neighbours": "new, tagged like their neighbours",
     "root": "unknown, tagged as root",
 }
-"""How nodes got their tags, in words behind their number."""
+"""Rule of a tag transfer → words after the number of nodes."""
 
 
 def retagged_document(result: RetaggedModel) -> doc.Document:
-    """Describe how each tag was won."""
+    """Describe a tag transfer, with node counts by rule."""
     ways = result.report.by_way
     fields: list[doc.Field] = [
         ("hierarchy", coverage_words(result.coverage)),
