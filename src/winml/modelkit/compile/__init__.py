@@ -1,4 +1,4 @@
 """Compilation of a graph for one execution provider.
 
-What it makes is for the provider, device and version it was made with.
+The result runs only with the provider, device and version that it was compiled for.
 """

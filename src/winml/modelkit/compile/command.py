@@ -1,4 +1,4 @@
-"""``winml compile``: compiles an ONNX file for one execution provider, and keeps its tags."""
+"""Command ``winml compile``: compiles an ONNX file for one execution provider, and preserves its tags."""
 
 from __future__ import annotations
 

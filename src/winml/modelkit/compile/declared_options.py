@@ -1,4 +1,4 @@
-"""What is a graph compiled for? Each option is declared here, once."""
+"""Options of the compile stage, declared once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from winml.modelkit.fields import DEVICE, VERIFICATION, declare
 from winml.modelkit.ort.execution_providers import Device, parse_ep_options
 
 DEFAULT_MIN_SQNR_DB = 20.0
-"""Ratio of signal to error that is required where a provider computes with fewer bits than the graph says, as NPUs do.
-Chosen: below float16 on QNN, which keeps 29.5 dB of MiniLM and 36 to 63 dB of other graphs (measured); a wrong graph
-keeps nothing."""
+"""Default minimum SQNR for providers that compute with fewer bits than the graph states, as NPUs do. Chosen: below
+float16 on QNN, which reaches 29.5 dB for MiniLM and 36 to 63 dB for other graphs (measured); a wrong graph is near
+0 dB."""
 
 MARGIN_DB = 6.0
-"""How much nearer to the float file a quantized one may be than what was compiled of it: its error may be twice as
-large. Chosen: rounding of a device as large as that of the quantized file makes 3."""
+"""Default loss of SQNR of a compiled file against its quantized source, both relative to the float file: the error may
+double. Chosen: a device that rounds as much as the quantized file loses 3 dB."""
 
 _GROUP = "Compilation"
 

@@ -1,7 +1,7 @@
-"""Compiles an ONNX file for one execution provider.
+"""Compilation of an ONNX file for one execution provider.
 
-Reading, plain form and writing are those of every verb that changes a graph (``graph_file``). What was compiled is
-opened and run on its provider before it is put in place. Knows no PyTorch and imports none.
+Reading, normalization and writing are shared by all commands that change a graph (``graph_file``). The compiled file is
+opened and run on its provider before it is committed. Independent of PyTorch.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from winml.modelkit.words import count_noun
 def compilation(
     task: graph_file.GraphFileTask, options: CompileOptions, sizes: Mapping[str, int], reference: Path | None = None
 ) -> Compilation:
-    """Return the work that options request, without a folder yet.
+    """Return the requested compilation, without a folder yet.
 
     Args:
-        task: From which file to which.
-        options: What it is compiled for.
-        sizes: Sizes of dynamic dimensions to compare at.
-        reference: The float file that a quantized source was made from; None: the one that the source names.
+        task: Paths and settings.
+        options: Target and limits of the compilation.
+        sizes: Sizes of dynamic dimensions in the comparison.
+        reference: The float source of a quantized file; `None` for the float source recorded in the file.
 
     Raises:
         UsageError: the provider is unknown, not installed or compiles nothing.
-        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+        StageError: the installed ONNX Runtime does not load the provider, which is a plug-in.
     """
     chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
     name = graph_file.name_beside(task.source, task.output)
@@ -69,9 +69,9 @@ def compilation(
 
 
 def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the float file that the result is compared with beside its source, and what is said where there is none.
+    """Return the float file for the comparison of a quantized source, and a note if the float file is unknown.
 
-    A source that is not quantized is what the result is compared with.
+    The result of a float source is compared with the source alone.
     """
     if work.reference is not None or not task.verify or not work.chosen.provider.compiles:
         return work.reference, ()
@@ -91,7 +91,7 @@ def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple
 
 
 def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, ...]:
-    """Warn of weights that are expanded outside the compiled parts."""
+    """Return a warning about weights that are dequantized outside the compiled parts."""
     weights = [node for node in result.outside if node.expands_weight]
     if not weights:
         return ()
@@ -108,7 +108,7 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
 
 
 def compilable_providers() -> tuple[CompilableProvider, ...]:
-    """Return every provider that a file can be compiled for, those that are here and others."""
+    """Return every provider that supports compilation, including providers that are not installed."""
     present = present_providers()
     return tuple(
         CompilableProvider(
@@ -125,36 +125,37 @@ def compilable_providers() -> tuple[CompilableProvider, ...]:
 
 
 SAMPLES = 4
-"""Samples that the result is compared with its source on. Chosen: a simulated NPU takes seconds for each."""
+"""Number of samples in the comparison with the source. Chosen: a simulated NPU takes seconds for each."""
 
 
 @dataclass(frozen=True)
 class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
-    """Compiling for one provider."""
+    """Compilation for one provider."""
 
     step_name: ClassVar[str] = "compilation"
 
     options: CompileOptions
     chosen: ChosenProvider
     sizes: Mapping[str, int]
-    """Sizes of dynamic dimensions to compare at; for other dimensions, several sizes are tried."""
+    """Sizes of dynamic dimensions in the comparison; several sizes are tried for other dimensions."""
     source: str
-    """What the compiled model calls the file that it is made from."""
+    """Name of the source in the metadata of the compiled model."""
     displayed: str
-    """Path of that file, for messages."""
+    """Path of the source, for messages."""
     folder: Path = Path()
-    """Folder for files that the compiled model refers to until it is written; a plan has none."""
+    """Folder of context files until the compiled model is written; empty in a plan."""
     reference: Path | None = None
-    """The float file that the source was quantized from; None: the source is what the result is compared with."""
+    """The float file that the source was quantized from; `None` to compare the result with the source alone."""
     processors: Path | None = None
-    """Folder of what makes arrays of the samples; None: that of the source, or else that of the float file."""
+    """Folder of the tokenizer or processor for samples; `None` for the folder of the source, or else of the float
+    file."""
     notes: tuple[str, ...] = ()
-    """About the reference."""
+    """Notes on the reference."""
 
     @contextlib.contextmanager
     def prepared(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
         """Yield the work with its reference, and a folder for compiled parts."""
-        task.refuse_early()  # before the folder of compiled parts is made
+        task.refuse_early()  # before the folder of compiled parts is created
         task.recover()
         reference, notes = _found_reference(task, self)
         work = replace(self, reference=reference, processors=task.processors, notes=notes)
@@ -165,17 +166,17 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             raise write_error(task.output, error) from error
 
     def record(self, done: graph_file.Transformation[CompileResult]) -> CompiledFile:
-        """Return what was compiled, and what is outside."""
+        """Return the record with the compiled parts and the nodes outside."""
         result = done.result
         notes = (*done.file.notes, *self.notes, *_weight_notes(result, self.chosen), *_place_notes(result.record))
         file = {**vars(done.file), "notes": notes}
         return CompiledFile(**file, compiled=result.record, parts=result.parts, outside=result.outside)
 
     def refuse_graph(self, model: ir.Model) -> None:
-        """Refuse a graph without a dimension that has a size.
+        """Refuse sizes of dimensions that the graph lacks.
 
         Raises:
-            UsageError: names the size.
+            UsageError: the graph has no such dimension; the message names the size.
         """
         sizes_of_dimensions(model.graph, self.sizes)
 
@@ -188,7 +189,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         """Compile the model.
 
         Raises:
-            LimitError: more is outside, or in more parts, than the options allow.
+            LimitError: more nodes are outside, or there are more parts, than the options allow.
         """
         result = compile_graph(
             model, self.options, self.chosen, self.folder, displayed=self.displayed, source=self.source
@@ -217,11 +218,11 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 
     @property
     def runs_on(self) -> ChosenProvider | None:
-        """The provider; the CPU provider runs a graph, as any does."""
+        """The provider; `None` for the CPU provider, since any provider runs its results."""
         return self.chosen if self.chosen.provider.compiles else None
 
     def summary(self, result: CompileResult) -> str:
-        """Return what the provider took."""
+        """Return the numbers of compiled parts and outside nodes in words."""
         place = f"for {self.chosen.provider.name} ({self.chosen.device_words})"
         if not result.parts:
             return f"{result.coverage.nodes} nodes {place}"
@@ -229,14 +230,14 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         return f"{parts} {place}, {len(result.outside)} nodes outside"
 
     def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
-        """Write the model, and beside it the files of what was compiled, which are called after their content."""
+        """Write the model and the context files beside it, which are named by content."""
         names = {}
         for name in context_file_names(model):
             written = path.with_name(f"{path.name}.context")
             (self.folder / name).replace(written)
             names[name] = name_data(written, path).name
         rename_context_files(model, names)
-        # ONNX Runtime maps weights of a file of their own, where it would read and copy others: a session opens faster.
+        # ONNX Runtime maps external weights and would copy inner ones: sessions open faster.
         write_model(model, path, external=not self.options.embed if external is None else external)
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo | FidelityInfo:
@@ -244,7 +245,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         if not self.chosen.provider.compiles:
             return files.refuse_different(source, written, seed, sizes=self.sizes)
         run = RunOptions(str(source), sizes=self.sizes, seed=seed)
-        # Of a decoder, the float file writes the texts that are read.
+        # The float file generates the texts that serve as samples for a decoder.
         model = self.reference or source
         own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, model))
         folders = list(own_folders) if self.processors is None else [self.processors]
@@ -279,7 +280,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 def _read_samples(
     request: SampleRequest, folders: Sequence[Path], session: Session
 ) -> tuple[Sequence[Arrays], QualitySamples]:
-    """Return the samples of the first folder with what makes the inputs of a session; else those of the first."""
+    """Return the samples of the first folder with processors for the session's inputs, or else of the first folder."""
     inputs = graph_inputs(session)
     folder = next((folder for folder in folders if has_processors(inputs, folder)), folders[0])
     return replace(request, folder=folder).read(session)
@@ -296,10 +297,10 @@ def _remedy() -> str:
 def _outputs_of_reference(
     reference: Path, source: Path, draws: Sequence[Arrays], expected: Sequence[Arrays]
 ) -> list[Arrays]:
-    """Return what the float file answers.
+    """Return the outputs of the float file for the samples.
 
     Raises:
-        UsageError: it takes or gives something other than the quantized file.
+        UsageError: the inputs or outputs differ from those of the quantized file.
     """
     try:
         outputs = files.outputs_of_file(reference, draws)
@@ -318,9 +319,9 @@ def _outputs_of_reference(
 
 
 def _outside_words(outside: Sequence[OutsideNode]) -> str:
-    """Return which operators are outside, the most frequent first, each with its first module and the reason.
+    """Return the three most frequent outside operators in words, each with its first module and the reason.
 
-    The first three; the summary has a table of all nodes.
+    The summary has a table of all outside nodes.
     """
     counted = Counter((node.operator, node.dtype, node.reason) for node in outside)
     first = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
@@ -334,7 +335,7 @@ def _outside_words(outside: Sequence[OutsideNode]) -> str:
 
 
 _DISPLAYED_OUTSIDE = 3
-"""Chosen: a message stays readable."""
+"""Number of outside operators in a message. Chosen: the message stays readable."""
 
 
 def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
@@ -342,7 +343,7 @@ def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
 
 
 def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say where alone the file runs, and where it ran here."""
+    """Return notes on the processor that the file requires, and on a simulated device."""
     notes = []
     if "processor" in record:
         opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"

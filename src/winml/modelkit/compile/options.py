@@ -1,4 +1,4 @@
-"""What is a graph compiled for? The validated record of the options that ``declared_options.py`` declares."""
+"""Validated record of the compile options declared in ``declared_options.py``."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ from winml.modelkit.options import Options
 
 
 class CompileOptions(CompileFields, Options):
-    """What a graph is compiled for."""
+    """Target and limits of a compilation."""

@@ -1,7 +1,8 @@
-"""Compiles a graph for one execution provider.
+"""Compilation of a graph for one execution provider.
 
-For a provider that compiles, the parts it takes become ``EPContext`` nodes. For the CPU provider, the graph is written
-as ONNX Runtime runs it. Either way every node keeps its module, and an ``EPContext`` node those of all it stands for.
+Parts that a provider compiles become ``EPContext`` nodes. The CPU provider has no compiled form: the graph is written
+as ONNX Runtime optimizes it. In both cases every node keeps its module, and an ``EPContext`` node lists the modules of
+all nodes that it replaces.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from winml.modelkit.tags.tagging import NodeTag, all_nodes, listed_modules, meas
 _SENT, _RETURNED = "sent.onnx", "returned.onnx"
 
 _LAYOUT_DOMAIN = "com.microsoft.nchwc"
-"""Specified by ONNX Runtime: its operators for a layout whose block has the width of the processor's registers."""
+"""Specified by ONNX Runtime: domain of operators with a block layout as wide as the registers of the processor."""
 
 
 @dataclass(frozen=True)
 class CompiledPart(Record):
-    """One node that stands for what a provider compiled."""
+    """One node that replaces a compiled part of the graph."""
 
     name: str
     modules: tuple[str, ...]
-    """Paths of the modules whose nodes it absorbed."""
+    """Paths of the modules of the replaced nodes."""
     tag: str = field(metadata=entry(before="modules"))
-    """The tag of the deepest module that contains them; empty where the source has no tags."""
+    """Tag of the deepest module that contains these modules; empty if the source has no tags."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,23 @@ class OutsideNode(Record):
     operator: str
     tag: str
     dtype: str = ""
-    """Element type of its first input as numpy calls it; empty where it is unknown."""
+    """numpy name of the element type of the first input; empty if unknown."""
     reason: str = ""
-    """Why, where the provider says it."""
+    """Reason given by the provider, if any."""
     expands_weight: bool = False
-    """Whether it makes floating-point numbers of a quantized weight, on the CPU and in each run."""
+    """True if the node dequantizes a weight, on the CPU and in each run."""
 
 
 @dataclass(frozen=True)
 class CompileResult(StageResult):
-    """What came of compiling."""
+    """Result of a compilation."""
 
     parts: tuple[CompiledPart, ...]
-    """Empty for the CPU provider, whose graph stays a graph."""
+    """Compiled parts; empty for the CPU provider, which compiles none."""
     outside: tuple[OutsideNode, ...]
-    """Beside compiled parts, the nodes that stayed; empty for the CPU provider."""
+    """Nodes outside of compiled parts; empty for the CPU provider."""
     record: Mapping[str, Any]
-    """What the file says of it (``winml.compile``)."""
+    """Record in the metadata of the file (``winml.compile``)."""
 
 
 def compile_graph(
@@ -87,18 +88,18 @@ def compile_graph(
     displayed: str,
     source: str = "",
 ) -> CompileResult:
-    """Return the model compiled for a provider; the given model is not changed.
+    """Return the compiled model; the original model is not changed.
 
     Args:
-        model: The model, in its plain form.
-        options: What it is compiled for.
-        chosen: The provider and its options, as ``options`` say.
-        folder: Folder for files that the result refers to until it is written; has to stay until then.
-        displayed: Path of the file of the graph, for messages.
-        source: What the result calls the file that it is made from; empty: it does not say.
+        model: The normalized model.
+        options: Target and limits.
+        chosen: The provider and its options, as chosen from ``options``.
+        folder: Folder of context files; must exist until the result is written.
+        displayed: Path of the source, for messages.
+        source: Name of the source for the metadata of the result; empty to record no source.
 
     Raises:
-        UsageError: dimensions are open and the provider needs fixed sizes, or it does not take its options.
+        UsageError: the provider requires fixed sizes and a dimension is dynamic, or refuses its options.
         InputError: the model is compiled already.
         CompileError: the provider fails or compiles nothing, or ONNX Runtime cannot load the graph.
     """
@@ -117,7 +118,7 @@ def compile_graph(
     carried = carry_tags(model, compiled)
     restore_description(compiled, model)
     contexts = context_nodes(compiled)
-    # What one node absorbed may be the whole graph: more than carrying looks through.
+    # One node may replace the whole graph, more than the transfer of tags searches.
     _write_absorbed_modules(contexts, model)
     parts = tuple(_compiled_part(node, displayed) for node in contexts)
     if not is_processor and not parts:
@@ -136,22 +137,23 @@ def compile_graph(
 
 
 def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
-    """Write the ``EPContext`` model that a provider makes of a file: a node for each part it compiled, and the rest.
+    """Write the ``EPContext`` model of a file: a node for each compiled part, and the remaining nodes.
 
-    In a process of its own: the log of the provider is read for its reasons, and a provider may end its process.
+    The provider runs in a separate process, because its log is searched for reasons, and it may end its process.
 
     Returns:
-        Name of a node that it left → why, as far as it says so.
+        Name of an outside node → reason, for reasons found in the log.
 
     Args:
         source: An ONNX file, with its data beside it.
-        target: The file to write; what was compiled goes to a file beside it, unless it is embedded.
+        target: The file to write; compiled contexts go to files beside it, unless they are embedded.
         chosen: The provider and its options.
-        embed: Keep what was compiled inside the model.
+        embed: Store the compiled contexts inside the model.
 
     Raises:
-        StageError: the provider ended the process in which it compiles, or did not end in time.
-        CompileError: the provider fails, or ONNX Runtime cannot load the graph; gives the reason.
+        UsageError: the provider refuses its options.
+        StageError: the provider ended its process, or did not finish in time.
+        CompileError: the provider fails, or ONNX Runtime cannot load the graph; the message states the reason.
     """
     compiled = compile_to_file(source, target, chosen, embed=embed)
     if compiled.refused_options:
@@ -170,14 +172,14 @@ def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed:
 
 
 def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
-    """Give nodes that stand for a part of a graph the tag of the module that contains it, and the list of its modules.
+    """Set the tag and the module list of ``EPContext`` nodes, in place.
 
-    A provider keeps the names of the values at the borders of a part, so that the part is known exactly. Nodes whose
-    part has no tags are left as they are. Works in place.
+    The tag is the deepest common module of the replaced nodes. Providers keep the names of the values at the borders of
+    a part, so the replaced nodes are known exactly. Nodes that replace a part without tags are not changed.
 
     Args:
-        contexts: The nodes.
-        original: The model before it was compiled.
+        contexts: The ``EPContext`` nodes.
+        original: The model before compilation.
     """
     makers = {value.name: node for node in original.graph for value in node.outputs}
     module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
@@ -195,7 +197,7 @@ def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> 
 
 
 def _absorbed(context: ir.Node, makers: dict[str | None, ir.Node]) -> list[ir.Node]:
-    """Return the original nodes between the values that a node reads and those that it makes."""
+    """Return the original nodes between the inputs and the outputs of an ``EPContext`` node."""
     read = {value.name for value in context.inputs if value is not None}
     found: dict[ir.Node, None] = {}
     waiting = [value.name for value in context.outputs]
@@ -252,7 +254,7 @@ def _outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.Data
 
 
 def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:
-    """Return what the file says of how it was compiled, and where it may be run."""
+    """Return the metadata record: provider, versions, device and options."""
     record: dict[str, object] = {
         "provider": chosen.provider.name,
         "provider_version": provider_version(chosen.provider),

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompilableProvider(Record):
-    """One execution provider that a file can be compiled for."""
+    """An execution provider that supports compilation."""
 
     short: str
     name: str
     """Name in ONNX Runtime."""
     is_present: bool
-    """Whether it can compile here."""
+    """True if the provider is available on this machine."""
     devices: tuple[str, ...]
     makes: str
-    """What a compiled file holds, in a few words."""
+    """Content of a compiled file in a few words."""
     package: str | None
-    """Requirement of the package that brings it on this platform, for pip; None where there is none."""
+    """pip requirement of the package with the provider for this platform; `None` if no package has it."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class CompiledFile(TransformedFile, schema_version=1):
     before: GraphSummary = field(metadata=entry("nodes_before", attribute="nodes", last=True))
     after: GraphSummary = field(metadata=entry("nodes_after", attribute="nodes", last=True))
     compiled: Mapping[str, Any]
-    """What the file says of it: provider, versions, device, options."""
+    """Record in the metadata of the file: provider, versions, device, options."""
     parts: tuple[CompiledPart, ...]
-    """The nodes that stand for what the provider compiled; empty for the CPU provider."""
+    """The nodes that replace compiled parts; empty for the CPU provider."""
     outside: tuple[OutsideNode, ...]
-    """Beside them, the nodes that the provider left to the CPU provider."""
+    """Nodes outside of compiled parts, which run on the CPU provider."""

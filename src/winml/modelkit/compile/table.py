@@ -13,7 +13,7 @@ from winml.modelkit.words import count_noun
 
 
 def compilation_document(result: CompiledFile) -> doc.Document:
-    """Describe what was compiled, the modules in each part, and the nodes outside."""
+    """Describe a compiled file, the modules of each part, and the nodes outside."""
     compiled = result.compiled
     fields: list[doc.Field] = [
         ("provider", f"{compiled['provider']} {compiled['provider_version']}, for the {compiled['device']}"),
@@ -49,7 +49,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
 
 
 def compilable_providers_document(providers: tuple[CompilableProvider, ...]) -> doc.Document:
-    """List the providers that a file can be compiled for."""
+    """List the providers that support compilation."""
     columns = ("provider", "here", "devices", "a compiled file holds", "package")
     rows = [
         (

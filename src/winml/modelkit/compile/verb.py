@@ -1,4 +1,4 @@
-"""What does ``winml compile`` do with a request? Compiles an ONNX file for one execution provider."""
+"""Request of ``winml compile``, and the Python function ``compile_onnx``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
-    """What is requested of ``winml compile``."""
+    """Request of ``winml compile``."""
 
     verb: ClassVar[str] = "compile"
     section: ClassVar[str] = "compile"
@@ -48,7 +48,7 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
         return CompileOptions
 
     def refuse_options(self) -> None:
-        """Refuse a missing provider, and a reference that is not used or not there."""
+        """Refuse a missing provider, and a reference that is unused or missing."""
         if self.options.ep is None:
             raise UsageError("no execution provider is specified", hint=f"Use {opt.ep}; {opt.list} lists them.")
         provider = find_execution_provider(self.options.ep)
@@ -78,7 +78,7 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
         return compilation(task, options, self.sizes or {}, self.reference)
 
     def data_condition(self, task: GraphFileTask) -> str | None:  # noqa: ARG002
-        """Return when weights and compiled parts are written beside the model."""
+        """Return the condition in words under which data files are written beside the model; `None` if never."""
         if self.options.embed:
             return None
         return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
@@ -103,12 +103,12 @@ def compile_onnx(
     Args:
         model: The file; it is not changed.
         output: The ``.onnx`` file to write.
-        options: Target and limits; None: those in ``flags``.
+        options: Target and limits; `None` to use ``flags``.
         overwrite: Replace an existing file.
         verify: Open the result, run it on the provider, and compare it with ``model``.
-        seed: Seed of the inputs that outputs are compared on.
-        sizes: Sizes of dynamic dimensions to compare at, by name, by ``input:axis``, or by key of ``--shape-config``.
-        reference: The float file that ``model`` was quantized from; None: the one that ``model`` names.
+        seed: Seed of the inputs of the comparison.
+        sizes: Sizes of dynamic dimensions in the comparison, by name, ``input:axis``, or key of ``--shape-config``.
+        reference: The float file that ``model`` was quantized from; `None` for the float file recorded in ``model``.
         on_step: Called when a step starts and when it ends.
         **flags: Fields of :class:`CompileOptions`: ``ep``, ``device``, ``ep_options``, ``embed``, ``max_outside``,
             ``max_parts``, ``min_sqnr_db``.
@@ -117,12 +117,12 @@ def compile_onnx(
         The record of the compilation; the file is written.
 
     Raises:
-        UsageError: a provider that is unknown, not installed or compiles nothing, an option it does not take, an output
-            that exists, dynamic dimensions for a provider that needs fixed sizes, or ``flags`` beside ``options``.
+        UsageError: the provider is unknown, not installed or compiles nothing, or refuses an option; the output exists;
+            the provider requires fixed sizes and a dimension is dynamic; or ``flags`` and ``options`` are combined.
         InputError: the file is no ONNX model, its data is missing, or it is compiled already.
         CompileError: the provider failed, or supports none of the nodes.
         LimitError: more nodes are outside, or there are more parts, than ``options`` allow; no file was written.
-        StageError: ``model`` itself does not run, so that the result cannot be compared.
+        StageError: ``model`` itself does not run, so the result has no reference.
         VerificationError: the result does not load, or its outputs differ from those of ``model``; no file was written.
     """
     from winml.modelkit.compile.options import CompileOptions

@@ -778,5 +778,5 @@ class GraphHandover:
         return HandedGraph(model, works, tuple(summaries), tuple(notes))
 
     def is_external(self, model: ir.Model) -> bool | None:
-        """Return True if weights go to an external data file; `None` if the writer decides by the limit of the format."""
+        """Return True if weights go to an external data file; `None` if the writer decides by the format's limit."""
         return is_external(model, self.external_from_bytes)
