@@ -1,4 +1,4 @@
-"""What would a verb do that writes only its answer? Plans and refuses the files of the answer, for every such verb."""
+"""Plans of commands that only write a report, and checks of the report files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SubjectT = TypeVar("SubjectT")
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRequest:
-    """The files that an answer is written to, besides stdout."""
+    """Files of a report, besides stdout."""
 
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
     """Also write the result to this JSON file."""
@@ -29,13 +29,13 @@ class AnswerRequest:
 
     @property
     def writes_files(self) -> bool:
-        """Whether the answer is written to any file."""
+        """True if the report is written to any file."""
         return bool(dict(_files(self, ())))
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageAnswerRequest(AnswerRequest):
-    """The same with a page for a browser."""
+    """Files of a report with an HTML page."""
 
     report: Path | None = declare(None, OUTPUT, is_common=True)
     """Also write an HTML report with chart and table."""
@@ -43,7 +43,7 @@ class PageAnswerRequest(AnswerRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleAnswerRequest(PageAnswerRequest):
-    """The same of an answer by module; of several parts, each has its own files but for the answer."""
+    """Files of a report by module; each of several parts has its own files, except for ``output``."""
 
     node_data: Path | None = declare(None, OUTPUT)
     """Also write node data for Model Explorer (JSON)."""
@@ -51,12 +51,12 @@ class ModuleAnswerRequest(PageAnswerRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerPlan(Plan, Generic[SubjectT]):
-    """What would be done for an answer."""
+    """Plan of a command that only writes a report."""
 
     subject: SubjectT
-    """What the answer is about: the models and settings that the names and options of the request mean."""
+    """Subject of the report: the models and settings that the request resolves to."""
     files: Mapping[str, tuple[Path, ...]]
-    """Option → the files it names: one for each part, or one for all."""
+    """Option → its files: one for each part, or one for all parts."""
 
 
 def plan_answer(
@@ -69,20 +69,21 @@ def plan_answer(
     parts: Sequence[str] = (ONLY_PART,),
     exports: ModelRequest | None = None,
 ) -> AnswerPlan[SubjectT]:
-    """Return what would be done, after the files of the answer were checked. Writes nothing, and loads no model.
+    """Check the report files and plan their creation. Writes nothing, and loads no model.
 
     Args:
-        verb: Name of the verb.
-        subject: What the answer is about.
-        request: Where the answer is written.
-        reads: Files that are read, there or not; none of them may be replaced.
-        steps: What is done before the files are written.
-        parts: Parts of the model that the answer is about.
-        exports: The model that is exported into the cache first, where its export is not there.
+        verb: Name of the command.
+        subject: Subject of the report.
+        request: Files of the report.
+        reads: Files that are read, existing or not; none of the files may be replaced.
+        steps: Steps before the files are written.
+        parts: Parts of the model in the report.
+        exports: The model that is exported into the cache first, unless its export is cached already.
 
     Raises:
-        UsageError: ``overwrite`` without a file, one file for two options, or a file that is read or no regular one.
-        OutputExistsError: a file is there already.
+        UsageError: ``overwrite`` without a file, one file for two options, or an output that is an input or no regular
+            file.
+        OutputExistsError: a file exists already.
         WriteError: a directory, or the cache, cannot be written.
     """
     from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs

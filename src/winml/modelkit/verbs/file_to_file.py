@@ -1,7 +1,7 @@
-"""How does a verb that makes a file of a file plan and run? Also a folder of the folder of a build, part by part.
+"""Plan and run of commands that transform a file, or a build folder part by part.
 
-Written once for these verbs: what a verb does itself is its :class:`FileRequest`. Standard library only until a request
-is found fit by its options and paths.
+The specific work of a command is its :class:`FileRequest`. Only the standard library is imported until options and
+paths of a request are checked.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ else:
 OptionsT = TypeVar("OptionsT", bound="Options")
 
 EXTERNAL_FROM_BYTES = 256
-"""Specified by onnx_ir: the smallest weight that goes to a file of weights."""
+"""Specified by onnx_ir: size of the smallest weight that is stored externally."""
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """Return sizes by name or key, of JSON text or the path of a JSON file. Names are an ONNX file's own.
+    """Return name or key of a dimension → size, read from JSON text or a JSON file. Names are defined by the ONNX file.
 
     Raises:
-        ConfigError: it is malformed, or a size is no whole number.
+        ConfigError: the JSON is malformed, or a size is no positive whole number.
     """
     from winml.modelkit.options import read_json
 
@@ -58,16 +58,16 @@ def read_sizes(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class FileRequest(ABC, Generic[OptionsT, RecordT]):
-    """What is requested of a verb that makes a file of a file; a verb derives its own request with its work."""
+    """Request of a command that transforms a file; each command derives its own request and defines the work."""
 
     verb: ClassVar[str]
     section: ClassVar[str]
     """Section of a build config that holds the options."""
     declaring: ClassVar[type]
-    """The dataclass that declares them."""
+    """The dataclass that declares the options."""
 
     options: OptionsT
-    """What is done with the graph."""
+    """Options of the work on the graph."""
     model: Path | None = declare(None, MODEL, short="-m", is_common=True)
     """ONNX file or build folder. It is not modified. A file on the Hub is OWNER/NAME/PATH.onnx."""
     submodel: tuple[str, ...] = declare((), MODEL, metavar="PART", default_words="all")
@@ -93,7 +93,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
 
     @classmethod
     def section_values(cls, section: Options) -> tuple[dict[str, object], str]:
-        """Return the options that a section of a build config states, as JSON values, and a note on them or nothing."""
+        """Return the options of a build config section as JSON values, and a note or an empty text."""
         return section.model_dump(mode="json", exclude_none=True), ""
 
     @classmethod
@@ -104,8 +104,8 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
 
         Args:
             section: Options of the config.
-            options: Options that the command line states; they win.
-            fields: All else that it states.
+            options: Options of the command line, which take precedence.
+            fields: Other fields of the request.
 
         Raises:
             ConfigError: a value is wrong.
@@ -115,18 +115,18 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         return cls(options=parse_options(cls.options_record(), {**section, **options}, "options"), **fields)
 
     def refuse_options(self) -> None:
-        """Refuse what the options alone show to be wrong, before a path is looked at.
+        """Refuse invalid options before paths are checked.
 
         Raises:
-            UsageError: names it.
+            UsageError: an option is invalid; the message names it.
         """
 
     def default_output(self, model: Path) -> Path | None:  # noqa: ARG002  # other verbs look at it
-        """Return what is written where no output is named; None where one has to be."""
+        """Return the output path if no output is specified; `None` if an output is required."""
         return None
 
     def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
-        """Return from which file to which, and how; ``folder`` is the one whose part the file is."""
+        """Return paths and settings for one file; ``folder`` is the build folder with the file, if any."""
         from winml.modelkit.transform.graph_file import GraphFileTask
 
         of_several = folder is not None and len(folder.chosen) > 1
@@ -136,18 +136,18 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
 
     @abstractmethod
     def work(self, task: GraphFileTask, options: OptionsT) -> FileWork[Any, RecordT]:
-        """Return what is done with the graph.
+        """Return the work on the graph.
 
         Args:
-            task: From which file to which.
-            options: Those of the part.
+            task: Paths and settings.
+            options: Options of the part.
 
         Raises:
-            UsageError: it cannot be done with any.
+            UsageError: the options do not fit any graph.
         """
 
     def data_condition(self, task: GraphFileTask) -> str | None:
-        """Return on which condition files of data are written beside the model; None: never."""
+        """Return the condition in words under which data files are written beside the model; `None` if never."""
         if task.external_data is False:
             return None
         if task.external_data:
@@ -157,11 +157,11 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         return "the weights do not fit into the model"
 
     def find_source(self) -> FoundFolder | Path:
-        """Return the file that is named, there or not, or the folder of a build; a file of the Hub is fetched.
+        """Return the specified file, existing or not, or the build folder; a file on the Hub is fetched.
 
         Raises:
-            UsageError: none is named, or the folder has no part of a name.
-            ModelPathError: the folder holds no ONNX model.
+            UsageError: no model is specified, or the folder lacks a specified part.
+            ModelPathError: the folder contains no ONNX model.
             HubError: the file cannot be fetched.
         """
         model = self.model
@@ -183,11 +183,11 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         return readable_file(model)
 
     def plan(self) -> FilePlan[RecordT]:
-        """Return what would be done, for a file or for the folder of a build. Writes nothing.
+        """Plan the transformation of a file or a build folder. Writes nothing.
 
         Raises:
             UsageError: an option or a path is wrong, an output exists, or a selector names no module.
-            InputError: a file is no ONNX model or not a valid one, or its data is missing.
+            InputError: a file is no valid ONNX model, or its data is missing.
             WriteError: the output cannot be written.
         """
         self.refuse_options()
@@ -195,7 +195,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         if isinstance(source, Path):
             if source == self.model:
                 return self.plan_file()
-            # Fetched: without -o, the output is in the current folder, not the cache.
+            # A fetched file: without -o, the output is in the current folder, not in the cache.
             return replace(self, model=source, output=self.output or self.default_output(Path(source.name))).plan_file()
         if self.output is None or self.output.suffix.lower() != ".onnx":
             return self._plan_folder(source)
@@ -203,7 +203,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         return replace(self, model=model, submodel=()).plan_file()
 
     def plan_file(self) -> FilePlan[RecordT]:
-        """Return what would be done with one file; raises as :meth:`plan` does."""
+        """Plan the transformation of one file; raises as :meth:`plan` does."""
         from winml.modelkit.onnx.files.output_files import ExportPaths, is_waiting, refuse_inputs
 
         assert self.model is not None
@@ -266,7 +266,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         )
 
     def _output(self, model: Path) -> tuple[Path, tuple[str, ...]]:
-        """Return what is written, and what is said where nobody named it."""
+        """Return the output path, and a note if it is the default."""
         if self.output is not None:
             return self.output, ()
         output = self.default_output(model)
@@ -277,7 +277,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
     def _plan_part(
         self, task: GraphFileTask, options: OptionsT, *, is_recovered: bool = False
     ) -> _PlannedPart[RecordT]:
-        """Return what would become of one file, what would be written of it, and in which steps."""
+        """Plan one file: check the source, and list the files to write and the steps."""
         from winml.modelkit.transform.graph_file import check_source, may_be_copy
 
         work = self.work(task, options)
@@ -293,13 +293,13 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsRequest(FileRequest[OptionsT, RecordT]):
-    """What is requested of a verb that also says where the weights go."""
+    """Request of a command with an option for external weights."""
 
     external_data: bool | None = declare(None, OUTPUT, default_words="external if they are large, which loads faster")
     """Store the weights in an external data file, or inside the ONNX file."""
 
     def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
-        """Return the task, with the place of the weights."""
+        """Return the paths and settings, including the storage of weights."""
         from winml.modelkit.transform.graph_file import EXTERNAL_BYTES
 
         task = super().task(source, output, folder)
@@ -308,17 +308,17 @@ class WeightsRequest(FileRequest[OptionsT, RecordT]):
 
 @dataclass(frozen=True)
 class _PlannedPart(Generic[RecordT]):
-    """One file that would become another."""
+    """Planned transformation of one file."""
 
     task: GraphFileTask
     work: FileWork[Any, RecordT]
     checked: CheckedSource | None
-    """The source as it was read; None where recovery would replace it first, so that it is read and checked then."""
+    """The source as read for the plan; `None` if recovery replaces the file first, and a run checks the new file."""
     files: tuple[PlannedFile, ...]
     steps: tuple[PlannedStep, ...]
 
     def read_plain(self) -> ir.Model:
-        """Read the source into its plain form."""
+        """Read and normalize the source."""
         from winml.modelkit.transform.graph_file import read_plain
 
         model, _ = read_plain(self.task.source, folds_constants=self.work.folds_constants)
@@ -327,31 +327,31 @@ class _PlannedPart(Generic[RecordT]):
 
 @dataclass(frozen=True, kw_only=True)
 class FilePlan(Plan, Generic[RecordT]):
-    """What a verb that makes a file of a file would do."""
+    """Plan of a command that transforms a file or a build folder."""
 
     parts: Mapping[str, _PlannedPart[RecordT]]
-    """Name of the part → what would become of it; of a file there is one."""
+    """Name of a part → its planned transformation; a single file is one part."""
     folder: FoundFolder | None = None
-    """The folder whose parts they are."""
+    """The build folder with the parts; `None` for a single file."""
     output: Path = Path()
-    """The folder that would be written, if they are parts of one."""
+    """The folder to write; unused for a single file."""
     overwrite: bool = False
 
     def refuse_unrun(self) -> None:
-        """Refuse a plan that is not run for what its run would refuse in the plain form of a graph.
+        """Refuse a graph that a run would refuse after normalization, for a plan that is not run.
 
         Raises:
-            WinMLError: as :meth:`run` does before a model runs.
+            WinMLError: as :meth:`run` raises before a model runs.
         """
         for part in self.parts.values():
             if part.checked is not None:
                 part.work.refuse_plain(part.read_plain)
 
     def run(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT | TransformedFolder[RecordT]:
-        """Do what the plan says: recover what killed commands left, then make the file, or the folder.
+        """Execute the plan: recover partial results of killed commands, then write the file or the folder.
 
         Raises:
-            WinMLError: the work failed, or the result does not compute what its source does; nothing was written.
+            WinMLError: the work failed, or the outputs differ from those of the source; nothing was written.
         """
         folder = self.folder
         if folder is None:
@@ -370,7 +370,7 @@ class FilePlan(Plan, Generic[RecordT]):
         return transform_folder(folder, self.output, self.parts, work_on_part, overwrite=self.overwrite)
 
     def run_file(self, on_step: Callable[[StepEvent], None] | None = None) -> RecordT:
-        """Do what the plan of one file says; raises as :meth:`run` does."""
+        """Execute the plan of one file; raises as :meth:`run` does."""
         from winml.modelkit.transform.graph_file import make_file
 
         self.recover()
@@ -404,7 +404,7 @@ def _planned_steps(
 
 
 def orphaned_data(outputs: Iterable[Path], reads: Iterable[Path]) -> tuple[Path, ...]:
-    """Return the weights of models that would be replaced, which go with them unless something is made of them."""
+    """Return the data files of replaced models that become unreferenced; data files that are read are kept."""
     from winml.modelkit.onnx.files.placing import replaceable_data
 
     retained = {path.absolute() for path in reads}

@@ -1,4 +1,4 @@
-"""Which options say where a model runs, and how often it is timed? Declared once, for every verb that runs one."""
+"""Options of the provider and of latency measurement, declared once for every command that runs a model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ if TYPE_CHECKING:
     from winml.modelkit.profile.latency import LatencyOptions
 
 _MOST_THREADS = 1024
-"""Chosen: more than any processor has cores; ONNX Runtime starts as many as it is told, and dies of too many."""
+"""Maximum number of threads. Chosen: more than any processor has cores; ONNX Runtime starts any requested number, and
+crashes if it is too large."""
 _MOST_RUNS = 100_000_000
-"""Chosen: a day of runs of a millisecond; the time of each is kept."""
+"""Maximum number of runs. Chosen: a day of runs of a millisecond; the time of each run is stored."""
 _LONGEST_S = 86_400
-"""Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
+"""Maximum duration in seconds. Chosen: a day; refuses ``inf``, which would measure until the memory is full."""
 MEASUREMENT = "Measurement"
-"""Group of what is measured, and how often."""
+"""Help group of the measurement options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProviderFields:
-    """Where a model runs."""
+    """Options of the execution provider and device."""
 
     ep: str | None = declare(None, DEVICE, metavar="NAME", default_words="cpu, or by --device", is_common=True)
     """Execution provider, such as openvino."""
@@ -38,23 +39,23 @@ class ProviderFields:
 
     @property
     def provider_options(self) -> dict[str, Any]:
-        """The fields by name, as ``RunOptions`` takes them."""
+        """Name of a field → value, for ``RunOptions``."""
         return {field: getattr(self, field) for field in ProviderFields.__dataclass_fields__}
 
     def refuse_unknown_provider(self) -> None:
-        """Refuse a name no provider has, before anything heavy is imported.
+        """Refuse an unknown provider name, before heavy imports.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: no provider has this name.
         """
         if self.ep is not None:
             find_execution_provider(self.ep)
 
     def choose_provider(self) -> ChosenProvider:
-        """Return the provider and device that these options name on this machine.
+        """Return the selected provider and device on this machine.
 
         Raises:
-            UsageError: it is unknown or not installed.
+            UsageError: the provider is unknown or not installed.
         """
         from winml.modelkit.ort.devices import choose_provider
 
@@ -63,7 +64,7 @@ class ProviderFields:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyFields:
-    """What is timed, and how often."""
+    """Options of latency measurement."""
 
     iterations: int | None = declare(
         None, MEASUREMENT, minimum=1, maximum=_MOST_RUNS, default_words="100", is_common=True
@@ -78,10 +79,10 @@ class LatencyFields:
 
     @property
     def latency(self) -> LatencyOptions:
-        """How often is measured.
+        """Validated settings of the measurement.
 
         Raises:
-            UsageError: both a number and a duration are given.
+            UsageError: both a number of runs and a duration are set.
         """
         if self.iterations is not None and self.duration is not None:
             raise UsageError(
