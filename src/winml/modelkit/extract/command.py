@@ -1,4 +1,4 @@
-"""``winml extract``: modules of a model become models of their own."""
+"""Command ``winml extract``: extracts modules of a model as separate models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from winml.modelkit.extract.records import ExtractResult
 
 _WHOLE = ""
-"""In place of the name of a part: the model is one graph, or one part is named."""
+"""Part name for a model with one graph, and for a single specified part."""
 
 
 @click.command(name="extract", cls=WinMLCommand)
@@ -85,10 +85,10 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
-    """Return the options for each part of a folder that has a module of the selector; under no name for one model.
+    """Return name of a part with a selected module → options; a single model has the empty name.
 
     Raises:
-        UsageError: no part has such a module.
+        UsageError: no part has a selected module.
     """
     Selector(options["module"])
     parts = named_parts(options)
@@ -103,7 +103,7 @@ def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def _request(options: Mapping[str, Any]) -> ExtractRequest:
-    """Return the request for one graph; what names and paths show to be wrong is refused, before heavy imports."""
+    """Return the request for one graph; refuse invalid names and paths before heavy imports."""
     model, run = runnable_model(options)
     protected = tuple(files_read(model, options))
     fields = {field.name: options[field.name] for field in fields_of(ExtractRequest)}

@@ -1,7 +1,8 @@
-"""What does ``winml extract`` do? Cuts modules out of a file, and writes each as a model that is checked.
+"""Extraction of modules of a file as separate, verified models.
 
-The values at the boundaries of modules are recorded on one run, and compared with those of the cut model.
-All files appear together, or none. A module that cannot stand alone is named with its reason; the others are written.
+The values at the boundaries of modules are recorded in one run, and compared with the outputs of the extracted models.
+Either all files are committed, or none. Modules that cannot run alone are reported with the reason; the remaining
+modules are written.
 """
 
 from __future__ import annotations
@@ -45,44 +46,45 @@ from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.version import __version__
 
 _LONGEST_STEM = 150
-"""Chosen: with every ending, names stay below the 255 bytes that file systems take."""
+"""Longest file name in bytes, without suffixes. Chosen: names with any suffix stay below the file systems' limit of
+255 bytes."""
 
 _STEPS = ("modules cut", "activations recorded", "models written and checked")
 
 _NOT_IN_NAMES = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
-"""Names Windows keeps for devices."""
+"""Names that Windows reserves for devices."""
 
 
 @dataclass(frozen=True)
 class ExtractOptions:
-    """How modules are cut out and written."""
+    """Options of an extraction."""
 
     run: RunOptions
-    """How the whole model is run while the values at the boundaries are recorded."""
+    """Options of the run of the whole model that records boundary values."""
     protected: tuple[Path, ...] = ()
-    """Files, besides those of the model, that may not be replaced: what it was made from."""
+    """Further files that may not be replaced: the sources of the model."""
     with_inputs: bool = False
-    """Also write what was recorded at the boundaries."""
+    """Also write the recorded boundary values."""
     overwrite: bool = False
-    """Replace files that are there."""
+    """Replace existing files."""
 
 
 @dataclass(frozen=True)
 class PlannedCuts:
-    """Modules that were cut out of a graph in memory, and the files they would become."""
+    """Modules cut out of a graph in memory, and the files to write."""
 
     cuts: ModuleCuts
     stems: tuple[str, ...]
-    """Name of the file of each call, without its ending."""
+    """File name of each call without suffix, aligned with ``cuts.calls``."""
     outputs: tuple[Path, ...]
-    """The files, without the manifest."""
+    """The files to write, without the manifest."""
     state: State
-    """Size and time of change of the model."""
+    """Size and modification time of the model."""
 
     @property
     def is_current(self) -> bool:
-        """Whether the model is still what it was."""
+        """True if the model has not changed since it was read."""
         return file_state(self.cuts.path) == self.state
 
 
@@ -90,9 +92,9 @@ def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) 
     """Cut modules out of a graph in memory; nothing is written.
 
     Raises:
-        UsageError: the selector names nothing, or an output is what is read.
-        OutputExistsError: a file is there already.
-        InputError: the file is damaged or bears no tags.
+        UsageError: the selector matches nothing, or an output is an input.
+        OutputExistsError: a file exists already.
+        InputError: the file is damaged or has no tags.
     """
     refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
     state = file_state(path)
@@ -114,25 +116,25 @@ def extract_modules(
     on_step: Callable[[StepEvent], None] | None = None,
     planned: PlannedCuts | None = None,
 ) -> ExtractResult:
-    """Cut modules out of a model and write each as a model of its own.
+    """Cut modules out of a model and write each as a separate model.
 
     Args:
         path: The ONNX file.
-        selector: Which modules.
-        folder: Where the models and their manifest go.
-        options: How they are cut out and written.
+        selector: Selector of the modules.
+        folder: Folder for the models and their manifest.
+        options: Options of the extraction.
         on_step: Called when a step starts and when it ends.
-        planned: The cuts, where a plan has made them; made again if the file has changed since.
+        planned: The cuts of a plan, if any; made again if the file has changed since.
 
     Returns:
-        What was written and what was refused; nothing is written where nothing could be cut.
+        The written and the refused modules; no file is written if no module could be cut out.
 
     Raises:
-        UsageError: the selector names nothing, sizes or values do not fit, or an output is what is read.
-        OutputExistsError: a file is there already.
-        InputError: the file is damaged or bears no tags.
+        UsageError: the selector matches nothing, sizes or values do not fit, or an output is an input.
+        OutputExistsError: a file exists already.
+        InputError: the file is damaged or has no tags.
         StageError: ONNX Runtime cannot run the whole model.
-        VerificationError: a cut model does not answer as the whole does; nothing was written.
+        VerificationError: outputs of a cut model differ from those inside the whole model; nothing was written.
     """
     folder = Path(folder)
     refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
@@ -174,7 +176,7 @@ def extract_modules(
 
 @dataclass(frozen=True)
 class _CutWriter:
-    """Writes cut modules into a folder, and checks each."""
+    """Writer of cut modules, which compares each with the recording."""
 
     cuts: ModuleCuts
     recording: Recording
@@ -183,10 +185,10 @@ class _CutWriter:
     with_inputs: bool
 
     def write(self, item: CutCall, stem: str) -> ExtractedModule | RefusedModule:
-        """Write one module; one that ONNX Runtime does not run alone is refused with its reason.
+        """Write one module; refuse it with the reason if ONNX Runtime does not run it alone.
 
         Raises:
-            VerificationError: it does not answer as it does in the whole model.
+            VerificationError: the outputs differ from those inside the whole model.
         """
         staged = self.files.reserve(self.folder / f"{stem}.onnx")
         written = write_cut(self.cuts, item, self.recording, staged)
@@ -219,7 +221,7 @@ class _CutWriter:
         )
 
     def _write_recorded(self, name: str, values: Sequence[ir.Value]) -> str | None:
-        """Write what was recorded of some values; returns the name of the file, or None where it is not asked for."""
+        """Write the recorded arrays of some values; returns the file name, or `None` if not requested."""
         if not self.with_inputs:
             return None
         _write_arrays(self.files.reserve(self.folder / name), self.recording.of(values))
@@ -227,7 +229,7 @@ class _CutWriter:
 
 
 def _write_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an ``.npz`` file; unlike ``numpy.savez``, whatever the arrays are called."""
+    """Write an ``.npz`` file; unlike ``numpy.savez``, any name of an array is allowed."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -239,13 +241,13 @@ def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
 
 
 def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
-    """Return a name without ending for each, that every file system takes and that no two share."""
+    """Return unique file names without suffix, aligned with ``identities``, that every file system supports."""
     taken: set[str] = set()
     stems = []
     for identity in identities:
         plain = _plain_stem(identity)
         number, stem = 1, plain
-        # File systems that ignore case see one name in ``block.A`` and ``block.a``.
+        # ``block.A`` and ``block.a`` are one name on file systems that ignore case.
         while stem.lower() in taken:
             number += 1
             stem = f"{plain}-{number}"
@@ -255,7 +257,7 @@ def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
 
 
 def _plain_stem(identity: ModuleIdentity) -> str:
-    # The root has no path, nor has a module of which the file says no more than its tag.
+    # The path is empty for the root, and for modules known by tag only.
     name = identity.module or ".".join(address.parse_tag(identity.tag))
     name = _NOT_IN_NAMES.sub("_", name)
     name = f"_{name}" if _RESERVED.match(name) or name.startswith(".") else name
@@ -265,7 +267,7 @@ def _plain_stem(identity: ModuleIdentity) -> str:
 
 @dataclass(frozen=True)
 class CutCall:
-    """One call of a module, cut out."""
+    """One call of a module, cut out of the graph."""
 
     identity: ModuleIdentity
     cut: Cut
@@ -273,7 +275,7 @@ class CutCall:
 
 @dataclass(frozen=True)
 class ModuleCuts:
-    """What a selector named in one file."""
+    """Cuts of the selected modules of one file."""
 
     path: Path
     model: ir.Model
@@ -284,12 +286,12 @@ class ModuleCuts:
 
 @dataclass(frozen=True)
 class Recording:
-    """What flowed over the boundaries in one run of the whole model."""
+    """Boundary values recorded in one run of the whole model."""
 
     arrays: Arrays
-    """By the name of the value."""
+    """Name of a value → array."""
     fed: Values
-    """What the whole model was fed."""
+    """Inputs of the whole model."""
 
     def of(self, values: Sequence[ir.Value]) -> dict[str, Array]:
         """Return the arrays of some values."""
@@ -298,32 +300,31 @@ class Recording:
 
 @dataclass(frozen=True)
 class _WrittenCut:
-    """A cut that became a file."""
+    """A written cut."""
 
     files: tuple[Path, ...]
-    """The model first."""
+    """Written files, the model first."""
     inputs: tuple[dict[str, Any], ...]
-    """Its entries of ``winml.io.inputs``."""
+    """Records of the inputs (``winml.io.inputs``)."""
     outputs: tuple[dict[str, Any], ...]
 
 
 def cut_modules(path: Path, selector: str) -> ModuleCuts:
-    """Cut every module a selector names out of a file, each call by itself; nothing is written.
+    """Cut every selected module out of a file, each call separately; nothing is written.
 
     Args:
         path: An ONNX file with tags.
-        selector: As :func:`~winml.modelkit.tags.selector.select` takes it. Of modules inside one another, each is
-            cut.
+        selector: Selector as in :func:`~winml.modelkit.tags.selector.select`. Nested modules are each cut out.
 
     Raises:
-        UsageError: the selector names nothing.
-        InputError: the file is no ONNX file, or bears no tags.
+        UsageError: the selector matches nothing.
+        InputError: the file is no ONNX file, or has no tags.
     """
     tagged, node_names = _tagged_modules(path)
     modules = select(tagged, selector, node_names)
-    # Other tools may have written it; what they broke in the metadata of nodes would be written again.
+    # Other tools may have written the file; metadata of nodes that they damaged is repaired before it is written again.
     model = reading_graph(path, lambda: load_foreign(path))
-    # Tools write nodes in any order and ONNX Runtime takes them so; what is cut out follows the order of the nodes.
+    # Tools write nodes in any order, which ONNX Runtime allows; cuts require the order of computation.
     model.graph.sort()
     parts = ModuleParts(model)
     calls, refused, without_nodes = [], [], []
@@ -357,17 +358,17 @@ def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], list[str]]:
 
 
 def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
-    """Run the whole model once and keep what crosses the boundaries of the cuts.
+    """Run the whole model once and record the values at the boundaries of the cuts.
 
-    Types of values there that the graph does not declare are completed, in place.
+    Types of boundary values that the graph does not declare are completed, in place.
 
     Args:
         cuts: The modules.
-        options: What the whole model is fed: random values, or those of a file.
+        options: Inputs of the whole model: random values, or values of a file.
 
     Raises:
         UsageError: sizes or values do not fit the inputs of the whole model.
-        StageError: ONNX Runtime cannot load or run it.
+        StageError: ONNX Runtime cannot load or run the model.
     """
     values = dict.fromkeys(value for item in cuts.calls for value in (*item.cut.inputs, *item.cut.outputs))
     graph = cuts.model.graph
@@ -384,9 +385,7 @@ def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
 
 
 def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | None]) -> None:
-    """Give a value the type that was recorded and the shape ONNX Runtime inferred, where the graph says none; in
-    place.
-    """
+    """Set the recorded type and the inferred shape of a value if the graph declares none; in place."""
     if value.dtype is None:
         value.dtype = ir.DataType.from_numpy(array.dtype)
     if value.shape is None:
@@ -394,7 +393,7 @@ def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | No
 
 
 def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path) -> _WrittenCut:
-    """Write one cut as a model of its own, with its weights.
+    """Write one cut as a separate model, with its weights.
 
     Raises:
         WriteError: the file cannot be written.
@@ -420,7 +419,7 @@ def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, o
         entry = _io_record(value)
         array = recording.arrays[str(value.name)]
         if array.dtype.kind in "iu" and array.size:
-            # Positions, masks and shapes: values nobody could guess, so those that were seen count as valid.
+            # Valid positions, masks and shapes cannot be guessed: the recorded range counts as valid.
             entry["value_range"] = [int(array.min()), int(array.max())]
         inputs.append(entry)
     return inputs, [_io_record(value) for value in graph.outputs]
@@ -436,7 +435,7 @@ def _io_record(value: ir.Value) -> dict[str, object]:
 
 
 def _tree_part(text: str, item: CutCall) -> list[Any]:
-    """Return the recorded modules that the cut holds: those below its own, and those whose nodes came along."""
+    """Return the entries of the module tree in a cut: its module, submodules, and modules of other included nodes."""
     used = {tag.tag for node in item.cut.nodes if (tag := read_tag(node))}
     try:
         return [
@@ -449,10 +448,10 @@ def _tree_part(text: str, item: CutCall) -> list[Any]:
 
 
 def compare_with_recording(path: Path, item: CutCall, recording: Recording) -> OutputComparison:
-    """Run a written cut on its recorded inputs, and return the output that differs most from what was recorded.
+    """Run a written cut on its recorded inputs, and return the output with the largest difference from the recording.
 
     Raises:
-        StageError: ONNX Runtime cannot load or run it.
+        StageError: ONNX Runtime cannot load or run the written model.
     """
     outputs = open_session(path, as_written=True).run(recording.of(item.cut.inputs))
     return compare_outputs([recording.of(item.cut.outputs)], [outputs]).worst

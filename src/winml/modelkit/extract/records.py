@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class ExtractedModule(Record):
-    """One module that was written as a model of its own."""
+    """One module written as a separate model."""
 
     identity: ModuleIdentity = field(metadata=entry(inline=True))
     file: str
@@ -32,9 +32,10 @@ class ExtractedModule(Record):
     size_bytes: int
     """Size of the model with its weights."""
     drawn_in: tuple[str, ...]
-    """Names of nodes of other modules that are included because they lie between nodes of this module."""
+    """Names of nodes of other modules, included for lying between nodes of this module."""
     left_out: tuple[str, ...]
-    """Names of nodes of this module that are left out: other modules need them first, so their outputs are inputs."""
+    """Names of nodes of this module that are left out, since other modules need their outputs first; the outputs are inputs
+    of the model."""
     max_abs_diff: float = field(metadata=entry(within="verification"))
     """Largest difference from the recorded outputs of the whole model."""
     relative_diff: float = field(metadata=entry(within="verification"))
@@ -61,5 +62,5 @@ class ExtractResult(Record, schema_version=SCHEMA_VERSION):
     modules: tuple[ExtractedModule, ...]
     refused: tuple[RefusedModule, ...]
     without_nodes: tuple[ModuleIdentity, ...] = field(metadata=entry(keys=("module", "tag", "class")))
-    """Modules without a node in the graph: they computed nothing, or their nodes were merged into others."""
+    """Modules without a node in the graph: unused ones, and modules merged into others."""
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What does ``winml extract`` do with a request? Modules of a model become models of their own."""
+"""Request, plan and run of ``winml extract``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractRequest:
-    """What is requested of ``winml extract``, of one graph."""
+    """Request of ``winml extract`` for one graph."""
 
     model: FoundModel
     run: Mapping[str, Any]
-    """Fields of ``RunOptions``: how the whole model is run."""
+    """Fields of ``RunOptions`` for the run of the whole model."""
     protected: tuple[Path, ...]
-    """Files that are read; none of them may be replaced."""
+    """Files that are read and may not be replaced."""
     module: str = declare(None, MODEL, metavar="SELECTOR", is_required=True, is_common=True)
     """Modules to extract, by class, module path or tag."""
     output: Path = declare(None, OUTPUT, short="-o", is_required=True, is_common=True)
@@ -37,7 +37,7 @@ class ExtractRequest:
     """Overwrite existing files."""
 
     def options(self) -> ExtractOptions:
-        """Return how modules are cut out and written."""
+        """Return the options of the extraction."""
         from winml.modelkit.extract.extraction import ExtractOptions
         from winml.modelkit.ort.opened_model import RunOptions
 
@@ -48,21 +48,22 @@ class ExtractRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractPlan(Plan):
-    """What cutting modules out would do."""
+    """Plan of an extraction."""
 
     request: ExtractRequest
     planned: PlannedCuts | None
-    """The cuts; None where the model has to be exported first."""
+    """The cuts; `None` if the model must be exported first."""
 
 
 def plan_extraction(request: ExtractRequest) -> ExtractPlan:
-    """Return what would be done: modules are cut out in memory, and nothing is written.
+    """Plan an extraction: cut modules out in memory, and write nothing.
 
-    Which modules a model has shows in its graph: of one that is to be exported first, the plan lists the manifest only.
+    The modules of a model are read from its graph. If the model must be exported first, the plan lists the manifest
+    only.
 
     Raises:
-        UsageError: the selector names nothing, an output exists, or is what is read.
-        InputError: the file is damaged or bears no tags.
+        UsageError: the selector matches nothing, or an output exists or is an input.
+        InputError: the file is damaged or has no tags.
         WriteError: the folder cannot be written.
     """
     from winml.modelkit.onnx.files.output_files import refuse_existing
@@ -107,15 +108,15 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
 
 
 def run_extraction(plan: ExtractPlan, path: Path, on_step: Callable[[StepEvent], None] | None = None) -> ExtractResult:
-    """Recover what killed commands left, and write the modules.
+    """Recover partial results of killed commands, and write the modules.
 
     Args:
-        plan: What is done.
-        path: The ONNX file of the model, which is exported by now.
+        plan: The plan.
+        path: The ONNX file of the model, exported if necessary.
         on_step: Called when a step starts and when it ends.
 
     Raises:
-        WinMLError: the model does not run, or a cut module does not compute what it does inside.
+        WinMLError: the model does not run, or outputs of a cut module differ from those inside the model.
     """
     from winml.modelkit.extract.extraction import extract_modules
 
