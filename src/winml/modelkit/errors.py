@@ -1,4 +1,4 @@
-"""The errors a caller may get, in one tree.
+"""Tree of the errors that callers may get.
 
 The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 wrong usage, 3 valid negative result)::
 
@@ -24,8 +24,8 @@ The exit code of the command is on the class (FORMATS: 0 success, 1 failure, 2 w
     ├── VerificationError           3   two models that should give equal outputs do not
     └── InternalError               1   a bug of this package: asks for a report
 
-Messages are one to three lines: what failed, with which value, what was expected, what to do next. An option is named
-as the user stated it (``f"{opt.min_sqnr} 30"``, see :func:`spell`): by a flag, a key of the config, or a keyword of
+Messages are one to three lines: the failure with the value, the expectation, and the next step. An option is named as
+the user stated it (``f"{opt.min_sqnr} 30"``, see :func:`spell`): by a flag, a key of the config, or a keyword of
 Python. This module imports no library; ``cli/_errors.py`` turns these types into text on stderr.
 """
 
@@ -45,7 +45,7 @@ from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 _LIBRARIES = frozenset({"huggingface_hub", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "transformers"})
-"""Libraries of which private names are used, which move without notice (docs/decisions/0004-private-seams.md)."""
+"""Libraries with private names that winml uses, which move without notice (docs/decisions/0004-private-seams.md)."""
 
 
 class WinMLError(Exception):
@@ -209,10 +209,10 @@ class InternalError(WinMLError):
 
 
 def error_chain(error: BaseException | None, *, with_context: bool = True) -> Iterator[BaseException]:
-    """Yield an error and its causes, the first cause last; each error once, since chains can be circular.
+    """Yield an error and its causes, the first cause last. Each error is yielded once, since chains can be circular.
 
     Args:
-        error: The error; None yields nothing.
+        error: The error; `None` yields nothing.
         with_context: Include errors that were being handled, unless ``raise … from None`` suppressed them.
     """
     seen: set[int] = set()
@@ -243,11 +243,10 @@ def place_of(error: BaseException) -> str:
 
 
 def failed_import(error: BaseException) -> str:
-    """Return the name of the package whose import raised an error; empty for all other errors.
+    """Return the name of the package that raised an error during import; empty for all other errors.
 
-    This package is skipped, and so is the script of the user, whose line is reported instead. If an import error has
-    a cause, the package of the cause is returned: transformers raises an import error for every error in one of its
-    modules.
+    This package is skipped, and so is the script of the user, for which a line is reported instead. The package of the
+    cause is returned if an import error has one: transformers raises an import error for every error in its modules.
     """
     if isinstance(error, ImportError) and error.__cause__ is not None and (name := failed_import(error.__cause__)):
         return name
@@ -257,7 +256,7 @@ def failed_import(error: BaseException) -> str:
 
 
 def import_error(error: BaseException) -> InputError | None:
-    """Return the error that names an installed package whose import failed; None for all other errors."""
+    """Return the error for an installed package that fails to import; `None` for all other errors."""
     package = failed_import(error)
     if not package:
         return None
@@ -311,9 +310,9 @@ def ended_by_foreign_code(error: BaseException) -> InputError:
 
 
 _speller: ContextVar[Callable[[str], str] | None] = ContextVar("speller of options", default=None)
-"""Spells the options in the texts of the running command or Python call; None: flags."""
+"""Spells the options in the texts of the running command or Python call; `None` spells flags."""
 _TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
-"""Options that texts of the command name by other words than a long flag."""
+"""Option → words in texts of the command, if they differ from the long flag."""
 _KEYWORDS = {
     "another_output": "another output path",
     "asymmetric": "symmetric=False",
@@ -338,7 +337,7 @@ _SWITCHES = frozenset({
 def spell(option: str) -> str:
     """Spell an option for the user who stated it: as a flag, a key of a config, or a keyword of Python.
 
-    A text that is no identifier is spelled already, and is returned as it is.
+    A text that is no identifier is spelled already, and is returned unchanged.
 
     >>> spell("min_sqnr"), spell("eval.dataset")
     ('--min-sqnr', 'eval.dataset')
@@ -378,10 +377,10 @@ def spell_keyword(option: str) -> str:
 
 @contextlib.contextmanager
 def spell_options(names: Mapping[str, str]) -> Iterator[None]:
-    """Spell some options within the block by other names, such as the keys of the config that states them.
+    """Spell some options within the block by other names, such as keys of a config.
 
     Args:
-        names: Option → its spelling; it may still change within the block.
+        names: Option → spelling; the mapping may change within the block.
     """
     outer = _speller.get() or spell_flag
     token = _speller.set(lambda option: names.get(option) or outer(option))
@@ -396,7 +395,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 def python_function(function: Callable[_ParametersT, _ResultT]) -> Callable[_ParametersT, _ResultT]:
-    """Let a public function spell options as its keywords, unless a command calls it."""
+    """Wrap a public function so that its errors spell options as keywords, unless a command calls the function."""
     sizes = "sizes" if "sizes" in inspect.signature(function).parameters else "shape_config"
 
     @functools.wraps(function)
