@@ -34,8 +34,8 @@ class ExtractedModule(Record):
     drawn_in: tuple[str, ...]
     """Names of nodes of other modules, included for lying between nodes of this module."""
     left_out: tuple[str, ...]
-    """Names of nodes of this module that are left out, since other modules need their outputs first; the outputs are inputs
-    of the model."""
+    """Names of nodes of this module that are left out, since other modules need their outputs first; these outputs are
+    inputs of the extracted model."""
     max_abs_diff: float = field(metadata=entry(within="verification"))
     """Largest difference from the recorded outputs of the whole model."""
     relative_diff: float = field(metadata=entry(within="verification"))
