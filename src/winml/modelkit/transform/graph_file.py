@@ -344,7 +344,7 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     data = external_files(source)  # raises our errors, where a library would raise its own
     refuse_inputs([task.paths.model], data)
     states = {path: file_state(path) for path in (source, *data)}
-    structure, notes = _checked_structure(source)
+    structure, notes = _read_valid_structure(source)
     model = graph_of(structure, source)
     refuse_compiled(model)
     if task.functions is not None:
@@ -363,7 +363,7 @@ def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
     return is_normalized(checked.model) and task.external_data is None and is_readable
 
 
-def _checked_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+def _read_valid_structure(source: Path) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """Return a valid model without its larger weights and without duplicate metadata keys, and notes on repairs."""
     structure = read_structure(source, as_written=True)
     refuse_cycles(structure, source)
@@ -388,7 +388,7 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
         NormalizeError: the graph could not be normalized.
     """
     external_files(source)  # raises our errors, where a library would raise its own
-    _, repairs = _checked_structure(source)
+    _, repairs = _read_valid_structure(source)
     model = reading_graph(source, lambda: load_by_reference(source))
     refuse_compiled(model)
     notes = (*repairs, *_lower_ir_version(model), *_release_weights(model))
@@ -456,8 +456,8 @@ class _Run(Generic[ResultT]):
             # The structure only: a copy by reference never reads the weights.
             model = checked.model
             before = summarize_graph(model, sum(file.stat().st_size for file in (task.source, *checked.data)))
-            is_plain, copies = is_normalized(model), may_be_copy(task, checked) and task.functions is None
-            if work.may_be_requested or not copies:
+            is_plain, can_copy = is_normalized(model), may_be_copy(task, checked) and task.functions is None
+            if work.may_be_requested or not can_copy:
                 model = reading_graph(task.source, lambda: load_by_reference(task.source))
             step.summary = f"{before.nodes} nodes, opset {before.opset}"
         if work.precedes_normalization:
@@ -467,7 +467,7 @@ class _Run(Generic[ResultT]):
             notes = self._normalize(model, is_plain=is_plain)
             result = self._apply(model)
         # Decided after the work, which may have requested more.
-        is_copy = copies and not work.is_requested
+        is_copy = can_copy and not work.is_requested
         if is_copy:
             notes = (ALREADY_NORMALIZED,) if is_plain else ()
         written = self._write(None if is_copy else result.model)
@@ -518,7 +518,7 @@ class _Run(Generic[ResultT]):
         """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result."""
         task, work, output = self._task, self._work, self._task.paths.model
         with self._clock.step(_WRITING) as step, _output_files(task) as files:
-            others = files.written_sizes()
+            earlier = files.written_sizes()
             staged = files.reserve(output)
             files.keep(external_files(task.source))
             comparison = functions = None
@@ -532,7 +532,7 @@ class _Run(Generic[ResultT]):
                 if task.functions is not None:
                     model, functions = functions_of_modules(model, task.functions)
                 work.write(model, staged, external=task.is_external(model))
-                work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in others))
+                work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in earlier))
                 try:
                     comparison, compared_with = _compare(task, work, staged) if task.verify else (None, ())
                 except VerificationError as error:
@@ -542,15 +542,15 @@ class _Run(Generic[ResultT]):
                     raise
                 step.summary = comparison_words(comparison)
             # Counted in the written file, not in the graph in memory.
-            shipped = graph_of(read_structure(staged), staged)
-            written = {path: size for path, size in files.written_sizes().items() if path not in others}
-            coverage, summary = measure_coverage(shipped), summarize_graph(shipped, sum(written.values()))
+            written_graph = graph_of(read_structure(staged), staged)
+            written = {path: size for path, size in files.written_sizes().items() if path not in earlier}
+            coverage, summary = measure_coverage(written_graph), summarize_graph(written_graph, sum(written.values()))
             if task.transaction is None:
                 files.commit(overwrite=task.overwrite)
         # Paths as the user named them, the model first.
-        named = [WrittenFile(output.with_name(path.name), size) for path, size in written.items()]
-        ordered = sorted(named, key=lambda file: (file.path != output, file.path.name))
-        return _Written(tuple(ordered), summary, coverage, comparison, functions, compared_with)
+        file_records = [WrittenFile(output.with_name(path.name), size) for path, size in written.items()]
+        sorted_files = sorted(file_records, key=lambda file: (file.path != output, file.path.name))
+        return _Written(tuple(sorted_files), summary, coverage, comparison, functions, compared_with)
 
 
 @dataclass(frozen=True)
@@ -625,8 +625,8 @@ def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
     """Record the source as the float file of a model that this run quantized, in place."""
     if QUANTIZATION_KEY not in model.metadata_props or FLOAT_SOURCE_KEY in model.metadata_props:
         return
-    before = {item.key for item in read_structure(task.source).metadata_props}
-    if QUANTIZATION_KEY not in before:
+    source_keys = {item.key for item in read_structure(task.source).metadata_props}
+    if QUANTIZATION_KEY not in source_keys:
         record_float_source(model, name_beside(task.source, task.paths.model), _digest_of_model(task.source))
 
 
@@ -655,8 +655,8 @@ def recorded_float_source(path: Path, metadata: Mapping[str, str]) -> Path | Non
     """
     try:
         record = load_metadata(metadata[FLOAT_SOURCE_KEY])
-        found = file_below(path.absolute().parent, record["file"])
-        return found if _digest_of_model(found) == record["digest"] else None
+        float_file = file_below(path.absolute().parent, record["file"])
+        return float_file if _digest_of_model(float_file) == record["digest"] else None
     except (KeyError, TypeError, ValueError, OSError, ForeignNameError, InputError):
         return None
 

@@ -39,18 +39,18 @@ def graph_modules(model: ir.Model, root: str) -> GraphModules:
     nodes = list(all_nodes(model))
     tree = read_tree([ir.serde.serialize_node(node) for node in nodes], model.metadata_props, root)
     tag_of = {node.name or "": tag for node, tag in zip(nodes, tree.tags, strict=True)}
-    return GraphModules(tree.modules, tag_of, tree.source, _contained_tags(nodes, tree))
+    return GraphModules(tree.modules, tag_of, tree.source, _find_fused_tags(nodes, tree))
 
 
-def _contained_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
+def _find_fused_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
     """Return name of a fused node → tags of the modules whose operators were fused."""
     tags = {item.path: item.tag for item in tree.modules if item.path or address.depth(item.tag) == 1}
-    found = {}
+    tags_by_node = {}
     for node in nodes:
         with contextlib.suppress(ValueError):  # a damaged list: the tag alone counts
-            if listed := listed_modules(node):
-                found[node.name or ""] = frozenset(tags[path] for path in listed if path in tags)
-    return found
+            if paths := listed_modules(node):
+                tags_by_node[node.name or ""] = frozenset(tags[path] for path in paths if path in tags)
+    return tags_by_node
 
 
 def source_notes(modules: GraphModules) -> list[str]:
@@ -76,14 +76,14 @@ def selected_nodes(
         UsageError: a selector names no module, or no node is left.
     """
     modules = graph_modules(model, model.graph.name or "graph")
-    only = _tags_with_nodes(opt.module, included, modules)
-    never = _tags_with_nodes(opt.exclude, excluded, modules)
+    included_tags = _select_tags(opt.module, included, modules)
+    excluded_tags = _select_tags(opt.exclude, excluded, modules)
 
     names = frozenset(
         str(node.name)
         for node in model.graph
-        if (not only or modules.works_only_for(str(node.name), only))
-        and not modules.does_work_of(str(node.name), never)
+        if (not included_tags or modules.works_only_for(str(node.name), included_tags))
+        and not modules.does_work_of(str(node.name), excluded_tags)
     )
     if not names:
         raise UsageError(
@@ -93,22 +93,22 @@ def selected_nodes(
     return names, source_notes(modules)
 
 
-def _tags_with_nodes(option: str, selectors: Sequence[str], modules: GraphModules) -> frozenset[str]:
+def _select_tags(option: str, selectors: Sequence[str], modules: GraphModules) -> frozenset[str]:
     """Return the tags of the selected modules; refuse a selector that matches no node."""
-    found: frozenset[str] = frozenset()
+    selected_tags: frozenset[str] = frozenset()
     for text in selectors:
         tags = modules.selected_tags(text)
         if not any(modules.does_work_of(name, tags) for name in modules.tag_of):
             if owners := modules.owners_of_fused(tags):
                 raise fused_error(f"{option} {text}", owners)
-            named = set(modules.tag_of.values())
-            nearest = selector.nearest_paths(text, [module for module in modules.modules if module.tag in named])
+            node_tags = set(modules.tag_of.values())
+            nearest = selector.nearest_paths(text, [module for module in modules.modules if module.tag in node_tags])
             raise UsageError(
                 f"{option} {text}: no node of the graph belongs to it",
                 hint=f"Omit it, or select a module with nodes: {', '.join(nearest)}.",
             )
-        found |= tags
-    return found
+        selected_tags |= tags
+    return selected_tags
 
 
 ALL, CLASSES = "all", "classes"
@@ -127,11 +127,11 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
         UsageError: the selector matches nothing, or none of the modules can become a function.
         InputError: no node has a tag, or ONNX Runtime does not support the required IR version.
     """
-    chosen = refuse_no_functions(model, requested)
-    folded = fold_modules(model, chosen, "class" if requested == CLASSES else "none")
-    result = _result(model, folded, requested)
+    targets = refuse_no_functions(model, requested)
+    folded = fold_modules(model, targets, "class" if requested == CLASSES else "none")
+    result = _functions_record(model, folded, requested)
     if not result.functions:
-        raise _none_error(requested, result.left_out[0].reason)
+        raise _no_function_error(requested, result.left_out[0].reason)
     return folded.model, result
 
 
@@ -182,14 +182,14 @@ def refuse_unregistered(model: nn.Module, requested: str) -> None:
     if requested in (ALL, CLASSES) or SEPARATOR in requested:
         return
     glob = selector.Selector(requested)
-    registered = [
+    addresses = [
         (selector.ModuleAddress(path, "", type(module).__name__), comes_with_torch(type(module).__module__))
         for path, module in model.named_modules()
     ]
     # A name in the tree begins with the class and ends with the index among the modules of one parent.
     named_class = requested.partition(selector.PATH_SEPARATOR)[0]
-    if not any(glob.matches(item) or item.class_name == named_class for item, _ in registered):
-        selector.select([item for item, is_torch_nn in registered if not is_torch_nn], requested)
+    if not any(glob.matches(item) or item.class_name == named_class for item, _ in addresses):
+        selector.select([item for item, is_torch_nn in addresses if not is_torch_nn], requested)
 
 
 def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) -> Sequence[selector.ModuleAddress]:
@@ -200,24 +200,24 @@ def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) ->
     """
     modules = list(modules)
     if requested not in (ALL, CLASSES):
-        chosen = selector.select(modules, requested)
+        targets = selector.select(modules, requested)
         reason = "it is the root, which is the graph itself"
     else:
-        chosen = [module for module in modules if address.depth(module.tag) > 1]
+        targets = [module for module in modules if address.depth(module.tag) > 1]
         reason = "the model has no module but its root"
-    if not any(address.depth(module.tag) > 1 for module in chosen):
-        raise _none_error(requested, reason)
-    return chosen
+    if not any(address.depth(module.tag) > 1 for module in targets):
+        raise _no_function_error(requested, reason)
+    return targets
 
 
-def _none_error(requested: str, reason: str) -> UsageError:
+def _no_function_error(requested: str, reason: str) -> UsageError:
     return UsageError(
         f"{opt.functions} {requested}: no module can become a function: {reason}",
         hint="Select other modules; winml inspect -H shows the tree.",
     )
 
 
-def _result(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:
+def _functions_record(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:
     return ModuleFunctions(
         requested=requested,
         raised_from=model.ir_version if model.ir_version < folded.model.ir_version else None,

@@ -167,8 +167,8 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
         sums = specs.stated_sums(model.metadata_props)
         sizes |= {name: size for name, size in specs.summed_sizes(sums, sizes).items() if name in names}
         pinning.pin_dimensions(model, sizes)
-        _state_sums(model, sizes)
-        _state_bounds(model, sizes)
+        _update_sums(model, sizes)
+        _drop_fixed_bounds(model, sizes)
         return _PinResult(
             model,
             changed=bool(sizes),
@@ -213,16 +213,16 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             UsageError: the source does not run; the message names the size and the largest supported one.
         """
         trial = _Trial(open_session(source, as_written=True), seed)
-        requested = specs.resolve_names(self.sizes, trial.names)
-        reason = trial.refusal(requested)
+        sizes = specs.resolve_names(self.sizes, trial.names)
+        reason = trial.refusal(sizes)
         if reason is None:
             return
         words = [
             f"{name} {size}: {source.name} takes {limit} at most"
-            for name, size in requested.items()
+            for name, size in sizes.items()
             if (limit := trial.limit(name, size)) is not None
         ]
-        refusal = "; ".join(words) or f"{source.name} does not run at {_size_words(requested)}: {reason}"
+        refusal = "; ".join(words) or f"{source.name} does not run at {_size_words(sizes)}: {reason}"
         raise UsageError(f"{opt.shape_config}: {refusal}", hint="Set sizes that the model supports.")
 
 
@@ -230,7 +230,7 @@ def _size_words(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items())
 
 
-def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
+def _update_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Replace fixed dimensions by numbers in the recorded sums, in place; remove the sums of fixed dimensions."""
     records = specs.input_records(model.metadata_props)
     if not any("sums" in record for record in records.values()):
@@ -246,7 +246,7 @@ def _state_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
     model.metadata_props[INPUTS_KEY] = json.dumps(list(records.values()))
 
 
-def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
+def _drop_fixed_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Remove the recorded bounds of fixed dimensions, in place."""
     bounds = [item.as_record() for name, item in specs.stated_bounds(model.metadata_props).items() if name not in sizes]
     model.metadata_props.pop(DIMENSIONS_KEY, None)
@@ -256,24 +256,24 @@ def _state_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
     """Return the inputs that the graph declares, with the value ranges recorded in the file."""
-    stated = specs.input_records(model.metadata_props)
-    found = []
+    file_records = specs.input_records(model.metadata_props)
+    input_specs = []
     for value in model.graph.inputs:
         if value.name in model.graph.initializers:
             continue
-        reported = stated.get(value.name or "", {})
+        file_record = file_records.get(value.name or "", {})
         record: dict[str, object] = {
             "name": value.name,
             "shape": [size if isinstance(size, int) else str(size) for size in value.shape or ()],
             "dtype": str(value.dtype.numpy()) if value.dtype is not None else "",
-            **{key: reported[key] for key in specs.STATED_FIELDS if key in reported},
+            **{key: file_record[key] for key in specs.STATED_FIELDS if key in file_record},
         }
         try:
-            found.append(specs.InputTensorSpec.model_validate_json(json.dumps(record)))
+            input_specs.append(specs.InputTensorSpec.model_validate_json(json.dumps(record)))
         except pydantic.ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
             raise InputError(
                 f"input {value.name}: {record['dtype']}{record['shape']}: {reason}",
                 hint="Sizes can be fixed only for inputs with a known rank and dtype and named dynamic dimensions.",
             ) from None
-    return tuple(found)
+    return tuple(input_specs)

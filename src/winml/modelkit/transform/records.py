@@ -86,8 +86,8 @@ class TransformedFile(Record):
     @recorded(entry("coverage", before="verification"))
     def coverage_entry(self) -> dict[str, object]:
         """Return the coverage; shares are `None` if the source has no tags."""
-        unknown = {} if self.is_tagged else {"percent": None, "at_root_percent": None}
-        return {**self.coverage.as_record(), **unknown}
+        overrides = {} if self.is_tagged else {"percent": None, "at_root_percent": None}
+        return {**self.coverage.as_record(), **overrides}
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -106,7 +106,7 @@ def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
             files.keep(carried.original_data)
         except OSError as error:
             raise output_files.write_error(target, error) from error
-        written = files.commit(overwrite=overwrite)
+        file_sizes = files.commit(overwrite=overwrite)
     return RetaggedModel(
         model_path=target,
         before=carried.before,
@@ -114,7 +114,7 @@ def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
         report=carried.report,
         coverage=measure_coverage(model),
         repaired=carried.merged.nodes,
-        size_bytes=sum(written.values()),
+        size_bytes=sum(file_sizes.values()),
         notes=(
             *MergedKeys(0, carried.merged.model_keys).notes(),
             *carried.report.notes,

@@ -55,13 +55,13 @@ def _plan_retag(request: _RetagRequest) -> _RetagPlan:
     target = request.after if request.output is None else request.output
     carried = carry_between(request.before, request.after, target, overwrite=request.overwrite)
     reads = (request.before, *carried.original_data, request.after, *carried.data)
-    found = f"{carried.report.matched} of {carried.report.nodes} nodes matched with {request.before}"
+    matches = f"{carried.report.matched} of {carried.report.nodes} nodes matched with {request.before}"
     copies = carried.data and not carried.shares_data
     return _RetagPlan(
         verb="retag",
         reads=reads,
         writes=(planned_file(target), *((planned_data(target),) if copies else ())),
-        steps=(PlannedStep("carrying tags", found), PlannedStep("writing", f"{target}: only the metadata changes")),
+        steps=(PlannedStep("carrying tags", matches), PlannedStep("writing", f"{target}: only the metadata changes")),
         removes=orphaned_data([target], reads),
         interrupted=interruptions_beside([target]),
         request=request,

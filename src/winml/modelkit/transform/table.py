@@ -21,17 +21,17 @@ def pinned_document(result: PinnedModel, source: str) -> doc.Document:
         result: The record of the result.
         source: The source file, as the user wrote it.
     """
-    verified = "skipped: the files were not compared"
+    verified_words = "skipped: the files were not compared"
     if result.verification:
         worst = result.verification.worst.relative_diff
-        verified = f"equals {source} at these sizes (largest relative difference {worst:.1e})"
+        verified_words = f"equals {source} at these sizes (largest relative difference {worst:.1e})"
     fields: list[doc.Field] = [
         ("pinned", ", ".join(f"{name} {size}" for name, size in result.sizes.items())),
         ("dynamic", ", ".join(result.still_open) or None),
         ("inputs", ", ".join(f"{spec.name} {spec.words}" for spec in result.inputs)),
         ("outputs", ", ".join(f"{spec.name} {spec.words}" for spec in result.outputs)),
         ("hierarchy", coverage_words(result.coverage)),
-        ("verified", verified),
+        ("verified", verified_words),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
         *doc.note_fields(result.notes),
     ]
