@@ -49,10 +49,10 @@ def command(**options: Any) -> None:
     if options["list_"]:
         _list_providers(options)
         return
-    run_verb(read_request(CompileRequest, options), options, _described)
+    run_verb(read_request(CompileRequest, options), options, _describe_result)
 
 
-def _described(result: CompiledFile) -> Document:
+def _describe_result(result: CompiledFile) -> Document:
     from winml.modelkit.compile.table import compilation_document
 
     return compilation_document(result)

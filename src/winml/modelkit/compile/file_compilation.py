@@ -63,12 +63,12 @@ def compilation(
         UsageError: the provider is unknown, not installed or compiles nothing.
         StageError: the installed ONNX Runtime does not load the provider, which is a plug-in.
     """
-    chosen = choose_compiler(options.ep, options.device, options.ep_options or {})
+    provider = choose_compiler(options.ep, options.device, options.ep_options or {})
     name = graph_file.name_beside(task.source, task.output)
-    return Compilation(options, chosen, sizes, name, str(task.source), reference=reference)
+    return Compilation(options, provider, sizes, name, str(task.source), reference=reference)
 
 
-def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
+def _find_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[Path | None, tuple[str, ...]]:
     """Return the float file for the comparison of a quantized source, and a note if the float file is unknown.
 
     The result of a float source is compared with the source alone.
@@ -80,9 +80,9 @@ def _found_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple
     is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(structure))
     if QUANTIZATION_KEY not in metadata and not is_quantized:
         return None, ()
-    found = graph_file.recorded_float_source(task.source, metadata)
-    if found is not None:
-        return found, ()
+    float_file = graph_file.recorded_float_source(task.source, metadata)
+    if float_file is not None:
+        return float_file, ()
     note = (
         f"Compared with {task.source.name}, which is quantized, because its float source is unknown. With "
         f"{opt.reference} FLOAT.onnx, both are compared with the float source."
@@ -96,12 +96,12 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
     if not weights:
         return ()
     modules = list(dict.fromkeys(node.tag for node in weights))
-    first = ", ".join(name or "(no tag)" for name in modules[:3])
-    more = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
+    module_words = ", ".join(name or "(no tag)" for name in modules[:3])
+    rest_words = f" and {len(modules) - 3} more modules" if len(modules) > 3 else ""
     command = f"winml quantize -m FLOAT.onnx -o QUANTIZED.onnx --mode qdq --ep {short_name(chosen.provider.name)}"
     note = (
         f"{count_noun(len(weights), 'quantized weight', 'are')} outside the compiled parts and dequantized on the CPU "
-        f"in every run (DequantizeLinear in {first}{more}). Quantize the float file for "
+        f"in every run (DequantizeLinear in {module_words}{rest_words}). Quantize the float file for "
         f"this provider: {command}."
     )
     return (note,)
@@ -157,7 +157,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         """Yield the work with its reference, and a folder for compiled parts."""
         task.refuse_early()  # before the folder of compiled parts is created
         task.recover()
-        reference, notes = _found_reference(task, self)
+        reference, notes = _find_reference(task, self)
         work = replace(self, reference=reference, processors=task.processors, notes=notes)
         try:
             with temporary_folder(beside=task.output) as folder:
@@ -168,7 +168,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     def record(self, done: graph_file.Transformation[CompileResult]) -> CompiledFile:
         """Return the record with the compiled parts and the nodes outside."""
         result = done.result
-        notes = (*done.file.notes, *self.notes, *_weight_notes(result, self.chosen), *_place_notes(result.record))
+        notes = (*done.file.notes, *self.notes, *_weight_notes(result, self.chosen), *_machine_notes(result.record))
         file = {**vars(done.file), "notes": notes}
         return CompiledFile(**file, compiled=result.record, parts=result.parts, outside=result.outside)
 
@@ -198,7 +198,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         return result
 
     def _refuse_beyond_limits(self, result: CompileResult) -> None:
-        where = (
+        advice = (
             f"winml inspect {self.displayed} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
             "supported"
         )
@@ -207,13 +207,13 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             raise LimitError(
                 f"{self.chosen.provider.name} does not support {count_noun(len(result.outside), 'node')}, more than "
                 f"{opt.max_outside} {outside}: {_outside_words(result.outside)}",
-                hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
+                hint=f"No file was written. {advice}.{_weight_hint(result, self.chosen)}",
             )
         if parts is not None and len(result.parts) > parts:
             raise LimitError(
                 f"{self.chosen.provider.name} compiles {count_noun(len(result.parts), 'part')}, more than "
                 f"{opt.max_parts} {parts}; between them: {_outside_words(result.outside) or 'no node'}",
-                hint=f"No file was written. {where}.{_weight_hint(result, self.chosen)}",
+                hint=f"No file was written. {advice}.{_weight_hint(result, self.chosen)}",
             )
 
     @property
@@ -223,19 +223,19 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
 
     def summary(self, result: CompileResult) -> str:
         """Return the numbers of compiled parts and outside nodes in words."""
-        place = f"for {self.chosen.provider.name} ({self.chosen.device_words})"
+        target = f"for {self.chosen.provider.name} ({self.chosen.device_words})"
         if not result.parts:
-            return f"{result.coverage.nodes} nodes {place}"
+            return f"{result.coverage.nodes} nodes {target}"
         parts = f"{len(result.parts)} compiled part{'' if len(result.parts) == 1 else 's'}"
-        return f"{parts} {place}, {len(result.outside)} nodes outside"
+        return f"{parts} {target}, {len(result.outside)} nodes outside"
 
     def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
         """Write the model and the context files beside it, which are named by content."""
         names = {}
         for name in context_file_names(model):
-            written = path.with_name(f"{path.name}.context")
-            (self.folder / name).replace(written)
-            names[name] = name_data(written, path).name
+            context_file = path.with_name(f"{path.name}.context")
+            (self.folder / name).replace(context_file)
+            names[name] = name_data(context_file, path).name
         rename_context_files(model, names)
         # ONNX Runtime maps external weights and would copy inner ones: sessions open faster.
         write_model(model, path, external=not self.options.embed if external is None else external)
@@ -244,12 +244,12 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         """Open the result, run it on its provider, and compare."""
         if not self.chosen.provider.compiles:
             return files.refuse_different(source, written, seed, sizes=self.sizes)
-        run = RunOptions(str(source), sizes=self.sizes, seed=seed)
+        run_options = RunOptions(str(source), sizes=self.sizes, seed=seed)
         # The float file generates the texts that serve as samples for a decoder.
-        model = self.reference or source
-        own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, model))
+        sample_model = self.reference or source
+        own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, sample_model))
         folders = list(own_folders) if self.processors is None else [self.processors]
-        request = SampleRequest(run, count=SAMPLES, tries_sizes=True, model=model)
+        request = SampleRequest(run_options, count=SAMPLES, tries_sizes=True, model=sample_model)
         draws, expected, samples = files.reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen
         try:
@@ -263,17 +263,17 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
                 hint=f"No file was written. If the file is for a different machine, use {opt.no_verify} to write it "
                 "anyway.",
             ) from error
-        least = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
+        minimum_db = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         if self.reference is None:
-            fidelity = measure_fidelity(expected, outputs, least, samples)
-            files.refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _remedy())
+            fidelity = measure_fidelity(expected, outputs, minimum_db, samples)
+            files.refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _minimum_sqnr_hint())
             return fidelity
-        float_outputs = _outputs_of_reference(self.reference, source, draws, expected)
-        own = measure_fidelity(float_outputs, expected, least, samples)
+        float_outputs = _run_reference(self.reference, source, draws, expected)
+        source_fidelity = measure_fidelity(float_outputs, expected, minimum_db, samples)
         margin = MARGIN_DB if self.options.min_sqnr_db is None else None
-        beside = SourceFidelity(self.reference.name, source.name, own.outputs, margin)
-        fidelity = replace(measure_fidelity(float_outputs, outputs, least, samples), beside=beside)
-        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _remedy())
+        comparison = SourceFidelity(self.reference.name, source.name, source_fidelity.outputs, margin)
+        fidelity = replace(measure_fidelity(float_outputs, outputs, minimum_db, samples), beside=comparison)
+        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _minimum_sqnr_hint())
         return fidelity
 
 
@@ -286,7 +286,7 @@ def _read_samples(
     return replace(request, folder=folder).read(session)
 
 
-def _remedy() -> str:
+def _minimum_sqnr_hint() -> str:
     return (
         f"No file was written. Set the processor with {opt.ep_options}, lower {opt.min_sqnr}, write it anyway with "
         f"{opt.no_verify}, or quantize the float file with more bits for the most affected modules: winml quantize "
@@ -294,9 +294,7 @@ def _remedy() -> str:
     )
 
 
-def _outputs_of_reference(
-    reference: Path, source: Path, draws: Sequence[Arrays], expected: Sequence[Arrays]
-) -> list[Arrays]:
+def _run_reference(reference: Path, source: Path, draws: Sequence[Arrays], expected: Sequence[Arrays]) -> list[Arrays]:
     """Return the outputs of the float file for the samples.
 
     Raises:
@@ -323,15 +321,15 @@ def _outside_words(outside: Sequence[OutsideNode]) -> str:
 
     The summary has a table of all outside nodes.
     """
-    counted = Counter((node.operator, node.dtype, node.reason) for node in outside)
-    first = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
+    counts = Counter((node.operator, node.dtype, node.reason) for node in outside)
+    first_tags = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
     words = []
-    for key, count in counted.most_common(_DISPLAYED_OUTSIDE):
+    for key, count in counts.most_common(_DISPLAYED_OUTSIDE):
         operator, dtype, reason = key
-        where = f"{'in' if count == 1 else 'first in'} {first[key] or '(no tag)'}"
+        where = f"{'in' if count == 1 else 'first in'} {first_tags[key] or '(no tag)'}"
         words.append(f"{count} {operator}{f' of {dtype}' if dtype else ''}, {where}{f' ({reason})' if reason else ''}")
-    more = len(counted) - _DISPLAYED_OUTSIDE
-    return "; ".join([*words, *([f"and {more} more"] if more > 0 else [])])
+    rest_count = len(counts) - _DISPLAYED_OUTSIDE
+    return "; ".join([*words, *([f"and {rest_count} more"] if rest_count > 0 else [])])
 
 
 _DISPLAYED_OUTSIDE = 3
@@ -342,7 +340,7 @@ def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
     return "".join(f" {note}" for note in _weight_notes(result, chosen))
 
 
-def _place_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
+def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Return notes on the processor that the file requires, and on a simulated device."""
     notes = []
     if "processor" in record:

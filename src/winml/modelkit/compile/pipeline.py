@@ -105,17 +105,17 @@ def compile_graph(
     """
     refuse_compiled(model)
     _refuse_open_sizes(model, chosen, displayed)
-    sent, written = folder / _SENT, folder / _RETURNED
-    ir.save(model, sent, external_data=unfinished_data_path(sent).name)
+    input_file, output_file = folder / _SENT, folder / _RETURNED
+    ir.save(model, input_file, external_data=unfinished_data_path(input_file).name)
     is_processor = not chosen.provider.compiles
     reasons: Mapping[str, str] = {}
     if is_processor:
-        rewrite_file(sent, written, disabled=(), with_layouts=True)
+        rewrite_file(input_file, output_file, disabled=(), with_layouts=True)
     else:
-        reasons = _write_context(sent, written, chosen, embed=bool(options.embed))
-    types = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
-    compiled = load_foreign(written)
-    carried = carry_tags(model, compiled)
+        reasons = _write_context(input_file, output_file, chosen, embed=bool(options.embed))
+    dtypes = {value.name: value.dtype for node in all_nodes(model) for value in node.inputs if value is not None}
+    compiled = load_foreign(output_file)
+    report = carry_tags(model, compiled)
     restore_description(compiled, model)
     contexts = context_nodes(compiled)
     # One node may replace the whole graph, more than the transfer of tags searches.
@@ -129,11 +129,11 @@ def compile_graph(
         )
     outside: tuple[OutsideNode, ...] = ()
     if not is_processor:
-        left = (node for node in all_nodes(compiled) if not is_context(node))
-        outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), types) for node in left)
-    record = {**_record(compiled, options, chosen), **({"source": source} if source else {})}
+        outside_nodes = (node for node in all_nodes(compiled) if not is_context(node))
+        outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), dtypes) for node in outside_nodes)
+    record = {**_metadata_record(compiled, options, chosen), **({"source": source} if source else {})}
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-    return CompileResult(compiled, True, carried.notes, measure_coverage(compiled), parts, outside, record)
+    return CompileResult(compiled, True, report.notes, measure_coverage(compiled), parts, outside, record)
 
 
 def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed: bool) -> Mapping[str, str]:
@@ -155,20 +155,20 @@ def _write_context(source: Path, target: Path, chosen: ChosenProvider, *, embed:
         StageError: the provider ended its process, or did not finish in time.
         CompileError: the provider fails, or ONNX Runtime cannot load the graph; the message states the reason.
     """
-    compiled = compile_to_file(source, target, chosen, embed=embed)
-    if compiled.refused_options:
+    outcome = compile_to_file(source, target, chosen, embed=embed)
+    if outcome.refused_options:
         raise UsageError(
-            f"{opt.ep_options}: {compiled.refused_options}",
+            f"{opt.ep_options}: {outcome.refused_options}",
             hint="Omit unsupported options; the documentation of the provider lists them.",
         )
-    if compiled.problem:
+    if outcome.problem:
         raise CompileError(
-            f"{chosen.provider.name} cannot compile the graph: {compiled.problem}",
-            hint=missing_option_hint(chosen, compiled.problem)
+            f"{chosen.provider.name} cannot compile the graph: {outcome.problem}",
+            hint=missing_option_hint(chosen, outcome.problem)
             or "winml inspect shows the operators and types of the file. Some devices support float16 or integers only "
             f"(see winml quantize); others need different {opt.ep_options}.",
         )
-    return compiled.reasons
+    return outcome.reasons
 
 
 def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> None:
@@ -181,32 +181,32 @@ def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> 
         contexts: The ``EPContext`` nodes.
         original: The model before compilation.
     """
-    makers = {value.name: node for node in original.graph for value in node.outputs}
+    producers = {value.name: node for node in original.graph for value in node.outputs}
     module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
     root = min(module_of, key=len, default="")
     for context in contexts:
-        nodes = [inner for node in _absorbed(context, makers) for inner in _with_subgraphs(node)]
+        nodes = [inner for node in _find_absorbed_nodes(context, producers) for inner in _with_subgraphs(node)]
         tags = [tag for node in nodes if (tag := read_tag(node)) is not None]
         if not tags:
             continue
-        common = common_ancestor(tag.tag for tag in tags)
-        common = common if common in module_of else root
-        write_tag(context, NodeTag(common, module_of[common], "merged"))
+        common_tag = common_ancestor(tag.tag for tag in tags)
+        common_tag = common_tag if common_tag in module_of else root
+        write_tag(context, NodeTag(common_tag, module_of[common_tag], "merged"))
         modules = sorted({tag.module for tag in tags})
         context.metadata_props[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 
 
-def _absorbed(context: ir.Node, makers: dict[str | None, ir.Node]) -> list[ir.Node]:
+def _find_absorbed_nodes(context: ir.Node, producers: dict[str | None, ir.Node]) -> list[ir.Node]:
     """Return the original nodes between the inputs and the outputs of an ``EPContext`` node."""
-    read = {value.name for value in context.inputs if value is not None}
-    found: dict[ir.Node, None] = {}
-    waiting = [value.name for value in context.outputs]
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node not in found:
-            found[node] = None
-            waiting += [value.name for value in node.inputs if value is not None and value.name not in read]
-    return list(found)
+    input_names = {value.name for value in context.inputs if value is not None}
+    nodes: dict[ir.Node, None] = {}
+    queue = [value.name for value in context.outputs]
+    while queue:
+        node = producers.get(queue.pop())
+        if node is not None and node not in nodes:
+            nodes[node] = None
+            queue += [value.name for value in node.inputs if value is not None and value.name not in input_names]
+    return list(nodes)
 
 
 def _with_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
@@ -217,13 +217,13 @@ def _with_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) -> None:
-    places = open_dimensions(model.graph)
-    if places and not chosen.provider.takes_dynamic:
-        name, where = next(iter(places.items()))
+    open_axes = open_dimensions(model.graph)
+    if open_axes and not chosen.provider.takes_dynamic:
+        name, axes = next(iter(open_axes.items()))
         sums = stated_sums(model.metadata_props)
-        command = fixing_command(displayed, [place for place in places if place not in sums])
+        command = fixing_command(displayed, [dimension for dimension in open_axes if dimension not in sums])
         raise UsageError(
-            f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(where)}",
+            f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(axes)}",
             hint=f"Fix the sizes first: {command}; then compile fixed.onnx.",
         )
 
@@ -239,10 +239,10 @@ def _compiled_part(node: ir.Node, displayed: str) -> CompiledPart:
 
 def _outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.DataType | None]) -> OutsideNode:
     tag = read_tag(node)
-    first = next((value for value in node.inputs if value is not None), None)
-    dtype = None if first is None else first.dtype or types.get(first.name)
-    is_weight = first is not None and (first.is_initializer() or first.const_value is not None)
-    is_tensor = first is not None and first.shape is not None and len(first.shape) > 0
+    tensor = next((value for value in node.inputs if value is not None), None)
+    dtype = None if tensor is None else tensor.dtype or types.get(tensor.name)
+    is_weight = tensor is not None and (tensor.is_initializer() or tensor.const_value is not None)
+    is_tensor = tensor is not None and tensor.shape is not None and len(tensor.shape) > 0
     return OutsideNode(
         node.name or "",
         node.op_type,
@@ -253,7 +253,7 @@ def _outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.Data
     )
 
 
-def _record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:
+def _metadata_record(model: ir.Model, options: CompileOptions, chosen: ChosenProvider) -> dict[str, object]:
     """Return the metadata record: provider, versions, device and options."""
     record: dict[str, object] = {
         "provider": chosen.provider.name,
