@@ -30,7 +30,7 @@ class AnswerRequest:
     @property
     def writes_files(self) -> bool:
         """True if the report is written to any file."""
-        return bool(dict(_files(self, ())))
+        return bool(dict(_report_files(self, ())))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +89,13 @@ def plan_answer(
     from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs
 
     reads = tuple(dict.fromkeys(reads))
-    files = dict(_files(request, parts))
+    files = dict(_report_files(request, parts))
     outputs = [path for paths in files.values() for path in paths]
     if request.overwrite and not outputs:
         raise UsageError(
             f"{opt.overwrite} requires a file to write", hint=f"Specify one with -o, or omit {opt.overwrite}."
         )
-    _refuse_one_for_two(files)
+    _refuse_shared_file(files)
     refuse_inputs(outputs, reads)
     refuse_existing(outputs, overwrite=request.overwrite)
     export = None
@@ -115,20 +115,20 @@ def plan_answer(
     )
 
 
-def _files(request: AnswerRequest, parts: Sequence[str]) -> Iterator[tuple[str, tuple[Path, ...]]]:
-    kind: type = type(request)
-    for field in fields_of(kind):
+def _report_files(request: AnswerRequest, parts: Sequence[str]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    request_type: type = type(request)
+    for field in fields_of(request_type):
         path = getattr(request, field.name)
         if field.group == OUTPUT and isinstance(path, Path):
-            several = len(parts) > 1 and field.name != "output"
-            yield field.name, tuple(part_path(path, part, of_several=True) for part in parts) if several else (path,)
+            per_part = len(parts) > 1 and field.name != "output"
+            yield field.name, tuple(part_path(path, part, of_several=True) for part in parts) if per_part else (path,)
 
 
-def _refuse_one_for_two(files: Mapping[str, tuple[Path, ...]]) -> None:
-    taken: dict[Path, str] = {}
+def _refuse_shared_file(files: Mapping[str, tuple[Path, ...]]) -> None:
+    option_by_path: dict[Path, str] = {}
     for option, paths in files.items():
         for path in paths:
-            other = taken.setdefault(path.absolute(), option)
+            other = option_by_path.setdefault(path.absolute(), option)
             if other != option:
                 names = " and ".join(spell(name) for name in (other, option))
                 raise UsageError(f"{names} specify the same file: {path}", hint="Use a separate file for each.")

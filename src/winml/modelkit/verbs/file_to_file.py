@@ -207,7 +207,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         from winml.modelkit.onnx.files.output_files import ExportPaths, is_waiting, refuse_inputs
 
         assert self.model is not None
-        model, (output, notes) = self.model, self._output(self.model)
+        model, (output, notes) = self.model, self._output_path(self.model)
         paths = ExportPaths.for_output(output, with_sidecar=False, with_report=False)
         refuse_inputs([paths.model], [model])
         paths.refuse_existing(overwrite=self.overwrite)
@@ -227,30 +227,30 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
             parts={ONLY_PART: part},
         )
 
-    def _plan_folder(self, found: FoundFolder) -> FilePlan[RecordT]:
+    def _plan_folder(self, build: FoundFolder) -> FilePlan[RecordT]:
         from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
         from winml.modelkit.onnx.files.placing import external_files
 
-        folder, notes = self._output(found.path)
-        refuse_folder_outputs(found, folder, overwrite=self.overwrite)
-        requested = options_by_part(found, self.options)
+        folder, notes = self._output_path(build.path)
+        refuse_folder_outputs(build, folder, overwrite=self.overwrite)
+        part_options = options_by_part(build, self.options)
         parts: dict[str, _PlannedPart[RecordT]] = {}
         files: list[PlannedFile] = []
         steps: list[PlannedStep] = []
-        reads = [*found.companions.values()]
-        for part, source in found.parts.items():
-            output = folder / found.name_of(part)
+        reads = [*build.companions.values()]
+        for part, source in build.parts.items():
+            output = folder / build.name_of(part)
             reads += [source, *external_files(source)]
-            if part not in requested:
+            if part not in part_options:
                 steps.append(PlannedStep(f"{part}: copying", "as it is"))
                 files += [planned_file(output), *([planned_data(output)] if external_files(source) else [])]
                 continue
-            parts[part] = planned = self._plan_part(self.task(source, output, found), requested[part])
-            prefix = f"{part}: " if len(found.parts) > 1 else ""
-            steps += [replace(step, name=f"{prefix}{step.name}") for step in planned.steps]
-            files += planned.files
-        files += [planned_file(folder / name) for name in (*found.companions, BUILD_MANIFEST_NAME)]
-        models = [folder / found.name_of(part) for part in found.parts]
+            parts[part] = part_plan = self._plan_part(self.task(source, output, build), part_options[part])
+            prefix = f"{part}: " if len(build.parts) > 1 else ""
+            steps += [replace(step, name=f"{prefix}{step.name}") for step in part_plan.steps]
+            files += part_plan.files
+        files += [planned_file(folder / name) for name in (*build.companions, BUILD_MANIFEST_NAME)]
+        models = [folder / build.name_of(part) for part in build.parts]
         return FilePlan(
             verb=self.verb,
             reads=tuple(reads),
@@ -260,12 +260,12 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
             removes=orphaned_data(models, reads),
             interrupted=interruptions_beside([*models, folder / BUILD_MANIFEST_NAME]),
             parts=parts,
-            folder=found,
+            folder=build,
             output=folder,
             overwrite=self.overwrite,
         )
 
-    def _output(self, model: Path) -> tuple[Path, tuple[str, ...]]:
+    def _output_path(self, model: Path) -> tuple[Path, tuple[str, ...]]:
         """Return the output path, and a note if it is the default."""
         if self.output is not None:
             return self.output, ()
@@ -287,7 +287,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         if checked is not None and not work.may_be_requested and task.functions is None and may_be_copy(task, checked):
             is_copy, condition = True, "" if checked.data else None
         data = () if condition is None else (planned_data(task.output, only_if=condition),)
-        steps = _planned_steps(task, work, checked, is_copy=is_copy)
+        steps = _plan_steps(task, work, checked, is_copy=is_copy)
         return _PlannedPart(task, work, checked, (planned_file(task.output), *data), steps)
 
 
@@ -362,10 +362,10 @@ class FilePlan(Plan, Generic[RecordT]):
         self.recover()
 
         def work_on_part(name: str, files: OutputFiles) -> RecordT:
-            part, told = self.parts[name], on_step
+            part, listener = self.parts[name], on_step
             if on_step is not None and len(folder.parts) > 1:
-                told = lambda event: on_step(replace(event, name=f"{name}: {event.name}"))  # noqa: E731
-            return make_file(replace(part.task, transaction=files), part.work, told, part.checked)
+                listener = lambda event: on_step(replace(event, name=f"{name}: {event.name}"))  # noqa: E731
+            return make_file(replace(part.task, transaction=files), part.work, listener, part.checked)
 
         return transform_folder(folder, self.output, self.parts, work_on_part, overwrite=self.overwrite)
 
@@ -378,7 +378,7 @@ class FilePlan(Plan, Generic[RecordT]):
         return make_file(part.task, part.work, on_step, part.checked)
 
 
-def _planned_steps(
+def _plan_steps(
     task: GraphFileTask, work: FileWork[Any, Any], checked: CheckedSource | None, *, is_copy: bool
 ) -> tuple[PlannedStep, ...]:
     if checked is None:
@@ -394,12 +394,12 @@ def _planned_steps(
             normalization = "none: already normalized" if is_normalized(checked.model) else "left out"
     comparison = f"compared with {task.source} in ONNX Runtime" if task.verify else "not compared"
     writing = f"{task.output}: {'a copy of the source' if is_copy else comparison}"
-    read, *middle, written = work.steps()
-    words = {work.step_name: work.request_words}
+    read_step, *middle, write_step = work.steps()
+    details = {work.step_name: work.request_words}
     return (
-        PlannedStep(read, f"{task.source}: {reading}"),
-        *(PlannedStep(name, words.get(name, normalization)) for name in middle),
-        PlannedStep(written, writing),
+        PlannedStep(read_step, f"{task.source}: {reading}"),
+        *(PlannedStep(name, details.get(name, normalization)) for name in middle),
+        PlannedStep(write_step, writing),
     )
 
 
@@ -407,6 +407,6 @@ def orphaned_data(outputs: Iterable[Path], reads: Iterable[Path]) -> tuple[Path,
     """Return the data files of replaced models that become unreferenced; data files that are read are kept."""
     from winml.modelkit.onnx.files.placing import replaceable_data
 
-    retained = {path.absolute() for path in reads}
-    named = [output.with_name(name) for output in outputs if output.is_file() for name in replaceable_data(output)]
-    return tuple(path for path in dict.fromkeys(named) if path.is_file() and path.absolute() not in retained)
+    inputs = {path.absolute() for path in reads}
+    data_files = [output.with_name(name) for output in outputs if output.is_file() for name in replaceable_data(output)]
+    return tuple(path for path in dict.fromkeys(data_files) if path.is_file() and path.absolute() not in inputs)
