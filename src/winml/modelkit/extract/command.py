@@ -77,10 +77,10 @@ def command(context: click.Context, /, **options: Any) -> None:
     )
     refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
     if refused or not modules:
-        what = (
+        reason = (
             f"{count_noun(refused, 'module')} could not be extracted" if refused else "no module to extract was found"
         )
-        _streams.tell(f"error: {what}; the remaining ones were written" if modules else f"error: {what}")
+        _streams.tell(f"error: {reason}; the remaining ones were written" if modules else f"error: {reason}")
         context.exit(1)
 
 

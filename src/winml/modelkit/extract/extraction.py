@@ -165,8 +165,8 @@ def extract_modules(
         writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
         outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
-        failed = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
-        result = replace(result, modules=modules, refused=(*cuts.refused, *failed), notes=recording.fed.notes)
+        failures = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
+        result = replace(result, modules=modules, refused=(*cuts.refused, *failures), notes=recording.fed.notes)
         files.write_json(folder / EXTRACT_MANIFEST_NAME, result.as_record())
         if modules:
             written = files.commit(overwrite=options.overwrite)
@@ -191,11 +191,11 @@ class _CutWriter:
             VerificationError: the outputs differ from those inside the whole model.
         """
         staged = self.files.reserve(self.folder / f"{stem}.onnx")
-        written = write_cut(self.cuts, item, self.recording, staged)
+        written_cut = write_cut(self.cuts, item, self.recording, staged)
         try:
             worst = compare_with_recording(staged, item, self.recording)
         except StageError as error:
-            for file in written.files:
+            for file in written_cut.files:
                 file.unlink()
             return RefusedModule(item.identity, error.message.replace(str(staged), f"{stem}.onnx"))
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
@@ -209,11 +209,11 @@ class _CutWriter:
             file=f"{stem}.onnx",
             inputs_file=self._write_recorded(f"{stem}.inputs.npz", item.cut.inputs),
             outputs_file=self._write_recorded(f"{stem}.outputs.npz", item.cut.outputs),
-            inputs=written.inputs,
-            outputs=written.outputs,
+            inputs=written_cut.inputs,
+            outputs=written_cut.outputs,
             nodes=len(item.cut.nodes),
             parameters=sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None),
-            size_bytes=sum(file.stat().st_size for file in written.files),
+            size_bytes=sum(file.stat().st_size for file in written_cut.files),
             drawn_in=_node_names(item.cut.drawn_in),
             left_out=_node_names(item.cut.left_out),
             max_abs_diff=worst.max_abs_diff,
@@ -242,16 +242,16 @@ def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
 
 def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
     """Return unique file names without suffix, aligned with ``identities``, that every file system supports."""
-    taken: set[str] = set()
+    used_stems: set[str] = set()
     stems = []
     for identity in identities:
-        plain = _plain_stem(identity)
-        number, stem = 1, plain
+        base_stem = _plain_stem(identity)
+        number, stem = 1, base_stem
         # ``block.A`` and ``block.a`` are one name on file systems that ignore case.
-        while stem.lower() in taken:
+        while stem.lower() in used_stems:
             number += 1
-            stem = f"{plain}-{number}"
-        taken.add(stem.lower())
+            stem = f"{base_stem}-{number}"
+        used_stems.add(stem.lower())
         stems.append(stem)
     return stems
 
@@ -320,8 +320,8 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
         UsageError: the selector matches nothing.
         InputError: the file is no ONNX file, or has no tags.
     """
-    tagged, node_names = _tagged_modules(path)
-    modules = select(tagged, selector, node_names)
+    addresses, node_names = _tagged_modules(path)
+    modules = select(addresses, selector, node_names)
     # Other tools may have written the file; metadata of nodes that they damaged is repaired before it is written again.
     model = reading_graph(path, lambda: load_foreign(path))
     # Tools write nodes in any order, which ONNX Runtime allows; cuts require the order of computation.
@@ -372,16 +372,16 @@ def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
     """
     values = dict.fromkeys(value for item in cuts.calls for value in (*item.cut.inputs, *item.cut.outputs))
     graph = cuts.model.graph
-    computed = [str(value.name) for value in values if value.producer() is not None]
-    declared = {value.name for value in graph.outputs}
-    session = open_session(cuts.path, as_written=True, outputs=[name for name in computed if name not in declared])
-    fed = values_for(session, options)
-    with refusals_explained(fed):
-        arrays = {**fed.feeds, **(session.run(fed.feeds, computed) if computed else {})}
+    names = [str(value.name) for value in values if value.producer() is not None]
+    outputs = {value.name for value in graph.outputs}
+    session = open_session(cuts.path, as_written=True, outputs=[name for name in names if name not in outputs])
+    input_values = values_for(session, options)
+    with refusals_explained(input_values):
+        arrays = {**input_values.feeds, **(session.run(input_values.feeds, names) if names else {})}
     for value in values:
         name = str(value.name)
         _complete_type(value, arrays[name], session.output_shapes.get(name, ()))
-    return Recording({str(value.name): arrays[str(value.name)] for value in values}, fed)
+    return Recording({str(value.name): arrays[str(value.name)] for value in values}, input_values)
 
 
 def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | None]) -> None:
@@ -405,7 +405,7 @@ def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path)
         CUT_KEY: item.identity.as_record(),
         INPUTS_KEY: inputs,
         OUTPUTS_KEY: outputs,
-        TREE_KEY: _tree_part(model_metadata.get(TREE_KEY, ""), item),
+        TREE_KEY: _filter_tree(model_metadata.get(TREE_KEY, ""), item),
     }
     model.metadata_props.update({key: model_metadata[key] for key in (MODEL_KEY, EXPORT_KEY) if key in model_metadata})
     for key, value in records.items():
@@ -434,14 +434,14 @@ def _io_record(value: ir.Value) -> dict[str, object]:
     }
 
 
-def _tree_part(text: str, item: CutCall) -> list[Any]:
+def _filter_tree(text: str, item: CutCall) -> list[Any]:
     """Return the entries of the module tree in a cut: its module, submodules, and modules of other included nodes."""
-    used = {tag.tag for node in item.cut.nodes if (tag := read_tag(node))}
+    tags = {tag.tag for node in item.cut.nodes if (tag := read_tag(node))}
     try:
         return [
             entry
             for entry in load_metadata(text or "[]")
-            if entry["tag"] in used or address.is_within(entry["tag"], item.identity.tag)
+            if entry["tag"] in tags or address.is_within(entry["tag"], item.identity.tag)
         ]
     except (ValueError, TypeError, KeyError):
         return []

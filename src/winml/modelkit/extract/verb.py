@@ -74,7 +74,7 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
     outputs: tuple[Path, ...] = ()
     export = None
     notes: tuple[str, ...] = ()
-    cutting = f"those of {request.module}"
+    cut_words = f"those of {request.module}"
     if path is None:
         from winml.modelkit.builds.cache import plan_cached_export
 
@@ -86,17 +86,17 @@ def plan_extraction(request: ExtractRequest) -> ExtractPlan:
 
         planned = plan_cuts(path, request.module, request.output, request.options())
         outputs = planned.outputs
-        cutting += f": {len(planned.cuts.calls)}" + "".join(
+        cut_words += f": {len(planned.cuts.calls)}" + "".join(
             f"; {refused.identity.words} cannot be extracted: {refused.reason}" for refused in planned.cuts.refused
         )
-    written = (*outputs, *((manifest,) if outputs or path is None else ()))
+    files = (*outputs, *((manifest,) if outputs or path is None else ()))
     return ExtractPlan(
         verb="extract",
         reads=tuple(path for path in request.protected if path.exists()),
-        writes=(*(export.writes if export else ()), *map(planned_file, written)),
+        writes=(*(export.writes if export else ()), *map(planned_file, files)),
         steps=(
             *(export.steps if export else ()),
-            PlannedStep("modules cut", cutting),
+            PlannedStep("modules cut", cut_words),
             PlannedStep("activations recorded", "the whole model is run once"),
             PlannedStep("models written and checked", f"each compared with the whole model, in {request.output}"),
         ),
