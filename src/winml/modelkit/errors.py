@@ -236,10 +236,10 @@ def place_of(error: BaseException) -> str:
     innermost line of a library is returned.
     """
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    foreign = [place for place in frames if not place[0].startswith(("<", str(Path(__file__).parent)))]
+    foreign_frames = [place for place in frames if not place[0].startswith(("<", str(Path(__file__).parent)))]
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    own = [place for place in foreign if not place[0].startswith(libraries)]
-    return "".join(f"{file}:{line}: " for file, line in (own or foreign)[-1:])
+    user_frames = [place for place in foreign_frames if not place[0].startswith(libraries)]
+    return "".join(f"{file}:{line}: " for file, line in (user_frames or foreign_frames)[-1:])
 
 
 def failed_import(error: BaseException) -> str:
@@ -382,8 +382,8 @@ def spell_options(names: Mapping[str, str]) -> Iterator[None]:
     Args:
         names: Option → spelling; the mapping may change within the block.
     """
-    outer = _speller.get() or spell_flag
-    token = _speller.set(lambda option: names.get(option) or outer(option))
+    outer_speller = _speller.get() or spell_flag
+    token = _speller.set(lambda option: names.get(option) or outer_speller(option))
     try:
         yield
     finally:

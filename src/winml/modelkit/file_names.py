@@ -215,7 +215,7 @@ def is_output_name(name: str) -> bool:
 
 def files_folder(model: Path) -> Path:
     """Return the folder with the configs and the tokenizer of a model: its folder, or else the parent folder."""
-    own, above = model.parent, model.parent.parent
+    folder, parent = model.parent, model.parent.parent
     names = (CHECKPOINT_CONFIG_NAME, TOKENIZER_NAME, GENAI_CONFIG_NAME)
-    has_own = any((own / name).is_file() for name in names)
-    return above if not has_own and (above / CHECKPOINT_CONFIG_NAME).is_file() else own
+    has_own = any((folder / name).is_file() for name in names)
+    return parent if not has_own and (parent / CHECKPOINT_CONFIG_NAME).is_file() else folder
