@@ -27,7 +27,7 @@ _MODELS = ("model", "target", "folder")
 """Parameters that name a model, in the order of the search."""
 
 
-class _Path(click.types.StringParamType):
+class _PathText(click.types.StringParamType):
     """Text that may be a path, such as a model, which is a file, a folder, or a Hub id."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
@@ -37,7 +37,7 @@ class _Path(click.types.StringParamType):
         return [CompletionItem(incomplete, type="file")]
 
 
-class _Listed(click.types.StringParamType):
+class _ListedName(click.types.StringParamType):
     """Text with registered names as completions."""
 
     def __init__(self, names: Callable[[click.Context], Iterable[str]]) -> None:
@@ -48,28 +48,28 @@ class _Listed(click.types.StringParamType):
         """Return the names that start with the typed text; after a comma, the names for the next value."""
         from click.shell_completion import CompletionItem
 
-        typed, comma, last = incomplete.rpartition(",")
+        earlier, comma, prefix = incomplete.rpartition(",")
         names = self._names(ctx)
-        return [CompletionItem(f"{typed}{comma}{name}") for name in names if name.startswith(last)]
+        return [CompletionItem(f"{earlier}{comma}{name}") for name in names if name.startswith(prefix)]
 
 
-def _listed_in(module: str, name: str, *more: str) -> Callable[[click.Context], Iterable[str]]:
+def _registry_lister(module: str, name: str, *more: str) -> Callable[[click.Context], Iterable[str]]:
     """Return a function that lists the names of a registry, imported when a shell requests it."""
     return lambda _ctx: (*getattr(importlib.import_module(f"winml.modelkit.{module}"), name), *more)
 
 
-def _tasks(_ctx: click.Context) -> Iterable[str]:
+def _task_names(_ctx: click.Context) -> Iterable[str]:
     from winml.modelkit.models.checkpoints.task import TASK_ALIASES, TASK_VARIANTS, TASKS
 
     return sorted({*TASKS, *TASK_VARIANTS, *TASK_ALIASES})
 
 
-def _modules(ctx: click.Context) -> Iterable[str]:
+def _module_names(ctx: click.Context) -> Iterable[str]:
     """Return the module paths of the model, followed by its class names."""
     from winml.modelkit.builds.folder_transformation import part_modules
 
     try:
-        modules = [module for found in part_modules(_files(ctx)).values() for module in found]
+        modules = [module for part in part_modules(_model_files(ctx)).values() for module in part]
     except (WinMLError, OSError):
         return ()
     paths = dict.fromkeys(module.path for module in modules if module.path)
@@ -77,13 +77,13 @@ def _modules(ctx: click.Context) -> Iterable[str]:
     return (*paths, *classes)
 
 
-def _parts(ctx: click.Context) -> Iterable[str]:
+def _part_names(ctx: click.Context) -> Iterable[str]:
     """Return the names of the parts of a model with several parts."""
-    files = _files(ctx)
+    files = _model_files(ctx)
     return files if len(files) > 1 else ()
 
 
-def _files(ctx: click.Context) -> Mapping[str, Path]:
+def _model_files(ctx: click.Context) -> Mapping[str, Path]:
     """Return the ONNX files of the model on the command line, by part; nothing is downloaded from the Hub."""
     from winml.modelkit.builds.found_models import onnx_file_in, part_files
     from winml.modelkit.file_names import ONLY_PART
@@ -99,14 +99,14 @@ def _files(ctx: click.Context) -> Mapping[str, Path]:
 
 
 _BY_NAME: Mapping[str, Callable[[click.Context], Iterable[str]]] = {
-    "ep": _listed_in("ort.execution_providers", "EXECUTION_PROVIDERS"),
-    "task": _tasks,
-    "precision": _listed_in("quantize.precisions", "PRECISIONS", "auto"),
-    "only": _listed_in("tune.records", "KINDS"),
-    "do": _listed_in("sweep.plan", "STEPS"),
+    "ep": _registry_lister("ort.execution_providers", "EXECUTION_PROVIDERS"),
+    "task": _task_names,
+    "precision": _registry_lister("quantize.precisions", "PRECISIONS", "auto"),
+    "only": _registry_lister("tune.records", "KINDS"),
+    "do": _registry_lister("sweep.plan", "STEPS"),
 }
 """Name of an option → function that lists its values."""
-_BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR": _modules, "PART": _parts}
+_BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR": _module_names, "PART": _part_names}
 """Metavar → function that lists the values."""
 
 
@@ -115,13 +115,13 @@ def complete_arguments(params: Iterable[click.Parameter], args: list[str]) -> li
 
     Click would stop at this option, before it reads positional arguments such as the model.
     """
-    waiting = {
+    value_options = {
         name
         for param in params
         if isinstance(param, click.Option) and not (param.is_flag or param.count)
         for name in param.opts
     }
-    return args[:-1] if args and args[-1] in waiting else args
+    return args[:-1] if args and args[-1] in value_options else args
 
 
 def complete_values(params: Iterable[click.Parameter]) -> None:
@@ -131,6 +131,6 @@ def complete_values(params: Iterable[click.Parameter]) -> None:
             continue
         metavar = param.metavar or ""
         if names := _BY_NAME.get(param.name or "") or _BY_METAVAR.get(metavar):
-            param.type = _Listed(names)
+            param.type = _ListedName(names)
         elif isinstance(param, click.Argument) or _PATHS & set(re.findall(r"[A-Z]+", metavar)):
-            param.type = _Path()
+            param.type = _PathText()

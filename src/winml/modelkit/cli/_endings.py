@@ -89,33 +89,33 @@ def exit_status(run: Callable[[], Any], *, debug: bool) -> int:
         if debug:
             traceback.print_exception(cause)
         # Our code raises subclasses of Exception only: any other BaseException comes from foreign code.
-        named = _named_error(cause) if isinstance(cause, Exception) else ended_by_foreign_code(cause)
-        if named is not None:
-            return _errors.report_error(named)
+        winml_error = _convert_error(cause) if isinstance(cause, Exception) else ended_by_foreign_code(cause)
+        if winml_error is not None:
+            return _errors.report_error(winml_error)
         tell(f"internal error: {type(cause).__name__}: {first_line(cause)}")
         hint = "" if debug else " Run it again with --debug for the traceback."
         tell(f"This is a bug in winml, not in your command. Please report it.{hint}")
         return WinMLError.exit_code
 
 
-def _named_error(error: Exception) -> WinMLError | None:
+def _convert_error(error: Exception) -> WinMLError | None:
     """Convert an error of the system or of an installed package into a WinMLError; None: a bug in winml."""
     if _errors.is_out_of_memory(error):
         return _errors.out_of_memory_error(error)
-    if isinstance(error, OSError) and (named := _system_error(error)) is not None:
-        return named
-    if damaged := damaged_package(error):
-        package, file = damaged
+    if isinstance(error, OSError) and (system_error := _system_error(error)) is not None:
+        return system_error
+    if damage := damaged_package(error):
+        package, file = damage
         return InputError(
             f"the installed package {package} is damaged: {file} cannot be read",
             hint=f"Reinstall it (pip install --force-reinstall {package}), or delete the folder {file.parent}.",
         )
     if missing := missing_name(error):
         library = missing.partition(" ")[0]
-        works = " Commands on ONNX files still work." if library in ("torch", "transformers") else ""
+        note = " Commands on ONNX files still work." if library in ("torch", "transformers") else ""
         return InputError(
             f"{missing}, which this command requires",
-            hint=f"Install another version of {library}{_declared_versions(library)}.{works}",
+            hint=f"Install another version of {library}{_declared_versions(library)}.{note}",
         )
     return import_error(error)
 
@@ -169,8 +169,8 @@ def resuming_words() -> str:
     """Return a note on the folder with the saved measurements of an interrupted search; empty if nothing was saved."""
     from winml.modelkit.onnx.files.named_paths import committed_files
 
-    saved = next(filter(None, map(_unfinished_folder, committed_files())), None)
-    return "" if saved is None else f"measurements are saved in {_shown(saved)}; the same command resumes there"
+    folder = next(filter(None, map(_unfinished_folder, committed_files())), None)
+    return "" if folder is None else f"measurements are saved in {_short_path(folder)}; the same command resumes there"
 
 
 def _unfinished_folder(file: Path) -> Path | None:
@@ -187,7 +187,7 @@ def _committed_words() -> str:
     if not files:
         return resuming_words() or "no file was changed"
     others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
-    return f"{_shown(files[0])}{others} {'were' if others else 'was'} written before"
+    return f"{_short_path(files[0])}{others} {'were' if others else 'was'} written before"
 
 
 def tell_settled() -> None:
@@ -203,7 +203,7 @@ def tell_settled() -> None:
         tell(f"note: {words}")
 
 
-def _shown(path: Path) -> str:
+def _short_path(path: Path) -> str:
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -224,8 +224,8 @@ def end_process(status: int, *, is_own_process: bool) -> None:
     # A user who closes stdout does not need the result of a command that writes files.
     is_dispensable = problem is not None and problem.errno == errno.EBADF and bool(committed_files())
     if problem is not None and not is_dispensable:
-        done = f"; {_committed_words()}" if committed_files() else ""
-        tell(f"error: the result cannot be written to stdout: {problem.strerror}{done}")
+        remark = f"; {_committed_words()}" if committed_files() else ""
+        tell(f"error: the result cannot be written to stdout: {problem.strerror}{remark}")
         tell("Redirect stdout to a writable location with free space.")
         # A lost result counts as a failure, whatever the result was.
         status = WinMLError.exit_code if status in (0, _errors.NEGATIVE_RESULT) else status
@@ -240,7 +240,7 @@ def end_process(status: int, *, is_own_process: bool) -> None:
 
 
 @atexit.register
-def _end_last() -> None:
+def _end_by_signal() -> None:
     """End the process by the received signal; registered first, to run after the cleanup of the libraries."""
     if _last:
         signal.signal(_last[0], signal.SIG_DFL)

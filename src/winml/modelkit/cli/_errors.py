@@ -41,7 +41,7 @@ def named_options(context: click.Context) -> dict[str, str]:
     return names
 
 
-def _problem_of(value: object) -> str:
+def _value_problem(value: object) -> str:
     """Describe a value that is invalid for every option; empty if the value is valid."""
     if isinstance(value, str) and not value.strip():
         return "the text is empty."
@@ -68,13 +68,13 @@ class WinMLCommand(DocumentedCommand):
 
     def _add_libraries(self) -> None:
         """Add ``--ep-library`` to a verb with an execution provider option."""
-        place = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
-        if place is None:
+        position = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
+        if position is None:
             return
         words = "Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it."
         field = Field("ep_library", str, (), DEVICE, text=words)
         option = GroupedOption(["--ep-library"], field, multiple=True, metavar="NAME=PATH")
-        self.params.insert(place + 1, option)
+        self.params.insert(position + 1, option)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command line.
@@ -84,38 +84,38 @@ class WinMLCommand(DocumentedCommand):
         if ctx.resilient_parsing:
             return super().parse_args(ctx, complete_arguments(self.params, args))
         remaining = super().parse_args(ctx, args)
-        self._take_from_group(ctx)
+        self._apply_group_options(ctx)
         for param in self.params:
             value = ctx.params.get(param.name or "")
             texts = value if isinstance(value, tuple) else (value,)
-            for number, one in enumerate(texts, 1):
-                if problem := _problem_of(one):
+            for number, text in enumerate(texts, 1):
+                if problem := _value_problem(text):
                     where = f"value {number} of {len(texts)}: " if len(texts) > 1 else ""
                     raise click.BadParameter(f"{where}{problem}", ctx, param)
-        _named_paths[:] = self._named_files(ctx)
+        _named_paths[:] = self._existing_paths(ctx)
         return remaining
 
-    def _named_files(self, ctx: click.Context) -> list[str]:
+    def _existing_paths(self, ctx: click.Context) -> list[str]:
         """Return the existing files and folders on the command line, without outputs."""
         values = [ctx.params.get(param.name or "") for param in self.params if param.name != "output"]
         return [str(value) for value in values if isinstance(value, (str, os.PathLike)) and os.path.lexists(value)]
 
     @staticmethod
-    def _take_from_group(ctx: click.Context) -> None:
+    def _apply_group_options(ctx: click.Context) -> None:
         """Apply the options before the verb as if they stood after it."""
-        passed = ctx.find_root().params
+        group_options = ctx.find_root().params
         for name in ("quiet", "verbose"):
-            if passed.get(name) and name not in ctx.params:
+            if group_options.get(name) and name not in ctx.params:
                 raise click.UsageError(
                     f"-{name[0]} (--{name}) stands before the verb, and {ctx.command_path!r} does not take it. "
                     "Omit it.",
                     ctx,
                 )
-            if passed.get(name):
+            if group_options.get(name):
                 ctx.params[name] = True
 
     @staticmethod
-    def _name_libraries(ctx: click.Context) -> None:
+    def _set_libraries(ctx: click.Context) -> None:
         """Set the libraries of plug-ins in the environment until the verb ends; child processes inherit them.
 
         Raises:
@@ -125,10 +125,10 @@ class WinMLCommand(DocumentedCommand):
             return
         from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE, with_library
 
-        before = os.environ.get(LIBRARY_VARIABLE, "")
-        named = functools.reduce(lambda value, text: with_library(text, value), libraries, before)
-        os.environ[LIBRARY_VARIABLE] = named
-        ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: before}))
+        old_value = os.environ.get(LIBRARY_VARIABLE, "")
+        new_value = functools.reduce(lambda value, text: with_library(text, value), libraries, old_value)
+        os.environ[LIBRARY_VARIABLE] = new_value
+        ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: old_value}))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb. Without ``--debug``, Python warnings are suppressed."""
@@ -137,7 +137,7 @@ class WinMLCommand(DocumentedCommand):
             warnings.simplefilter("ignore")
         try:
             with spell_options(named_options(ctx)):
-                self._name_libraries(ctx)
+                self._set_libraries(ctx)
                 return super().invoke(ctx)
         except WinMLError as error:
             if ctx.params.get("debug"):

@@ -46,12 +46,12 @@ def named_parts(options: Mapping[str, Any], *, beside_weights: bool = False) -> 
     Raises:
         UsageError: the folder has no part with a requested name.
     """
-    passed = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(passed) != 1:
+    models = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(models) != 1:
         return {}
     from winml.modelkit.builds.found_models import chosen_parts
 
-    return chosen_parts(passed[0], options["submodel"], beside_weights=beside_weights)
+    return chosen_parts(models[0], options["submodel"], beside_weights=beside_weights)
 
 
 def options_of_part(options: Mapping[str, object], path: Path) -> dict[str, object]:
@@ -85,8 +85,8 @@ def show_parts(
         return
     from winml.modelkit.report.document import parts_document
 
-    named = str(options.get("target") or options["model"])
-    show({"schema_version": 1, "model": named, "parts": records}, options, lambda: parts_document(results, describe))
+    model = str(options.get("target") or options["model"])
+    show({"schema_version": 1, "model": model, "parts": records}, options, lambda: parts_document(results, describe))
 
 
 def end_dry_run(plan: PlanT, options: Mapping[str, Any], refuse: Callable[[PlanT], None] = lambda _plan: None) -> None:
@@ -132,8 +132,8 @@ def run_verb(
     with library_output_to_stderr():
         result = plan.run(None if options["quiet"] else show_step)
         record = next(iter(result.parts.values())) if isinstance(result, TransformedFolder) else result
-        written = write(record)
+        files = write(record)
     if isinstance(result, TransformedFolder):
-        show_result(result.as_record(), options, lambda: _folder_document(result, describe).with_files(written))
+        show_result(result.as_record(), options, lambda: _folder_document(result, describe).with_files(files))
     else:
-        show_result(result.as_record(), options, lambda: describe(result).with_files(written))
+        show_result(result.as_record(), options, lambda: describe(result).with_files(files))

@@ -66,31 +66,31 @@ class GroupedOption(click.Option):
             ctx: The context of the command.
             is_brief: One spelling, the first sentence, and of the remarks only a default of one word.
         """
-        words = _words(self.help, ctx, is_brief=is_brief)
+        words = _help_words(self.help, ctx, is_brief=is_brief)
         remarks = self.remarks(ctx, is_brief=is_brief)
-        return self._names(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
+        return self._spelling_words(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
 
     def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
         """Return the default, the limits of numbers, and whether the option is repeatable or required."""
-        default = _words(self.field.default_words, ctx) or self.get_help_extra(ctx).get("default", "")
+        default = _help_words(self.field.default_words, ctx) or self.get_help_extra(ctx).get("default", "")
         is_shown = default and not (is_brief and " " in default)
         remarks = (
             f"default: {default}" if is_shown else "",
-            "" if is_brief else self._limits(),
+            "" if is_brief else self._range_words(),
             "repeatable" if self.multiple and not is_brief else "",
             "required" if self.required else "",
         )
         return "; ".join(filter(None, remarks))
 
-    def _names(self, ctx: click.Context, *, is_brief: bool) -> str:
+    def _spelling_words(self, ctx: click.Context, *, is_brief: bool) -> str:
         """Return the spellings with the metavar; brief: of the long spellings, only the first."""
         spellings = [self.opts, self.secondary_opts]
         if is_brief:
-            spellings = [[name for name in names if name in _brief_of(names)] for names in spellings]
+            spellings = [[name for name in names if name in _brief_spellings(names)] for names in spellings]
         text = " / ".join(", ".join(sorted(names, key=len)) for names in spellings if names)
         return text if self.is_flag or self.count else f"{text} {self.make_metavar(ctx)}"
 
-    def _limits(self) -> str:
+    def _range_words(self) -> str:
         """Format the range of a numeric option."""
         if not isinstance(self.type, (click.IntRange, click.FloatRange)) or self.count:
             return ""
@@ -100,15 +100,15 @@ class GroupedOption(click.Option):
         return "" if low is None or low <= 1 else f"at least {low:g}"
 
 
-def _words(text: str, ctx: click.Context, *, is_brief: bool = False) -> str:
+def _help_words(text: str, ctx: click.Context, *, is_brief: bool = False) -> str:
     """Format a help text: remove code marks, spell option names as flags; brief: the first sentence only."""
     options = (param for param in ctx.command.params if isinstance(param, click.Option))
-    flags = {option.name: _brief_of(option.opts)[0] for option in options}
-    words = re.sub(r"`([^`]*)`", lambda found: flags.get(found[1], found[1]), text)
+    flags = {option.name: _brief_spellings(option.opts)[0] for option in options}
+    words = re.sub(r"`([^`]*)`", lambda match: flags.get(match[1], match[1]), text)
     return f"{words.partition('. ')[0]}." if is_brief and ". " in words else words
 
 
-def _brief_of(names: Sequence[str]) -> tuple[str, ...]:
+def _brief_spellings(names: Sequence[str]) -> tuple[str, ...]:
     """Return the first long spelling, and the short spellings."""
     long = [name for name in names if name.startswith("--")]
     return (*long[:1], *(name for name in names if name not in long))
@@ -130,7 +130,7 @@ class GroupedArgument(click.Argument):
 
     def row(self, ctx: click.Context, *, is_brief: bool) -> tuple[str, str]:
         """Return the name and the description; brief: the first sentence."""
-        return self.make_metavar(ctx), _words(self._field.help, ctx, is_brief=is_brief)
+        return self.make_metavar(ctx), _help_words(self._field.help, ctx, is_brief=is_brief)
 
 
 class DocumentedCommand(click.Command):
@@ -185,15 +185,15 @@ def _write_help(command: click.Command, ctx: click.Context, formatter: click.Hel
     command.format_usage(ctx, formatter)
     description = command.help or ""
     _write_text(formatter, description if is_whole else description.partition("\n\n")[0])
-    hidden: list[str] = []
+    hidden_groups: list[str] = []
     groups = grouped_options(command, ctx)
     for group, params in groups.items():
-        listed = [param for param in params if is_whole or getattr(param, "is_common", group != GENERAL)]
-        if not listed:
-            hidden += [group] if group != GENERAL else []
+        selection = [param for param in params if is_whole or getattr(param, "is_common", group != GENERAL)]
+        if not selection:
+            hidden_groups += [group] if group != GENERAL else []
             continue
         with formatter.section(_heading(group)):
-            _write_rows(formatter, [option_row(param, ctx, is_brief=not is_whole) for param in listed])
+            _write_rows(formatter, [option_row(param, ctx, is_brief=not is_whole) for param in selection])
     if isinstance(command, click.Group):
         _write_verbs(command, ctx, formatter, is_whole=is_whole)
     examples = (command.epilog or "").splitlines()
@@ -201,18 +201,18 @@ def _write_help(command: click.Command, ctx: click.Context, formatter: click.Hel
         _write_text(formatter, "\n".join(["\b", "Examples:", *(examples if is_whole else examples[:_EXAMPLES])]))
     if not is_whole:
         count = sum(map(len, groups.values()))
-        also = f"; also: {', '.join(hidden)}" if hidden else ""
+        hidden_words = f"; also: {', '.join(hidden_groups)}" if hidden_groups else ""
         formatter.write_paragraph()
-        formatter.write_text(f"All {count} options: {ctx.command_path} {_HELP_ALL}{also}.")
+        formatter.write_text(f"All {count} options: {ctx.command_path} {_HELP_ALL}{hidden_words}.")
 
 
 def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:
     """Write names and descriptions in two columns, as click does; option names are not broken at hyphens."""
     indent = " " * formatter.current_indent
     width = min(max(len(names) for names, _ in rows), _NAMES) + 2
-    room = max(formatter.width - width - len(indent), _NAMES)
+    text_width = max(formatter.width - width - len(indent), _NAMES)
     for names, words in rows:
-        lines = textwrap.wrap(words, room, break_on_hyphens=False, break_long_words=False)
+        lines = textwrap.wrap(words, text_width, break_on_hyphens=False, break_long_words=False)
         if len(names) > width - 2:
             formatter.write(f"{indent}{names}\n")
             names = ""
@@ -235,10 +235,10 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 
 def _write_verbs(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter, *, is_whole: bool) -> None:
     """Write the subcommands of a group; whole: with the options of each subcommand."""
-    inner = {name: group.commands[name] for name in group.list_commands(ctx)}
+    commands = {name: group.commands[name] for name in group.list_commands(ctx)}
     with formatter.section(_heading("Commands")):
-        formatter.write_dl([(name, command.get_short_help_str(WIDTH)) for name, command in inner.items()])
-    for name, command in inner.items() if is_whole else ():
+        formatter.write_dl([(name, command.get_short_help_str(WIDTH)) for name, command in commands.items()])
+    for name, command in commands.items() if is_whole else ():
         context = click.Context(command, info_name=name, parent=ctx)
         for heading, params in grouped_options(command, context).items():
             with formatter.section(_heading(f"{name}: {heading}")):

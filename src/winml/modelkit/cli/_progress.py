@@ -74,7 +74,7 @@ class _LongSteps:
 
     def _show(self) -> None:
         is_terminal = own_stderr().isatty()
-        told = time.monotonic()
+        last_time = time.monotonic()
         while True:
             time.sleep(_TICK_S)
             with self._lock:
@@ -84,10 +84,10 @@ class _LongSteps:
                     return
                 head, step = self._steps[-1]
             now = time.monotonic()
-            since = now - max(told, step.started)
-            if self._paused or since < (1 if is_terminal else LINE_S) or now - step.started < SHORT_S:
+            silence_s = now - max(last_time, step.started)
+            if self._paused or silence_s < (1 if is_terminal else LINE_S) or now - step.started < SHORT_S:
                 continue
-            told = now
+            last_time = now
             line = f"{head} … {step.words}"
             self.width = max(self.width, len(line))
             tell(f"{line:<{self.width}}", start="\r", end="") if is_terminal else tell(line)
@@ -230,7 +230,9 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
         return printable(f"{cell.model} {settings_words(cell.settings)}".strip())
 
     def running_lines() -> Text:
-        lines = [f"  {time.monotonic() - at:6.0f} s  {words(cell)}: {step}" for cell, at, step in [*running.values()]]
+        lines = [
+            f"  {time.monotonic() - start:6.0f} s  {words(cell)}: {step}" for cell, start, step in [*running.values()]
+        ]
         return Text("\n".join([f"{len(ended)} configurations completed, {len(running)} running", *lines]))
 
     def started(cell: Cell) -> None:
@@ -244,8 +246,8 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
         running.pop(result.cell_id, None)
         ended.append(result.cell_id)
         if not quiet:
-            stated = f": {result.step}: {result.problem}" if result.problem else ""
-            tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {words(result)}{stated}")
+            reason = f": {result.step}: {result.problem}" if result.problem else ""
+            tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {words(result)}{reason}")
 
     listener = SweepListener(started, stepped, finished, (lambda _words: None) if quiet else tell)
     if quiet or not own_stderr().isatty():

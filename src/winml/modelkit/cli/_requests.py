@@ -176,13 +176,13 @@ def configured_options(options: Mapping[str, Any], config: WinMLBuildConfig) -> 
     """
     context = click.get_current_context()
     loader = config.loader.model_dump() if config.loader is not None else {}
-    passed = {name for name in loader if is_stated(context, name)}
-    passed |= {_DECIDES_THE_SAME[name] for name in passed & set(_DECIDES_THE_SAME)}
-    taken = {name: value for name, value in loader.items() if name in options and name not in passed}
+    stated_keys = {name for name in loader if is_stated(context, name)}
+    stated_keys |= {_DECIDES_THE_SAME[name] for name in stated_keys & set(_DECIDES_THE_SAME)}
+    loader_values = {name: value for name, value in loader.items() if name in options and name not in stated_keys}
     named_options(context).update(
-        {name: f"loader.{name}" for name, value in taken.items() if value not in (None, False)}
+        {name: f"loader.{name}" for name, value in loader_values.items() if value not in (None, False)}
     )
-    return {**options, **taken}
+    return {**options, **loader_values}
 
 
 def name_section_keys(section: object, stated: Iterable[str], options: Mapping[str, object], key_words: str) -> None:
@@ -225,13 +225,13 @@ def configured_export(export: WinMLExportConfig, options: Mapping[str, Any]) -> 
         spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str) and size not in fixed}
         for spec in export.input_tensors
     }
-    open_axes = {name: {**named, **export.dynamic_axes.get(name, {})} for name, named in axes.items()}
-    decided_anew = {
+    open_axes = {name: {**axis_names, **export.dynamic_axes.get(name, {})} for name, axis_names in axes.items()}
+    changes = {
         "input_tensors": None,
-        "dynamic_axes": {name: named for name, named in open_axes.items() if named},
+        "dynamic_axes": {name: axis_names for name, axis_names in open_axes.items() if axis_names},
         "dynamic_dimensions": tuple(bounds for bounds in export.dynamic_dimensions if bounds.name not in fixed),
     }
-    return export.model_copy(update=decided_anew)
+    return export.model_copy(update=changes)
 
 
 def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
@@ -258,15 +258,15 @@ def model_name(options: Mapping[str, Any], taken: str) -> str:
     Raises:
         UsageError: no model is specified, or two models are.
     """
-    passed: list[str] = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(passed) != 1:
+    models: list[str] = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(models) != 1:
         raise UsageError(
-            f"two models are specified: {passed[0]!r} and, with -m, {passed[1]!r}"
-            if passed
+            f"two models are specified: {models[0]!r} and, with -m, {models[1]!r}"
+            if models
             else "no model is specified",
             hint=f"Specify one: {taken}.",
         )
-    return passed[0]
+    return models[0]
 
 
 def found_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = FOR_CHECKPOINTS) -> FoundModel:
@@ -372,8 +372,8 @@ def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...
     Raises:
         WinMLError: the model is not usable.
     """
-    passed = (options[name] for name in ("input_data", "shape_config", "input_specs"))
+    values = (options[name] for name in ("input_data", "shape_config", "input_specs"))
     return (
         *model.files_read(),
-        *(Path(value) for value in passed if value and not str(value).lstrip().startswith(("{", "["))),
+        *(Path(value) for value in values if value and not str(value).lstrip().startswith(("{", "["))),
     )

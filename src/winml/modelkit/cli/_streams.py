@@ -148,8 +148,8 @@ def library_output_to_stderr() -> Iterator[None]:
     sys.stdout.flush()
     _own.setdefault("stderr", sys.stderr)
     try:
-        with restored_working_directory(), _redirected_descriptors() as words:
-            sys.stdout = sys.stderr = streams[1] if words is None else words
+        with restored_working_directory(), _redirected_descriptors() as stderr:
+            sys.stdout = sys.stderr = streams[1] if stderr is None else stderr
             yield
     finally:
         sys.stdout, sys.stderr = streams
@@ -167,15 +167,15 @@ def _redirected_descriptors() -> Iterator[TextIO | None]:
         # Streams of a notebook have no descriptors.
         yield None
         return
-    retained = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+    copies = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     raw = _EnduringFile(2, "w", closefd=False)
-    words = _SharedStream(io.BufferedWriter(raw), encoding=sys.stderr.encoding, errors="replace", line_buffering=True)
+    stderr = _SharedStream(io.BufferedWriter(raw), encoding=sys.stderr.encoding, errors="replace", line_buffering=True)
     try:
         os.dup2(2, 1)
-        yield words
+        yield stderr
     finally:
-        words.close()
-        for descriptor, copy in retained.items():
+        stderr.close()
+        for descriptor, copy in copies.items():
             os.dup2(copy, descriptor)
             os.close(copy)
 
@@ -227,8 +227,8 @@ def show_answer(
         WriteError: a file cannot be written.
     """
     texts = {"output": lambda _path: f"{json_text(record)}\n", **texts}
-    written = write_answer(files, texts, overwrite=options["overwrite"])
-    show_result(record, options, lambda: describe().with_files(written), is_answer=True)
+    paths = write_answer(files, texts, overwrite=options["overwrite"])
+    show_result(record, options, lambda: describe().with_files(paths), is_answer=True)
 
 
 def show_result(
@@ -315,10 +315,10 @@ def page_text(document: Document, page: Path, files: Mapping[str, Sequence[Path]
     """
     from winml.modelkit.report.html import render_html
 
-    return render_html(replace(document, links=list(_links(page, files))))
+    return render_html(replace(document, links=list(_page_links(page, files))))
 
 
-def _links(page: Path, files: Mapping[str, Sequence[Path]]) -> Iterator[Linked]:
+def _page_links(page: Path, files: Mapping[str, Sequence[Path]]) -> Iterator[Linked]:
     from winml.modelkit.report.document import Linked
 
     folder = page.absolute().parent
