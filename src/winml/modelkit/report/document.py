@@ -174,7 +174,7 @@ class Fields:
     def visible(self, detail: Detail) -> list[tuple[str, str]]:
         """Return label and value of the rows up to a detail level."""
         displayed = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
-        return [(row[0], _text_for(row[1], detail)) for row in displayed if row[1] is not None]
+        return [(row[0], _shorten_text(row[1], detail)) for row in displayed if row[1] is not None]
 
 
 @dataclass(frozen=True)
@@ -208,24 +208,24 @@ class Table:
         return replace(
             self,
             columns=[self.columns[index] for index in columns],
-            rows=[[_cell_for(row[index], detail) for index in columns] for row in rows],
+            rows=[[_shorten_cell(row[index], detail) for index in columns] for row in rows],
             brief=None,
             rest=self.rest.replace("{}", str(len(self.rows) - len(rows))) if len(rows) < len(self.rows) else "",
         )
 
 
-def _text_for(text: str | Shortened, detail: Detail) -> str:
+def _shorten_text(text: str | Shortened, detail: Detail) -> str:
     if isinstance(text, Shortened):
         return text.short if detail is Detail.ALWAYS else text.full
     return text
 
 
-def _cell_for(cell: Cell, detail: Detail) -> Cell:
+def _shorten_cell(cell: Cell, detail: Detail) -> Cell:
     match cell:
         case Nested():
             return cell.path if detail is Detail.PAGE else "  " * cell.level + cell.name
         case Shortened():
-            return _text_for(cell, detail)
+            return _shorten_text(cell, detail)
         case _:
             return cell
 

@@ -39,8 +39,8 @@ def render_html(document: doc.Document) -> str:
         blocks=blocks,
         page=doc.Detail.PAGE,
         earlier=doc.EARLIER,
-        style=_text(STYLE),
-        script=_text(SCRIPT),
+        style=_read_resource(STYLE),
+        script=_read_resource(SCRIPT),
     )
 
 
@@ -48,7 +48,7 @@ NOTE = "note"
 """Label of the fields that a page displays as paragraphs above the charts."""
 
 
-def _text(name: str) -> str:
+def _read_resource(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
@@ -56,15 +56,15 @@ def _text(name: str) -> str:
 def _template() -> Template:
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_make_printable)
     kinds = (doc.Fields, doc.Table, doc.Tree, doc.Paragraph, doc.Section, doc.Boxes, doc.Bars, doc.Dots)
     environment.tests |= {kind.__name__.lower(): lambda value, kind=kind: isinstance(value, kind) for kind in kinds}
-    environment.filters |= {"cells": _cells, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
+    environment.filters |= {"cells": _cell_rows, "bar_rows": _bar_rows, "dot_chart": _dot_chart, "box_data": _box_data}
     environment.filters |= {"href": quote}
-    return environment.from_string(_text(TEMPLATE))
+    return environment.from_string(_read_resource(TEMPLATE))
 
 
-def _finalized(value: Any) -> Any:
+def _make_printable(value: Any) -> Any:
     """Make every character of a text printable; HTML markup stays unchanged."""
     return printable(value) if type(value) is str else value
 
@@ -83,12 +83,12 @@ class _PageCell:
     link: doc.Linked | None
 
 
-def _cells(table: doc.Table) -> list[list[_PageCell]]:
+def _cell_rows(table: doc.Table) -> list[list[_PageCell]]:
     """Return the cells of a table, row by row."""
     names = [index for index, column in enumerate(table.columns) if column.kind == "name"]
     title = names[0] if names else 0
     columns = [
-        (column, f"{_style(column, [row[index] for row in table.rows])}{' title' if index == title else ''}".strip())
+        (column, f"{_td_class(column, [row[index] for row in table.rows])}{' title' if index == title else ''}".strip())
         for index, column in enumerate(table.columns)
     ]
     return [
@@ -97,7 +97,7 @@ def _cells(table: doc.Table) -> list[list[_PageCell]]:
     ]
 
 
-def _style(column: doc.Column, cells: Sequence[doc.Cell]) -> str:
+def _td_class(column: doc.Column, cells: Sequence[doc.Cell]) -> str:
     if column.is_number:
         return "number"
     return "long" if any(len(column.words(cell)) > LONG for cell in cells) else ""
@@ -179,7 +179,7 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
         end for dot in chart.dots for end in (dot.value, dot.low, dot.high) if end is not None and math.isfinite(end)
     ]
     line = [] if chart.value_line is None else [chart.value_line]
-    values = _Scale(*_with_room([*ends, *line]))
+    values = _Scale(*_padded_ends([*ends, *line]))
     lengths = [dot.bar for dot in chart.dots if math.isfinite(dot.bar)]
     limit = [] if chart.bar_line is None else [chart.bar_line]
     bars = _Scale(min([0.0, *lengths]), max([0.0, *lengths, *limit]))
@@ -203,11 +203,11 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
     )
 
 
-def _with_room(values: Sequence[float]) -> tuple[float, float]:
+def _padded_ends(values: Sequence[float]) -> tuple[float, float]:
     """Return the ends of a scale with a margin around all marks; the scale starts at 0 if no value is negative."""
     low, high = min([0.0, *values]), max([0.0, *values])
-    room = 0.05 * (high - low) or 1.0
-    return (low - room if low < 0 else 0.0), high + room
+    margin = 0.05 * (high - low) or 1.0
+    return (low - margin if low < 0 else 0.0), high + margin
 
 
 def _box_data(chart: doc.Boxes) -> str:

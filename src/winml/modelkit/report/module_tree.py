@@ -64,18 +64,18 @@ class _Folder(Generic[_Item]):
 
     def shown(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
         """Return the displayed modules of one level, and the number of each module."""
-        displayed: list[DisplayedModule[_Item]] = []
+        rows: list[DisplayedModule[_Item]] = []
         numbers: list[int] = []
         for item in items:
-            children, inside = self.shown(self.children_of(item), level + 1)
-            number = self.numbers.setdefault((self.facts_of(item), inside), len(self.numbers))
+            children, child_rows = self.shown(self.children_of(item), level + 1)
+            number = self.numbers.setdefault((self.facts_of(item), child_rows), len(self.numbers))
             numbers.append(number)
             is_last_level = self.limits.depth is not None and level >= self.limits.depth
             hidden = sum(child.count * (1 + child.hidden) for child in children) if is_last_level else 0
-            displayed.append(DisplayedModule(item, item, 1, () if is_last_level else children, hidden))
-        return tuple(self._runs(displayed, numbers)), tuple(numbers)
+            rows.append(DisplayedModule(item, item, 1, () if is_last_level else children, hidden))
+        return tuple(self._fold_runs(rows, numbers)), tuple(numbers)
 
-    def _runs(
+    def _fold_runs(
         self, displayed: Sequence[DisplayedModule[_Item]], numbers: Sequence[int]
     ) -> Iterator[DisplayedModule[_Item]]:
         start = 0

@@ -53,7 +53,7 @@ class Plan:
 
     def recover(self) -> None:
         """Complete or remove leftovers of killed commands; the first step of a run, before any file is read."""
-        for directory in dict.fromkeys(found.directory for found in self.interrupted):
+        for directory in dict.fromkeys(leftover.directory for leftover in self.interrupted):
             settle_interrupted(directory)
 
     def as_record(self) -> dict[str, object]:
@@ -65,8 +65,11 @@ class Plan:
             "writes": [file.as_record() for file in self.writes],
             "removes": [str(path) for path in self.removes],
             "recovery": [
-                {"folder": str(found.folder), "completes": [str(found.directory / name) for name in found.completes]}
-                for found in self.interrupted
+                {
+                    "folder": str(leftover.folder),
+                    "completes": [str(leftover.directory / name) for name in leftover.completes],
+                }
+                for leftover in self.interrupted
             ],
             "steps": [step.as_record() for step in self.steps],
             "notes": list(self.notes),
@@ -76,7 +79,7 @@ class Plan:
 def interruptions_beside(outputs: Iterable[Path]) -> tuple[Interrupted, ...]:
     """Return leftovers of killed commands in the directories of files that would be written; changes nothing."""
     directories = dict.fromkeys(path.parent for path in outputs)
-    return tuple(found for directory in directories for found in interrupted_in(directory))
+    return tuple(leftover for directory in directories for leftover in interrupted_in(directory))
 
 
 def planned_file(path: Path, only_if: str = "") -> PlannedFile:
@@ -108,10 +111,10 @@ def plan_document(plan: Plan) -> doc.Document:
         *(
             (
                 "recovery",
-                f"{found.folder}, of a command that was killed or still runs: "
-                + (f"would put in place {', '.join(found.completes)}" if found.completes else "would be removed"),
+                f"{leftover.folder}, of a command that was killed or still runs: "
+                + (f"would put in place {', '.join(leftover.completes)}" if leftover.completes else "would be removed"),
             )
-            for found in plan.interrupted
+            for leftover in plan.interrupted
         ),
         *(("reads", str(path)) for path in plan.reads),
         *((f"{number}. {step.name}", step.words) for number, step in enumerate(plan.steps, 1)),

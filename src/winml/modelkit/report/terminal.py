@@ -104,19 +104,19 @@ def _print_table(table: doc.Table, console: Console) -> None:
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     gaps = 2 * _GAP * (len(widths) - 1)
     texts = [width for column, width in zip(table.columns, widths, strict=True) if not column.is_number]
-    least = sum(widths) - sum(texts) + sum(min(width, _LEAST_TEXT) for width in texts) + gaps
+    min_width = sum(widths) - sum(texts) + sum(min(width, _LEAST_TEXT) for width in texts) + gaps
     console_width = console.width
-    if least > console_width:
+    if min_width > console_width:
         console.width = sum(widths) + gaps
     try:
-        console.print(_drawn(table.columns, rows), crop=False)
+        console.print(_rich_table(table.columns, rows), crop=False)
     finally:
         console.width = console_width
     if table.rest:
         console.print(Text(printable(table.rest)), soft_wrap=True)
 
 
-def _drawn(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) -> rich_table.Table:
+def _rich_table(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) -> rich_table.Table:
     heads = [
         rich_table.Column(
             Text(printable(column.name)),
