@@ -16,7 +16,7 @@ from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.sweep.bounded_processes import Bounds
 from winml.modelkit.sweep.cells import cells_of, held_sweep, requests_of
 from winml.modelkit.sweep.plan import plan_from_record
-from winml.modelkit.sweep.ray_queue import RayQueue, _work
+from winml.modelkit.sweep.ray_queue import RayQueue, _run_in_worker
 from winml.modelkit.sweep.records import CellResult
 from winml.modelkit.sweep.work_queue import LocalQueue, Place, preloaded
 
@@ -106,6 +106,6 @@ def test_worker_with_other_libraries_stops_the_sweep(tmp_path: Path) -> None:
     (cell,) = cells_of(plan_from_record({"models": ["a.onnx"]}, "plan")[0])
     with held_sweep(tmp_path) as folder:
         asked = (None, {**tool_versions(), "onnxruntime": "0.1"})
-        result = _work(cell, Place(folder), RayQueue("auto", 1.0, None, None), asked)
+        result = _run_in_worker(cell, Place(folder), RayQueue("auto", 1.0, None, None), asked)
     assert "stopped" == result.state
     assert "install onnxruntime==0.1 there" in result.problem

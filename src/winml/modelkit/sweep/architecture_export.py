@@ -157,9 +157,9 @@ def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -
         config: Options of the export.
         path: Path of the written file.
     """
-    started = time.perf_counter()
+    start = time.perf_counter()
     try:
-        attempt = _checked_attempt(HTPExporter(config).export_checkpoint(request, path, overwrite=True))
+        attempt = _check_files(HTPExporter(config).export_checkpoint(request, path, overwrite=True))
     except WriteError:
         raise  # not caused by the model
     except WinMLError as error:
@@ -168,10 +168,10 @@ def tried_export(request: ModelRequest, config: WinMLExportConfig, path: Path) -
             attempt = replace(attempt, module=error.module or "", operator=error.operator or "")
     except Exception as error:
         attempt = Attempt(is_verified=False, problem=unforeseen_line(error), exit_code=1)
-    return replace(attempt, seconds=round(time.perf_counter() - started, 2))
+    return replace(attempt, seconds=round(time.perf_counter() - start, 2))
 
 
-def _checked_attempt(result: ExportResult) -> Attempt:
+def _check_files(result: ExportResult) -> Attempt:
     """Read the written files and check the tag of every node; the result of several parts is the worst part."""
     tag_of_module = {node.path: node.tag for part in result.parts for node in part.tree}
     tags = set()
@@ -191,8 +191,8 @@ def _checked_attempt(result: ExportResult) -> Attempt:
     texts = [verification.generation for verification in verifications if verification.generation is not None]
     equal_tokens = [text.new_tokens if text.stopped_after is None else text.stopped_after for text in texts]
     caches = [spec.cache.kind for part in result.parts for spec in part.inputs if spec.cache is not None]
-    assumed = [item.words for verification in verifications for item in verification.assumed or ()]
-    problem = f"equal, but not verified for other inputs: {', '.join(assumed)}" if assumed else ""
+    assumptions = [item.words for verification in verifications for item in verification.assumed or ()]
+    problem = f"equal, but not verified for other inputs: {', '.join(assumptions)}" if assumptions else ""
     if problems:
         problem = f"{len(problems)} of {len(nodes)} nodes: {problems[0]}"
     return Attempt(

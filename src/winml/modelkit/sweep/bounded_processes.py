@@ -33,7 +33,7 @@ from winml.modelkit.ort.processes import process_context, resident_bytes_of, sta
 
 
 @contextmanager
-def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
+def _stop_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
     """Stop and continue other processes together with this process during the block: Ctrl-Z, and ``fg`` or ``bg``.
 
     Signals of a terminal do not reach processes in separate groups. No effect if the system has no such signal, if
@@ -51,7 +51,7 @@ def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callabl
         return
 
     def stop(number: int, _frame: FrameType | None) -> None:
-        started = time.monotonic()
+        start = time.monotonic()
         for group in groups():
             _signal_group(group, signal.SIGSTOP)
         signal.signal(number, signal.SIG_DFL)
@@ -59,7 +59,7 @@ def _stopping_together(groups: Callable[[], Iterable[int]], on_continue: Callabl
         signal.signal(number, stop)
         for group in groups():
             _signal_group(group, signal.SIGCONT)
-        on_continue(time.monotonic() - started)
+        on_continue(time.monotonic() - start)
 
     signal.signal(signal.SIGTSTP, stop)
     try:
@@ -167,7 +167,7 @@ def run_bounded(
             running_call.started += seconds
 
     try:
-        with _stopping_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
+        with _stop_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
             while True:
                 while len(running) < jobs and (call := next(pending_calls, None)) is not None:
                     running.append(_start_call(context, call))
@@ -220,14 +220,14 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        _kill_started(os.getpid())
+        _kill_descendants(os.getpid())
         psutil.Process().kill()
 
 
-def _kill_started(pid: int) -> None:
+def _kill_descendants(pid: int) -> None:
     """Kill what a process started; in a system with groups, also what ended processes left, and the process itself."""
     if sys.platform == "win32":
-        for process in _processes_below(pid):
+        for process in _list_descendants(pid):
             with contextlib.suppress(psutil.Error):
                 process.kill()
     else:
@@ -245,7 +245,7 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
             on_message(running_call.call, value)
     except (EOFError, OSError):  # OSError: the process died while it sent a message
         return running_call.ending("died")
-    running_call.peak_bytes = max(running_call.peak_bytes, _bytes_of_all(running_call))
+    running_call.peak_bytes = max(running_call.peak_bytes, _total_bytes(running_call))
     if running_call.peak_bytes > bounds.resident_bytes:
         return running_call.ending("memory")
     if time.monotonic() - running_call.started > bounds.seconds:
@@ -253,24 +253,24 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
     return None
 
 
-def _bytes_of_all(running_call: _RunningCall) -> int:
+def _total_bytes(running_call: _RunningCall) -> int:
     """Return the memory of a process, now and then with that of the processes that it started."""
     pid = running_call.process.pid
     assert pid is not None  # it was started
-    found = resident_bytes_of(pid)
+    total = resident_bytes_of(pid)
     if time.monotonic() - running_call.looked_at >= _LOOK_SECONDS:
         running_call.looked_at = time.monotonic()
-        found += sum(map(_own_bytes, _processes_below(pid)))
-    return found
+        total += sum(map(_own_bytes, _list_descendants(pid)))
+    return total
 
 
-def _processes_below(pid: int) -> list[psutil.Process]:
+def _list_descendants(pid: int) -> list[psutil.Process]:
     """Return all descendants of a process; ``[]`` if it has just ended, or access is denied."""
     try:
-        below: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        descendants: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
-    return below
+    return descendants
 
 
 def _own_bytes(process: psutil.Process) -> int:
@@ -289,7 +289,7 @@ def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> Non
     if may_finish:
         running_call.process.join(_EXIT_SECONDS)
     if running_call.process.pid is not None:
-        _kill_started(running_call.process.pid)
+        _kill_descendants(running_call.process.pid)
     running_call.process.kill()
     running_call.process.join()
     running_call.messages.close()

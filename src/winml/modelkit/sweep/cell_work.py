@@ -156,7 +156,7 @@ def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResu
         os.chdir(order.directory)
     work = _CellWork(order, report)
     try:
-        with _own_place(order.folder):
+        with _redirect_output(order.folder):
             work.run()
     except Exception as error:
         return work.failed(error)
@@ -164,7 +164,7 @@ def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResu
 
 
 @contextmanager
-def _own_place(folder: Path) -> Iterator[None]:
+def _redirect_output(folder: Path) -> Iterator[None]:
     """Redirect output to the log of the cell, and keep temporary files in its folder."""
     temporary = folder / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
@@ -201,9 +201,9 @@ class _CellWork:
         self._find_model()
         for name in self.order.cell.do:
             self._start(name)
-            started = time.perf_counter()
+            start = time.perf_counter()
             getattr(self, f"_{name}")()
-            self.measures[f"{name}_seconds"] = round(time.perf_counter() - started, 3)
+            self.measures[f"{name}_seconds"] = round(time.perf_counter() - start, 3)
         if self.order.artifacts is not None:
             self._start("upload")
             names = [SWEEP_LOG_NAME, *([_BUILD] if self.order.keeps_files else [])]
@@ -211,22 +211,22 @@ class _CellWork:
 
     def result(self) -> CellResult:
         """Return the result of a completed cell."""
-        return replace(self._so_far(), state="done", step="", artifacts=self._artifacts())
+        return replace(self._current_result(), state="done", step="", artifacts=self._artifacts())
 
     def failed(self, error: Exception) -> CellResult:
         """Return the result of a cell with a failed step."""
         from winml.modelkit.sweep.architecture_export import error_line, unforeseen_line
 
-        so_far = replace(self._so_far(), artifacts=self._artifacts())
+        result = replace(self._current_result(), artifacts=self._artifacts())
         if words := _full_disk_words(error):
-            return replace(so_far, state="stopped", problem=f"the disk is full: {words}")
+            return replace(result, state="stopped", problem=f"the disk is full: {words}")
         if not isinstance(error, WinMLError):
-            return replace(so_far, problem=unforeseen_line(error), exit_code=1)
+            return replace(result, problem=unforeseen_line(error), exit_code=1)
         if isinstance(error, ExportError):
             self.details |= {"module": error.module, "operator": error.operator}
-        return replace(so_far, problem=error_line(error), exit_code=error.exit_code, details=self.details)
+        return replace(result, problem=error_line(error), exit_code=error.exit_code, details=self.details)
 
-    def _so_far(self) -> CellResult:
+    def _current_result(self) -> CellResult:
         return replace(
             self.order.cell.result("failed"),
             measures=self.measures,
@@ -242,7 +242,7 @@ class _CellWork:
 
     def _start(self, step: str) -> None:
         self.step = step
-        self.report(self._so_far())
+        self.report(self._current_result())
 
     def _find_model(self) -> None:
         model, work = self.order.cell.model, self.order.cell.work
@@ -265,14 +265,14 @@ class _CellWork:
         task = request_of(model_type, self.order.cell.work).task
         name = f"{model_type}{f'-{task}' if task else ''}-{digest(tool_versions())[:12]}"
         folder = self.order.shared / "models" / name
-        if (found := folder / _SMALL_MODEL).is_file():
-            architecture = Architecture.from_fields(json.loads(found.read_text(encoding="utf-8")))
+        if (description := folder / _SMALL_MODEL).is_file():
+            architecture = Architecture.from_fields(json.loads(description.read_text(encoding="utf-8")))
         else:
-            own = self.order.folder / "tmp" / "model"
-            architecture = find_small_model(model_type, own, task, self._report_small)
-            (own / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8", newline="\n")
+            own_folder = self.order.folder / "tmp" / "model"
+            architecture = find_small_model(model_type, own_folder, task, self._report_small)
+            (own_folder / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8", newline="\n")
             folder.mkdir(parents=True, exist_ok=True)
-            for path in sorted(own.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
+            for path in sorted(own_folder.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
                 # The description is moved last, so that its presence means completeness. All cells write equal files.
                 os.replace(path, folder / path.name)  # noqa: PTH105
         self._report_small(architecture)
@@ -284,7 +284,7 @@ class _CellWork:
         self.details["architecture"] = asdict(architecture)
         if architecture.parameters:
             self.measures["parameters"] = architecture.parameters
-        self.report(self._so_far())
+        self.report(self._current_result())
 
     def _export(self) -> None:
         from winml.modelkit.sweep.architecture_export import tried_export
@@ -318,11 +318,11 @@ class _CellWork:
             result = run_build(plan, self.order.folder / _BUILD, cache=cache)
         self.notes = result.notes
         parts = result.manifest.parts
-        last = [next(stage for stage in reversed(part.stages) if stage.files) for part in parts]
-        shares = [stage.coverage.percent for stage in last if stage.coverage is not None]
+        final_stages = [next(stage for stage in reversed(part.stages) if stage.files) for part in parts]
+        shares = [stage.coverage.percent for stage in final_stages if stage.coverage is not None]
         self.measures |= {
             "model_bytes": sum(file.size_bytes for part in parts for file in part.model),
-            "nodes": sum(stage.nodes or 0 for stage in last),
+            "nodes": sum(stage.nodes or 0 for stage in final_stages),
             "coverage_percent": min((share for share in shares if share is not None), default=None),
             "parts": len(parts),
         }
@@ -340,16 +340,14 @@ class _CellWork:
         from winml.modelkit.profile.latency import LatencyOptions
         from winml.modelkit.profile.perf import PerfOptions, measure_model
 
-        requested = self.order.cell.work.perf
+        section = self.order.cell.work.perf
         run = RunOptions(
             self.order.cell.model,
-            sizes=requested.sizes,
-            ep=requested.ep,
-            threads=requested.threads or self.order.threads,
+            sizes=section.sizes,
+            ep=section.ep,
+            threads=section.threads or self.order.threads,
         )
-        result = measure_model(
-            self._only_file(), PerfOptions(run, LatencyOptions(requested.iterations, requested.warmup))
-        )
+        result = measure_model(self._only_file(), PerfOptions(run, LatencyOptions(section.iterations, section.warmup)))
         summary = result.latency.summary
         self.measures |= {
             "latency_p50_ms": round(summary.p50, 4),
@@ -362,9 +360,9 @@ class _CellWork:
         from winml.modelkit.builds.evaluated_models import evaluate_build
         from winml.modelkit.evaluate.records import evaluation_words
 
-        requested = self.order.cell.work.build.eval
-        assert requested is not None  # refused with the plan
-        result = evaluate_build(self._only_file(), requested, self.request)
+        section = self.order.cell.work.build.eval
+        assert section is not None  # refused with the plan
+        result = evaluate_build(self._only_file(), section, self.request)
         self.measures |= {metric.name: metric.value for metric in result.metrics}
         self.measures |= {"agreement": result.agreement, "samples": result.data.samples}
         if not result.is_good_enough:
@@ -374,10 +372,10 @@ class _CellWork:
         from winml.modelkit.compare.comparing import CompareOptions, compare_models
         from winml.modelkit.ort.opened_model import RunOptions
 
-        requested = self.order.cell.work.compare
-        run = RunOptions(self.order.cell.model, sizes=requested.sizes, seed=requested.seed)
+        section = self.order.cell.work.compare
+        run = RunOptions(self.order.cell.model, sizes=section.sizes, seed=section.seed)
         reference = self.request or named_path(self.order.cell.model)
-        worst = compare_models(reference, self._only_file(), CompareOptions(run, draws=requested.samples)).worst
+        worst = compare_models(reference, self._only_file(), CompareOptions(run, draws=section.samples)).worst
         fidelity = worst.fidelity
         self.measures |= {
             "sqnr_db": round(fidelity.sqnr_db, 2),

@@ -85,8 +85,8 @@ class Cell:
     def named_files(self) -> tuple[str, ...]:
         """Names of the model and the data; a name need not be a path."""
         model = self.model.partition(":")[0] if ".py:" in self.model else self.model
-        quant, evaluated = self.work.build.quant, self.work.build.eval
-        data = (quant and quant.calibration_data, evaluated and evaluated.dataset if "eval" in self.do else None)
+        quant, evaluation = self.work.build.quant, self.work.build.eval
+        data = (quant and quant.calibration_data, evaluation and evaluation.dataset if "eval" in self.do else None)
         return (model, *(name for name in data if name))
 
     def result(self, state: CellState, problem: str = "") -> CellResult:
@@ -101,17 +101,17 @@ def requests_of(cells: Iterable[Cell], conditions: Mapping[str, object]) -> dict
         cells: The cells.
         conditions: Further conditions of a latency: ``threads`` of each process, and number of parallel processes.
     """
-    state = functools.cache(_state)
+    state = functools.cache(_path_state)
     requests = {}
     for cell in cells:
-        requested: dict[str, object] = {
+        request: dict[str, object] = {
             "model": cell.model,
             "work": cell.work.model_dump(mode="json"),
             "do": list(cell.do),
         }
         if "perf" in cell.do:
-            requested["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
-        requests[cell.cell_id] = resume_identity(requested, [state(name) for name in cell.named_files])
+            request["conditions"] = {**conditions, "threads": cell.work.perf.threads or conditions["threads"]}
+        requests[cell.cell_id] = resume_identity(request, [state(name) for name in cell.named_files])
     return requests
 
 
@@ -122,29 +122,29 @@ def cells_of(plan: SweepPlan) -> tuple[Cell, ...]:
         UsageError: a model type does not exist.
     """
     cells: dict[str, Cell] = {}
-    for listed in plan.listed:
-        for model in _named_models(listed):
-            for settings in configurations(plan, listed):
-                cell = _cell(plan, model, settings)
+    for entry in plan.listed:
+        for model in _expand_models(entry):
+            for settings in configurations(plan, entry):
+                cell = _create_cell(plan, model, settings)
                 cells.setdefault(cell.cell_id, cell)
     return tuple(cells.values())
 
 
-def _cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) -> Cell:
+def _create_cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) -> Cell:
     config = plan.config
     if is_onnx_path(model):
         settings = settings_of_onnx(settings)
         config = settings_of_onnx(config)
     work = parse_work(config, settings, model)
     # A key with one value for all cells does not distinguish cells.
-    displayed = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
+    own_settings = {key: value for key, value in settings.items() if len(plan.set.get(key, "  ")) > 1}
     name = re.sub(r"[^\w.-]+", "-", model).strip("-.")[-_NAME_LENGTH:].strip("-.") or "model"
     # Without defaults: a new option of a later version does not change the id, by which sweeps are compared.
-    stated = work.model_dump(mode="json", exclude_defaults=True)
-    return Cell(f"{name}-{digest([model, stated])[:12]}", model, displayed, work, plan.do)
+    work_record = work.model_dump(mode="json", exclude_defaults=True)
+    return Cell(f"{name}-{digest([model, work_record])[:12]}", model, own_settings, work, plan.do)
 
 
-def _named_models(listed: ListedModel) -> tuple[str, ...]:
+def _expand_models(listed: ListedModel) -> tuple[str, ...]:
     """Return the models of an entry of the list: a single model, or all model types of ``random:*``.
 
     Raises:
@@ -159,7 +159,7 @@ def _named_models(listed: ListedModel) -> tuple[str, ...]:
     )
 
 
-def _state(name: str) -> str | None:
+def _path_state(name: str) -> str | None:
     """Return the state of a path, without files written by sweeps; None if nothing exists there."""
     return place_state(
         name,
@@ -187,7 +187,7 @@ class SweepFolder:
 
     def finished(self, cell: Cell, request: Mapping[str, object]) -> CellResult | None:
         """Return the saved result of a cell; None if the cell is unfinished, or its request has changed."""
-        earlier = self._results(cell, request).read(lambda record: CellResult.from_fields(record["result"]))
+        earlier = self._open_results(cell, request).read(lambda record: CellResult.from_fields(record["result"]))
         # The settings that distinguish cells depend on the plan of this run.
         return replace(earlier, settings=cell.settings) if isinstance(earlier, CellResult) else None
 
@@ -202,9 +202,9 @@ class SweepFolder:
         Raises:
             WriteError: the file cannot be written.
         """
-        self._results(cell, request).write({"result": result.as_record()}, indent=1)
+        self._open_results(cell, request).write({"result": result.as_record()}, indent=1)
 
-    def _results(self, cell: Cell, request: Mapping[str, Any]) -> ResumableResults:
+    def _open_results(self, cell: Cell, request: Mapping[str, Any]) -> ResumableResults:
         return ResumableResults(self.cell_folder(cell.cell_id) / file_names.SWEEP_CELL_NAME, request)
 
     def write(self, path: Path, text: str) -> None:
@@ -227,9 +227,9 @@ def refuse_foreign_sweep(path: Path) -> None:
     """
     names = (file_names.SWEEP_RESULTS_NAME, file_names.SWEEP_TABLE_NAME, file_names.SWEEP_PAGE_NAME)
     if not (path / file_names.SWEEP_PLAN_NAME).exists() and (
-        there := [name for name in names if (path / name).exists()]
+        files := [name for name in names if (path / name).exists()]
     ):
-        raise OutputExistsError(f"{path / there[0]} exists and is not from a sweep", hint="Choose a different folder.")
+        raise OutputExistsError(f"{path / files[0]} exists and is not from a sweep", hint="Choose a different folder.")
     if owned := [name for name in _OF_OTHERS if (path / name).exists()]:
         raise OutputExistsError(f"{path} belongs to a different command: {owned[0]}", hint="Choose a different folder.")
 

@@ -152,25 +152,25 @@ def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, .
     for key, values in plan.set.items():
         if not values:
             raise ConfigError(f"{label}: set: {key} has no value", hint="Set at least one value.")
-    models, notes = _each_once(plan.models, "the list of models")
+    models, notes = _drop_duplicates(plan.models, "the list of models")
     settings = {}
     for key, values in plan.set.items():
-        settings[key], more = _each_once(values, f"set: {key}")
-        notes += more
+        settings[key], key_notes = _drop_duplicates(values, f"set: {key}")
+        notes += key_notes
     steps = tuple(step for step in STEPS if step in plan.do)
     return plan.model_copy(update={"models": models, "set": settings, "do": steps}), notes
 
 
-def _each_once(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+def _drop_duplicates(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return values without duplicates, and a note that names the first duplicate."""
-    retained: dict[str, object] = {}
-    again: list[str] = []
+    unique: dict[str, object] = {}
+    duplicates: list[str] = []
     for value in values:
         text = value.model_dump_json() if isinstance(value, ListedModel) else json.dumps(value)
-        again += [value.model if isinstance(value, ListedModel) else str(value)] if text in retained else []
-        retained.setdefault(text, value)
-    note = f"{where} lists {again[0]} twice; duplicates are ignored ({len(again)})" if again else ""
-    return tuple(retained.values()), (note,) if note else ()
+        duplicates += [value.model if isinstance(value, ListedModel) else str(value)] if text in unique else []
+        unique.setdefault(text, value)
+    note = f"{where} lists {duplicates[0]} twice; duplicates are ignored ({len(duplicates)})" if duplicates else ""
+    return tuple(unique.values()), (note,) if note else ()
 
 
 def parse_settings(texts: Iterable[str], option: str = "set") -> dict[str, tuple[Any, ...]]:
@@ -191,14 +191,14 @@ def parse_settings(texts: Iterable[str], option: str = "set") -> dict[str, tuple
             raise UsageError(
                 f"{spell(option)}: {key} is set twice", hint="Set all its values at once, separated by commas."
             )
-        settings[key] = tuple(_values(values))
+        settings[key] = tuple(_parse_values(values))
     return settings
 
 
 _JSON = json.JSONDecoder()
 
 
-def _values(text: str) -> Iterator[Any]:
+def _parse_values(text: str) -> Iterator[Any]:
     """Yield comma-separated values: JSON, which may contain commas, or else text."""
     rest: str | None = text
     while rest is not None:
@@ -211,8 +211,8 @@ def _values(text: str) -> Iterator[Any]:
             value = rest.partition(",")[0].rstrip()
             end = len(value)
         yield value
-        _, comma, after = rest[end:].partition(",")
-        rest = after if comma else None
+        _, comma, tail = rest[end:].partition(",")
+        rest = tail if comma else None
 
 
 def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, object]]:
@@ -249,16 +249,16 @@ def parse_work(config: Mapping[str, object], settings: Mapping[str, object], lab
 
 def _set_value(record: dict[str, Any], key: str, value: object, label: str) -> None:
     """Set the value of a dotted key, in place."""
-    *outer, last = key.split(".")
+    *sections, last = key.split(".")
     names = [*SECTIONS, "perf", "compare", "layout", "auto"]
-    if (outer or [last])[0] not in names:
-        raise ConfigError(unknown_key_message((outer or [last])[0], names, f"{label}: {key}"))
-    place = record
-    for name in outer:
-        if not isinstance(place.setdefault(name, {}), dict):
-            raise ConfigError(f"{label}: {key}: {name} is {place[name]!r} and has no keys", hint="Remove one of them.")
-        place = place[name]
-    place[last] = value
+    if (sections or [last])[0] not in names:
+        raise ConfigError(unknown_key_message((sections or [last])[0], names, f"{label}: {key}"))
+    target = record
+    for name in sections:
+        if not isinstance(target.setdefault(name, {}), dict):
+            raise ConfigError(f"{label}: {key}: {name} is {target[name]!r} and has no keys", hint="Remove one of them.")
+        target = target[name]
+    target[last] = value
 
 
 def request_of(model: str, work: WorkSettings) -> ModelRequest:
@@ -274,20 +274,20 @@ def refuse_unusable(plan: SweepPlan) -> None:
         UsageError: names the key, the step or the limit.
     """
     _refuse_steps(plan)
-    works = []
-    for listed in {json.dumps(listed.set, sort_keys=True): listed for listed in plan.listed}.values():
-        for settings in configurations(plan, listed):
+    all_work = []
+    for entry in {json.dumps(entry.set, sort_keys=True): entry for entry in plan.listed}.values():
+        for settings in configurations(plan, entry):
             work = parse_work(plan.config, settings, opt.set if settings else "config")
             plan_build(work.build, request_of("model", work))
-            works.append(work)
-    if "eval" in plan.do and any(work.build.eval is None for work in works):
+            all_work.append(work)
+    if "eval" in plan.do and any(work.build.eval is None for work in all_work):
         raise UsageError("eval: no dataset", hint=f"Set one with {opt.set} eval.dataset=FILE.")
-    known = {*_ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
+    measures = {*_ALWAYS_MEASURED, *(name for step in plan.do for name in MEASURES[step])}
     for name in (*plan.min, *plan.max):
         # Names of metrics are known only once the task of a model is known.
-        if name not in known and "eval" not in plan.do:
+        if name not in measures and "eval" not in plan.do:
             raise ConfigError(
-                unknown_key_message(name, known, spell("min" if name in plan.min else "max")),
+                unknown_key_message(name, measures, spell("min" if name in plan.min else "max")),
                 hint=f"Steps of this plan: {', '.join(plan.do)}.",
             )
 
@@ -298,6 +298,6 @@ def _refuse_steps(plan: SweepPlan) -> None:
     if "compare" in plan.do and "build" not in plan.do:
         raise UsageError(f"{opt.do} compare: requires a build to compare with", hint=f"Add build to {opt.do}.")
     runs = [step for step in plan.do if step in ("perf", "eval")]
-    unbuilt = [listed.model for listed in plan.listed if not is_onnx_path(listed.model)]
+    unbuilt = [entry.model for entry in plan.listed if not is_onnx_path(entry.model)]
     if runs and unbuilt and "build" not in plan.do:
         raise UsageError(f"{opt.do} {runs[0]}: {unbuilt[0]} is not an ONNX file", hint=f"Add build to {opt.do}.")

@@ -90,12 +90,12 @@ class RayQueue:
         """
         if not cells:
             return
-        with _connected(self.address) as ray, _marked(place) as marker:
+        with _connect(self.address) as ray, _create_marker(place) as marker:
             yield from _Tasks(ray, self, place, listener, marker).results(cells)
 
 
 @contextlib.contextmanager
-def _connected(address: str) -> Iterator[Any]:
+def _connect(address: str) -> Iterator[Any]:
     """Connect to a cluster for the duration of the block.
 
     Raises:
@@ -104,9 +104,9 @@ def _connected(address: str) -> Iterator[Any]:
     # Ray sends usage statistics to its maker unless they are disabled.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     hint = f"Start one with ray start --head, or omit {opt.ray} to run on this machine."
-    if found := _ADDRESS.fullmatch(address):
+    if match := _ADDRESS.fullmatch(address):
         try:
-            socket.create_connection((found[1].strip("[]"), int(found[2])), _CONNECT_SECONDS).close()
+            socket.create_connection((match[1].strip("[]"), int(match[2])), _CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
             raise StageError(f"{opt.ray} {address}: no response: {first_line(error)}", hint=hint) from error
     import ray
@@ -122,7 +122,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _marked(place: Place) -> Iterator[Path | None]:
+def _create_marker(place: Place) -> Iterator[Path | None]:
     """Create a file in the folder of the sweep by which a machine checks that it shares the folder.
 
     None if files are uploaded: no machine needs the folder then.
@@ -155,24 +155,24 @@ class _Tasks:
             SweepStoppedError: the cluster has no CPU.
         """
         # A lost task is retried here and not by Ray, so that the retry is reported and counted.
-        remote = self.ray.remote(num_cpus=1, max_retries=0)(_work)
+        worker = self.ray.remote(num_cpus=1, max_retries=0)(_run_in_worker)
         waiting = deque((cell, 1) for cell in cells)
         running: dict[Any, tuple[Cell, int]] = {}
-        able = time.monotonic()
+        ready_time = time.monotonic()
         try:
             while waiting or running:
-                most = self._most()
-                if most:
-                    able = time.monotonic()
-                elif time.monotonic() - able > _CPU_SECONDS:
+                max_tasks = self._max_tasks()
+                if max_tasks:
+                    ready_time = time.monotonic()
+                elif time.monotonic() - ready_time > _CPU_SECONDS:
                     raise SweepStoppedError(
                         f"{opt.ray} {self.queue.address}: the cluster had no free CPU for {_CPU_SECONDS:g} s",
                         hint="Add a machine with ray start --address, and run the same command again.",
                     )
-                while waiting and len(running) < most:
+                while waiting and len(running) < max_tasks:
                     cell, tries = waiting.popleft()
                     self.listener.on_start(cell)
-                    task = remote.remote(cell, self.place, self.queue, (self.marker, tool_versions()))
+                    task = worker.remote(cell, self.place, self.queue, (self.marker, tool_versions()))
                     running[task] = cell, tries
                 if not running:
                     time.sleep(_WAIT_SECONDS)
@@ -180,7 +180,7 @@ class _Tasks:
                 ended, _ = self.ray.wait(list(running), num_returns=1, timeout=_WAIT_SECONDS)
                 for task in ended:
                     cell, tries = running.pop(task)
-                    result = self._result(task, cell, tries)
+                    result = self._read_result(task, cell, tries)
                     if result is None:
                         waiting.append((cell, tries + 1))
                     else:
@@ -189,12 +189,12 @@ class _Tasks:
             for task in running:
                 self.ray.cancel(task, force=True)
 
-    def _most(self) -> int:
+    def _max_tasks(self) -> int:
         """Return the number of tasks that may run at this moment; 0 if no machine has a CPU."""
         cpus = int(self.ray.cluster_resources().get("CPU", 0))
         return min(cpus, self.queue.most or cpus)
 
-    def _result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
+    def _read_result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
         """Return the result of an ended task; None if its worker was lost and the task is to be retried."""
         try:
             result: CellResult = self.ray.get(task)
@@ -203,7 +203,7 @@ class _Tasks:
             # Errors of a model are results: this error is caused by the machine.
             problem = (
                 f"the machine {getattr(error, 'ip', None) or 'of the cluster'} cannot run it: "
-                f"{first_line(error.cause or error)}; every machine needs {_needed(tool_versions())}"
+                f"{first_line(error.cause or error)}; every machine needs {_requirement_words(tool_versions())}"
             )
             return cell.result("stopped", problem)
         except self.ray.exceptions.RayError as error:
@@ -214,12 +214,14 @@ class _Tasks:
         return replace(cell.result("failed", problem), exit_code=1)
 
 
-def _needed(versions: Mapping[str, str]) -> str:
+def _requirement_words(versions: Mapping[str, str]) -> str:
     """Format versions as pip requirements."""
     return " ".join(f"{name}=={version}" for name, version in versions.items())
 
 
-def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | None, Mapping[str, str]]) -> CellResult:
+def _run_in_worker(
+    cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | None, Mapping[str, str]]
+) -> CellResult:
     """Run a cell in a worker of the cluster.
 
     Args:
@@ -229,13 +231,13 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
         requested: A file that this machine must be able to access, and the required versions.
     """
     marker, versions = requested
-    found = tool_versions()
-    if other := {name: version for name, version in versions.items() if found.get(name) != version}:
-        name = next(iter(other))
+    own_tools = tool_versions()
+    if differing := {name: version for name, version in versions.items() if own_tools.get(name) != version}:
+        name = next(iter(differing))
         return cell.result(
             "stopped",
-            f"the machine {socket.gethostname()} has {name} {found.get(name, 'not installed')}, but this one has "
-            f"{other[name]}: install {_needed(other)} there",
+            f"the machine {socket.gethostname()} has {name} {own_tools.get(name, 'not installed')}, but this one has "
+            f"{differing[name]}: install {_requirement_words(differing)} there",
         )
     if marker is not None and not marker.is_file():
         # Checked before a folder with this name is created.
@@ -244,8 +246,8 @@ def _work(cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | Non
             f"the machine {socket.gethostname()} cannot access {marker.parent}: share it, or pass a URL with "
             f"{opt.artifacts}",
         )
-    done = do_cell(cell, place, seconds=queue.seconds, resident_bytes=queue.resident_bytes, threads=_THREADS)
-    return replace(done, node=f"{socket.gethostname()}:{_node_id()}")
+    result = do_cell(cell, place, seconds=queue.seconds, resident_bytes=queue.resident_bytes, threads=_THREADS)
+    return replace(result, node=f"{socket.gethostname()}:{_node_id()}")
 
 
 def _node_id() -> str:

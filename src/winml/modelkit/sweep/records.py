@@ -204,16 +204,16 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
         earlier = self._earlier_by_id()
         changes: list[dict[str, object]] = []
         for cell in self.cells:
-            before = earlier.get(cell.cell_id)
-            if before is None:
+            earlier_cell = earlier.get(cell.cell_id)
+            if earlier_cell is None:
                 continue
             measures = {
-                name: {"before": before.measures.get(name), "after": value}
+                name: {"before": earlier_cell.measures.get(name), "after": value}
                 for name, value in cell.measures.items()
-                if before.measures.get(name) != value
+                if earlier_cell.measures.get(name) != value
             }
-            if measures or before.state != cell.state:
-                states = {"before": before.state, "after": cell.state}
+            if measures or earlier_cell.state != cell.state:
+                states = {"before": earlier_cell.state, "after": cell.state}
                 changes.append({"cell_id": cell.cell_id, "state": states, "measures": measures})
         return changes
 
@@ -234,9 +234,9 @@ def settings_words(settings: Mapping[str, Any]) -> str:
 
 def sweep_summary(result: SweepResult) -> Iterator[tuple[str, str]]:
     """Yield the summary of a sweep as pairs of label and text."""
-    done = sum(cell.state == "done" for cell in result.cells)
+    done_count = sum(cell.state == "done" for cell in result.cells)
     reused = f", {result.reused} of them by an earlier run" if result.reused else ""
-    yield "cells", f"{done} done, {len(result.failures)} failed, of {result.total}{reused}"
+    yield "cells", f"{done_count} done, {len(result.failures)} failed, of {result.total}{reused}"
     for cell in result.failures[:1]:
         yield "first failure", f"{_cell_words(cell)}: {cell.step or 'start'}: {cell.problem}"
     by_id = {cell.cell_id: cell for cell in result.cells}
@@ -253,5 +253,5 @@ def _limit_words(limit: SweepLimit, missed: Sequence[CellResult]) -> str:
     if not missed:
         return f"{limit.limit:g} is met by all completed cells"
     value = missed[0].measures.get(limit.measure)
-    displayed = f"{value:.6g}" if isinstance(value, (int, float)) else "not measured"
-    return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {displayed}"
+    value_words = f"{value:.6g}" if isinstance(value, (int, float)) else "not measured"
+    return f"{limit.limit:g} is missed by {len(missed)}, first {_cell_words(missed[0])}: {value_words}"

@@ -386,7 +386,7 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
             return value
         if _is_width(key):
             step = _EXPERT_STEP if _INNER_WIDTH.search(key) else 1
-            return _map_counts(value, lambda width: _narrower(width, width_divisor, step))
+            return _map_counts(value, lambda width: _divide_width(width, width_divisor, step))
         if isinstance(value, dict) and not _is_config(value):
             return {name: cut(name, inner) for name, inner in value.items()}
         return value
@@ -394,7 +394,7 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
     return {key: cut(key, value) for key, value in content.items()}
 
 
-def _narrower(width: int, divisor: int, step: int) -> int:
+def _divide_width(width: int, divisor: int, step: int) -> int:
     """Return a width divided, rounded up to a multiple of ``step``; small numbers are unchanged."""
     return width if width < _SMALLEST_WIDTH else -(-width // (divisor * step)) * step
 

@@ -111,9 +111,9 @@ def sweep_models(
     else:
         record = dict(models) if isinstance(models, Mapping) else {"models": list(models)}
         plan, notes = plan_from_record(record, "sweep")
-    plan, more = changed_plan(plan, {"set": set, "do": do, "min": min, "max": max})
+    plan, change_notes = changed_plan(plan, {"set": set, "do": do, "min": min, "max": max})
     refuse_early(plan, options)
-    return run_sweep(plan, Path(output), options, listener or SweepListener(), notes=(*notes, *more))
+    return run_sweep(plan, Path(output), options, listener or SweepListener(), notes=(*notes, *change_notes))
 
 
 def changed_plan(plan: SweepPlan, passed: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
@@ -144,8 +144,8 @@ def refuse_early(plan: SweepPlan, options: SweepOptions) -> None:
         from winml.modelkit.sweep.cell_work import refuse_unknown_place
 
         refuse_unknown_place(options.artifacts)
-    if (requested := _requested_queue(options)) is not None:
-        kind, address = requested
+    if (queue := _parse_queue(options)) is not None:
+        kind, address = queue
         kind.refuse(address)
 
 
@@ -165,12 +165,12 @@ def look_at_sweep(plan: SweepPlan, output: Path, options: SweepOptions) -> tuple
     cells = cells_of(plan)
     if not (output / file_names.SWEEP_PLAN_NAME).exists():
         return tuple((cell, False) for cell in cells)
-    requests = requests_of(cells, _queue(plan, options).conditions)
-    finished = _finished(SweepFolder(output.absolute()), cells, requests, options)
+    requests = requests_of(cells, _create_queue(plan, options).conditions)
+    finished = _saved_results(SweepFolder(output.absolute()), cells, requests, options)
     return tuple((cell, cell.cell_id in finished) for cell in cells)
 
 
-def _requested_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
+def _parse_queue(options: SweepOptions) -> tuple[QueueKind, str] | None:
     """Return the requested queue and its address; None: this machine only.
 
     Raises:
@@ -203,10 +203,10 @@ def run_sweep(
     cells = cells_of(plan)
     with held_sweep(output) as folder:
         folder.write(output / file_names.SWEEP_PLAN_NAME, f"{plan.model_dump_json(indent=1)}\n")
-        queue = _queue(plan, options)
+        queue = _create_queue(plan, options)
         requests = requests_of(cells, queue.conditions)
-        results = _finished(folder, cells, requests, options)
-        reused = len(results)
+        results = _saved_results(folder, cells, requests, options)
+        reused_count = len(results)
         unfinished = {cell.cell_id: cell for cell in cells if cell.cell_id not in results}
         place = Place(folder, options.artifacts, options.keeps_files)
         try:
@@ -230,13 +230,13 @@ def run_sweep(
                 plan=json.loads(plan.model_dump_json()),
                 cells=rows,
                 total=len(cells),
-                limits=_limits_of(plan, rows),
+                limits=_check_limits(plan, rows),
                 versions=tool_versions(),
                 machine={"cores": os.cpu_count(), "memory_bytes": psutil.virtual_memory().total},
                 against=None if options.against is None else read_results(options.against),
                 jobs=queue.jobs,
                 bounds=queue.limits,
-                reused=reused,
+                reused=reused_count,
                 notes=(*notes, *_notes(plan, queue)),
             )
             text = json_printable(json.dumps(outcome.as_record(), indent=1, ensure_ascii=False))
@@ -246,25 +246,25 @@ def run_sweep(
         return outcome
 
 
-def _finished(
+def _saved_results(
     folder: SweepFolder, cells: Iterable[Cell], requests: Mapping[str, Mapping[str, object]], options: SweepOptions
 ) -> dict[str, CellResult]:
     """Return the saved results of cells that are not run again, by cell id."""
-    found = {cell.cell_id: folder.finished(cell, requests[cell.cell_id]) for cell in cells}
+    results = {cell.cell_id: folder.finished(cell, requests[cell.cell_id]) for cell in cells}
     return {
         cell_id: result
-        for cell_id, result in found.items()
+        for cell_id, result in results.items()
         if result is not None and not (result.state == "failed" and options.retries_failed)
     }
 
 
-def _queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
-    if (requested := _requested_queue(options)) is not None:
-        kind, address = requested
+def _create_queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
+    if (queue := _parse_queue(options)) is not None:
+        kind, address = queue
         return kind.open(address, options.seconds, options.resident_bytes, options.jobs)
     free = int(_MEMORY_SHARE * available_bytes())
-    most = max(1, min(available_cores(), free // (options.resident_bytes or _CELL_BYTES)))
-    jobs = options.jobs or (1 if "perf" in plan.do else most)
+    max_jobs = max(1, min(available_cores(), free // (options.resident_bytes or _CELL_BYTES)))
+    jobs = options.jobs or (1 if "perf" in plan.do else max_jobs)
     share = free // jobs
     return LocalQueue(Bounds(options.seconds, options.resident_bytes or share), jobs)
 
@@ -273,15 +273,15 @@ def _drop_files(
     folder: SweepFolder, result: CellResult, cells: Iterable[Cell], results: Mapping[str, CellResult]
 ) -> None:
     """Remove the built files of a model after the last of its configurations."""
-    own = [cell.cell_id for cell in cells if cell.model == result.model]
-    if all(cell_id in results for cell_id in own):
-        for cell_id in own:
+    cell_ids = [cell.cell_id for cell in cells if cell.model == result.model]
+    if all(cell_id in results for cell_id in cell_ids):
+        for cell_id in cell_ids:
             shutil.rmtree(folder.cell_folder(cell_id) / "build", ignore_errors=True)
 
 
-def _limits_of(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLimit, ...]:
-    least = tuple(SweepLimit.of("min", name, value, rows) for name, value in plan.min.items())
-    return (*least, *(SweepLimit.of("max", name, value, rows) for name, value in plan.max.items()))
+def _check_limits(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLimit, ...]:
+    minima = tuple(SweepLimit.of("min", name, value, rows) for name, value in plan.min.items())
+    return (*minima, *(SweepLimit.of("max", name, value, rows) for name, value in plan.max.items()))
 
 
 def _notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ def read_results(path: Path) -> SweepResult:
     try:
         record = read_json_file(file)
         cells = tuple(CellResult.from_fields(cell) for cell in record["cells"])
-        retained = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
-        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **retained)
+        fields = {name: record[name] for name in ("versions", "machine", "jobs", "bounds")}
+        return SweepResult(record["folder"], record["plan"], cells, record["counts"]["total"], **fields)
     except (OSError, JsonError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path}: no results of a sweep", hint="Pass the folder of a finished sweep.") from error

@@ -35,14 +35,14 @@ def sweep_table(result: SweepResult) -> str:
     tail = ("seconds", "peak_bytes", "tries", "node", "step", "problem", "artifacts")
     writer.writerow(["model", *settings, "state", *measures, *tail])
     for cell in result.cells:
-        own = [cell.settings.get(key) for key in settings]
-        found = [cell.measures.get(name) for name in measures]
-        fields = [cell.model, *own, cell.state, *found, *(getattr(cell, name) for name in tail)]
-        writer.writerow([_field(value) for value in fields])
+        cell_settings = [cell.settings.get(key) for key in settings]
+        values = [cell.measures.get(name) for name in measures]
+        fields = [cell.model, *cell_settings, cell.state, *values, *(getattr(cell, name) for name in tail)]
+        writer.writerow([_escape_field(value) for value in fields])
     return stream.getvalue()
 
 
-def _field(value: Any) -> Any:
+def _escape_field(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return "" if value is None else value
@@ -84,7 +84,7 @@ def _measure_words(name: str, value: Any) -> str:
 
 def sweep_document(result: SweepResult) -> doc.Document:
     """Describe the cells, the overall result, and the locations of the files."""
-    displayed = {*_DISPLAYED, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
+    main_columns = {*_DISPLAYED, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
     settings, measures = _setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
     columns = [
@@ -94,7 +94,7 @@ def sweep_document(result: SweepResult) -> doc.Document:
         *(
             # The kind only affects the alignment: each measure is formatted by its name.
             doc.Column(
-                measure_heading(name), "count", doc.Detail.ALWAYS if name in displayed else doc.Detail.PAGE, key=name
+                measure_heading(name), "count", doc.Detail.ALWAYS if name in main_columns else doc.Detail.PAGE, key=name
             )
             for name in measures
         ),
@@ -108,7 +108,7 @@ def sweep_document(result: SweepResult) -> doc.Document:
                 *(str(cell.settings.get(key, "")) for key in settings),
                 cell.state,
                 *_measure_cells(result, cell, measures),
-                _problem(cell),
+                _problem_cell(cell),
             ]
             for cell in result.cells
         ],
@@ -136,9 +136,9 @@ def sweep_document(result: SweepResult) -> doc.Document:
 
 def _figures(result: SweepResult) -> Iterator[doc.Figure]:
     states = [cell.state for cell in result.cells]
-    done = states.count("done")
+    num_done = states.count("done")
     meaning = f"{len({cell.model for cell in result.cells})} models, each in every configuration"
-    yield doc.Figure("cells done", f"{done} of {result.total}", meaning, "good" if done == result.total else "")
+    yield doc.Figure("cells done", f"{num_done} of {result.total}", meaning, "good" if num_done == result.total else "")
     if failed := states.count("failed"):
         yield doc.Figure("failed", str(failed), "the last column says which step failed, and why", "bad")
     yield doc.Figure("time", f"{sum(cell.seconds for cell in result.cells):.0f} s", "sum over the cells")
@@ -157,18 +157,18 @@ def _fields(result: SweepResult) -> Iterator[doc.Field]:
 
 
 def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, ...]) -> Iterator[doc.Cell]:
-    before = result.earlier(cell)
-    found, earlier = _measured(cell), {} if before is None else _measured(before)
+    earlier_cell = result.earlier(cell)
+    values, earlier = _all_measures(cell), {} if earlier_cell is None else _all_measures(earlier_cell)
     for name in measures:
-        value, words = found.get(name), _measure_words(name, found.get(name))
+        value, words = values.get(name), _measure_words(name, values.get(name))
         yield doc.Number(value, words, earlier.get(name)) if isinstance(value, (int, float)) else words
 
 
-def _measured(cell: CellResult) -> Mapping[str, Any]:
+def _all_measures(cell: CellResult) -> Mapping[str, Any]:
     return {**cell.measures, "seconds": round(cell.seconds, 1), "peak_bytes": cell.peak_bytes}
 
 
-def _problem(cell: CellResult) -> doc.Cell:
+def _problem_cell(cell: CellResult) -> doc.Cell:
     tries = f" ({cell.tries} tries)" if cell.tries > 1 else ""
     problem = f"{cell.step}: {cell.problem}{tries}" if cell.problem else tries.strip()
     if cell.problem and cell.artifacts and "://" not in cell.artifacts:

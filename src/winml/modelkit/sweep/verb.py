@@ -117,11 +117,11 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
     from winml.modelkit.sweep.sweep import changed_plan, look_at_sweep
 
     plan, notes = read_plan(request.plan)
-    stated = {"set": request.set, "do": request.do, "min": request.min, "max": request.max}
-    plan, more = changed_plan(plan, stated)
+    changes = {"set": request.set, "do": request.do, "min": request.min, "max": request.max}
+    plan, change_notes = changed_plan(plan, changes)
     folder = request.output
     cells = look_at_sweep(plan, folder, request.sweep_options())
-    named = dict.fromkeys(Path(name) for cell, _ in cells for name in cell.named_files)
+    input_files = dict.fromkeys(Path(name) for cell, _ in cells for name in cell.named_files)
     conditions = {
         file_names.SWEEP_PLAN_NAME: "",
         file_names.SWEEP_RESULTS_NAME: "",
@@ -133,13 +133,13 @@ def plan_sweep(request: SweepRequest) -> PlannedSweep:
     }
     return PlannedSweep(
         verb="sweep",
-        reads=tuple(path for path in (request.plan, *named) if path.is_file()),
+        reads=tuple(path for path in (request.plan, *input_files) if path.is_file()),
         writes=planned_files(folder, conditions),
         steps=tuple(
             PlannedStep(cell.cell_id, "finished already" if is_finished else f"{', '.join(cell.do)} of {cell.model}")
             for cell, is_finished in cells
         ),
-        notes=(*notes, *more),
+        notes=(*notes, *change_notes),
         interrupted=interruptions_beside([folder / file_names.SWEEP_PLAN_NAME]),
         cells=plan,
     )
