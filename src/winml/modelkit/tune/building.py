@@ -44,7 +44,7 @@ class TunedModel:
         Raises:
             UsageError: the options contradict each other.
         """
-        return plan_build(_config(self.export, candidate, rules), self.request)
+        return plan_build(_build_config(self.export, candidate, rules), self.request)
 
 
 def tuned_model(request: ModelRequest, export: WinMLExportConfig) -> TunedModel:
@@ -53,7 +53,7 @@ def tuned_model(request: ModelRequest, export: WinMLExportConfig) -> TunedModel:
     Raises:
         WinMLError: as :func:`~winml.modelkit.builds.build.identify_plan`.
     """
-    return TunedModel(request, export, identify_plan(plan_build(_config(export, None, None), request)))
+    return TunedModel(request, export, identify_plan(plan_build(_build_config(export, None, None), request)))
 
 
 def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedModel:
@@ -71,9 +71,9 @@ def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedMod
         return model
     path = state.exported
     if path is None:
-        exported = run_build(model.plan(None), folder / TUNE_EXPORT_NAME)
-        _refuse_parts(exported)
-        path = exported.model_path
+        build = run_build(model.plan(None), folder / TUNE_EXPORT_NAME)
+        _refuse_parts(build)
+        path = build.model_path
         state.keep_exported(path)
     source = ModelRequest(model=str(path), seed=model.request.seed)
     note = (
@@ -114,7 +114,7 @@ class CandidateBuilds:
         self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None, *, verify: bool = True
     ) -> BuildResult:
         """Build a candidate in a folder; see :meth:`build`."""
-        model = self._fixed(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
+        model = self._fix_sizes(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
         cache = BuildCache(model.identity, StageStore(self.place))
         if candidate.sections.get("quant") and model.plan(None).onnx_path is None:
             # With the export in the folder, a quantized build does not export the model again.
@@ -125,7 +125,7 @@ class CandidateBuilds:
         _refuse_parts(result)
         return result
 
-    def _fixed(self, sizes: Mapping[str, int]) -> TunedModel:
+    def _fix_sizes(self, sizes: Mapping[str, int]) -> TunedModel:
         """Return the model with its dynamic dimensions fixed: a file in the folder of the tuning, made if missing.
 
         Raises:
@@ -143,7 +143,7 @@ class CandidateBuilds:
         shutil.rmtree(self.place / candidate.name, ignore_errors=True)
 
 
-def _config(
+def _build_config(
     export: WinMLExportConfig, candidate: Candidate | None, rules: Mapping[str, str] | None
 ) -> WinMLBuildConfig:
     if candidate is None:

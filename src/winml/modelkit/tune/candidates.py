@@ -58,13 +58,13 @@ def look_at_tuning_machine() -> TuningMachine:
     from winml.modelkit.ort.host import has_integer_dot_products, instruction_sets
     from winml.modelkit.ort.sessions import onnxruntime_version
 
-    present = present_providers()
-    others = [short for short, item in EXECUTION_PROVIDERS.items() if item.name in present and short != _RUN_BY_CPU]
+    installed = present_providers()
+    names = [name for name, item in EXECUTION_PROVIDERS.items() if item.name in installed and name != _RUN_BY_CPU]
     return TuningMachine(
         cores=available_cores(),
         processor=instruction_sets(),
         has_integer_dot_products=has_integer_dot_products(),
-        providers=(_RUN_BY_CPU, *others),
+        providers=(_RUN_BY_CPU, *names),
         onnxruntime=onnxruntime_version(),
     )
 
@@ -90,11 +90,11 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
             variations.append(replace(best, name=f"{best.name}+{level}", kind="level", words=words, sections=sections))
         elif best.kind in (PLAIN, "level"):
             variations += [
-                replace(_optimized(level), callers=best.callers, ep=best.ep, ep_options=best.ep_options)
+                replace(_level_candidate(level), callers=best.callers, ep=best.ep, ep_options=best.ep_options)
                 for level in _LEVELS[:-1]
             ]
     if best.ep is None and is_requested("threads", options):
-        variations += [_with_threads(best, *numbers) for numbers in _thread_numbers(options, machine)]
+        variations += [_thread_variation(best, *numbers) for numbers in _thread_numbers(options, machine)]
     if options.sizes_to_fix and is_requested("fixed", options):
         sizes = options.sizes_to_fix
         words = f"{best.words}; sizes fixed: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
@@ -123,51 +123,51 @@ def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
 
 def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     yield Candidate(PLAIN, PLAIN, "the export, not optimized")
-    yield _optimized(_LEVELS[-1])
+    yield _level_candidate(_LEVELS[-1])
     if options.ep not in (None, _RUN_BY_CPU):
         yield from _forms_for_provider(options, options.ep)
         return
     quant = {"precision": INT8, "mode": "dynamic"}
-    complete = [
+    forms = [
         Candidate("dynamic-int8", "dynamic", "int8, activation ranges computed at run time", {"quant": quant}),
-        Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _fixed_ranges(options)}),
+        Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _calibrated_quant(options)}),
         *_weight_forms(options),
     ]
-    yield from complete
-    yield from map(_part_of, complete)
+    yield from forms
+    yield from map(_mixed_variant, forms)
     if options.ep is None:
         yield from _float_forms(options, machine)
         yield from _provider_forms(options, machine)
 
 
-def _optimized(level: str) -> Candidate:
+def _level_candidate(level: str) -> Candidate:
     return Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
 
 
 def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
     """Yield quantized forms for the provider, 16-bit floats for devices other than the CPU, and provider options."""
     placement = placement_for(ep)
-    complete = []
+    forms = []
     for precision in PRECISIONS.values():
         is_searched = precision.modes == ("qdq",) and bool(precision.searched_blocks)
-        is_taken = precision.activation_bits in placement.activation_bits
-        if is_searched and is_taken and (placement.is_by_unit or precision.name == W8A8):
-            quant = {**_fixed_ranges(options), "precision": precision.name, "ep": ep}
-            complete.append(Candidate(f"qdq-{precision.name}", "qdq", f"{precision.words} for {ep}", {"quant": quant}))
-    yield from complete
-    yield from map(_part_of, complete)
+        is_supported = precision.activation_bits in placement.activation_bits
+        if is_searched and is_supported and (placement.is_by_unit or precision.name == W8A8):
+            quant = {**_calibrated_quant(options), "precision": precision.name, "ep": ep}
+            forms.append(Candidate(f"qdq-{precision.name}", "qdq", f"{precision.words} for {ep}", {"quant": quant}))
+    yield from forms
+    yield from map(_mixed_variant, forms)
     if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
         yield Candidate(FLOAT16, "float", "16-bit floats", {"quant": {"precision": FLOAT16}})
     for name, (words, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
         yield Candidate(name, "provider", f"the export, run {words}", {}, "", ep, ep_options)
 
 
-def _part_of(complete: Candidate) -> Candidate:
+def _mixed_variant(complete: Candidate) -> Candidate:
     words = f"{complete.words}; the most sensitive modules in float"
     return replace(complete, name=f"{complete.name}-part", words=words, part_of=complete.name)
 
 
-def _fixed_ranges(options: TuneOptions) -> dict[str, object]:
+def _calibrated_quant(options: TuneOptions) -> dict[str, object]:
     data = {} if options.calibration_data is None else {"calibration_data": options.calibration_data}
     return {"precision": INT8, "mode": "qdq", **data}
 
@@ -203,22 +203,22 @@ def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Ca
                 f"{provider}-{name}", "provider", f"the export, run by {provider} {words}", {}, "", provider, ep_options
             )
         name, words = f"{provider}-qdq-int8", f"int8 with calibrated ranges, run by {provider}"
-        complete = Candidate(name, "provider", words, {"quant": _fixed_ranges(options)}, ep=provider)
-        yield complete
-        yield _part_of(complete)
+        form = Candidate(name, "provider", words, {"quant": _calibrated_quant(options)}, ep=provider)
+        yield form
+        yield _mixed_variant(form)
 
 
 def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tuple[int, int]]:
     """Return numbers of threads and of callers to try, without the default of ONNX Runtime: all cores."""
-    halves = [machine.cores // 2**step for step in range(1, machine.cores.bit_length())]
-    threads = [*(count for count in halves if count > 1), 1] if machine.cores > 1 else []
+    core_counts = [machine.cores // 2**step for step in range(1, machine.cores.bit_length())]
+    threads = [*(count for count in core_counts if count > 1), 1] if machine.cores > 1 else []
     if options.target == "throughput":
         return [(count, max(machine.cores // count, 1)) for count in threads]
     return [(count, 1) for count in threads]
 
 
-def _with_threads(best: Candidate, threads: int, callers: int) -> Candidate:
-    at_a_time = f", {callers} parallel runs" if callers > 1 else ""
-    words = f"{best.words}; {count_noun(threads, 'thread')}{at_a_time}"
+def _thread_variation(best: Candidate, threads: int, callers: int) -> Candidate:
+    caller_words = f", {callers} parallel runs" if callers > 1 else ""
+    words = f"{best.words}; {count_noun(threads, 'thread')}{caller_words}"
     name = f"{best.name}+{threads}-threads"
     return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)

@@ -62,17 +62,17 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Make the request from the command line."""
     from winml.modelkit.models.request import ModelRequest
 
-    found = found_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
+    source = found_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
     sizes: dict[str, Any] = {"seed": options["seed"]}
-    if found.path is not None:
+    if source.path is not None:
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}
-    model = found.request or ModelRequest(model=str(found.path))
-    return TuneRequest(model=model, files=found.files_read(), **sizes, **stated_fields(TuneRequest, options))
+    model = source.request or ModelRequest(model=str(source.path))
+    return TuneRequest(model=model, files=source.files_read(), **sizes, **stated_fields(TuneRequest, options))
 
 
 def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
     from winml.modelkit.file_names import TUNE_PAGE_NAME, TUNE_RESULT_NAME
     from winml.modelkit.tune.table import tuning_document
 
-    written = [options["output"] / name for name in (TUNE_RESULT_NAME, TUNE_PAGE_NAME)]
-    show_result(result.as_record(), options, lambda: tuning_document(result).with_files(written))
+    files = [options["output"] / name for name in (TUNE_RESULT_NAME, TUNE_PAGE_NAME)]
+    show_result(result.as_record(), options, lambda: tuning_document(result).with_files(files))

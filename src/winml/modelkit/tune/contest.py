@@ -64,7 +64,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A numeric segment of a module path."""
 
 
-def _out_of_time() -> Failure:
+def _budget_failure() -> Failure:
     return Failure("not tried", f"time limit reached ({opt.budget})")
 
 
@@ -99,11 +99,11 @@ class Contest:
         """Run the remaining steps of the tuning, and build the winner."""
         while True:
             with contextlib.closing(self._running):
-                choice = self._winner()
+                choice = self._run_steps()
             with self.clock.step("answer") as step:
-                winner = self._named(choice.winner)
+                winner = self._find_candidate(choice.winner)
                 try:
-                    built = self._builds.build_in(self.folder / TUNED_NAME, winner, self._rules_of(winner))
+                    built = self._builds.build_in(self.folder / TUNED_NAME, winner, self._float_rules(winner))
                 except VerificationError as error:
                     if winner.name == PLAIN:
                         raise
@@ -123,28 +123,31 @@ class Contest:
                 notes=tuple(filter(None, (self.source.note, self._simulation_note()))),
             ).result(choice, built, self.clock.timings())
 
-    def _winner(self) -> Choice:
+    def _run_steps(self) -> Choice:
         first_rungs = _SIMULATED_RUNG if self.options.is_simulated else FIRST_RUNG
         with self.clock.step("plain file") as step:
             self._measure_plain()
             step.summary = size_words(self._plain_facts.size_bytes)
         with self.clock.step("forms") as step:
-            forms = [self.plan[0], *(item for item in self.plan[1:] if not item.part_of and self._make_form(item))]
-            self._race(FORMATS, forms, first_rungs)
+            forms = [
+                self.plan[0],
+                *(item for item in self.plan[1:] if not item.part_of and self._measure_form(item)),
+            ]
+            self._run_race(FORMATS, forms, first_rungs)
             for item in forms:
-                if not self._is_right(item):
+                if not self._meets_limits(item):
                     self._running.drop(item.name)
-            step.summary = f"{len(forms)} measured, {sum(map(self._is_right, forms))} within the quality limit"
+            step.summary = f"{len(forms)} measured, {sum(map(self._meets_limits, forms))} within the quality limit"
         with self.clock.step("modules in float") as step:
-            parts = [item for item in self.plan if item.part_of and self._make_part(item)]
+            parts = [item for item in self.plan if item.part_of and self._measure_mixed(item)]
             step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
-            right = [item for item in self.plan if self.state.facts(item.name) and self._is_right(item)]
+            acceptable = [item for item in self.plan if self.state.facts(item.name) and self._meets_limits(item)]
             # If size decides, times are not needed: a few turns suffice for the table.
             rungs = first_rungs if self.options.decides_by_size else None
-            race = self._race(_RIGHT, right, rungs, begun=FORMATS)
-            best = self._named(self._choice(race).winner)
-            step.summary = f"{len(right)} within the quality limit, {best.name} wins"
+            race = self._run_race(_RIGHT, acceptable, rungs, begun=FORMATS)
+            best = self._find_candidate(self._choose_winner(race).winner)
+            step.summary = f"{len(acceptable)} within the quality limit, {best.name} wins"
         with self.clock.step("placement") as step:
             race, best, step.summary = self._race_placements(race, best)
         with self.clock.step("variations") as step:
@@ -164,14 +167,14 @@ class Contest:
         assert facts is not None  # the plain file is measured first
         return facts
 
-    def _named(self, name: str) -> Candidate:
-        return next(item for item in self._candidates if item.name == name)
+    def _find_candidate(self, name: str) -> Candidate:
+        return next(candidate for candidate in self._candidates if candidate.name == name)
 
-    def _is_over(self) -> bool:
+    def _is_time_up(self) -> bool:
         minutes = self.options.budget_minutes
         return minutes is not None and time.monotonic() - self._started > 60 * minutes
 
-    def _is_right(self, candidate: Candidate) -> bool:
+    def _meets_limits(self, candidate: Candidate) -> bool:
         facts = self.state.facts(candidate.name)
         return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(facts))
 
@@ -181,10 +184,10 @@ class Contest:
         if self.state.values is not None and self.state.facts(PLAIN) is not None:
             return
         model = self._builds.build(plain).model_path
-        reported = self._limits.record_values(model)
-        samples = QualitySamples(**reported.pop("samples"))
+        fields = self._limits.record_values(model)
+        samples = QualitySamples(**fields.pop("samples"))
         facts, run_ms = self._limits.measure(plain, model, samples)
-        self.state.keep_values(SharedValues(**reported, samples=samples, run_ms=run_ms, block=block_size(run_ms)))
+        self.state.keep_values(SharedValues(**fields, samples=samples, run_ms=run_ms, block=block_size(run_ms)))
         self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
 
     def _redraw_values(self) -> None:
@@ -193,27 +196,27 @@ class Contest:
             self._limits.record_values(self._builds.build(self.plan[0]).model_path)
 
     @property
-    def _values(self) -> SharedValues:
+    def _shared_values(self) -> SharedValues:
         assert self.state.values is not None  # values are drawn with the plain file
         return self.state.values
 
-    def _make(self, candidate: Candidate) -> bool:
+    def _measure(self, candidate: Candidate) -> bool:
         """Build and measure a candidate, unless done already; return True if the candidate runs."""
         if self.state.facts(candidate.name) is not None:
             return self.state.failure(candidate.name) is None
         if self.state.failure(candidate.name) is not None:
             return False
-        if self._is_over():
-            self._skipped[candidate.name] = _out_of_time()
+        if self._is_time_up():
+            self._skipped[candidate.name] = _budget_failure()
             return False
         self._redraw_values()
         try:
-            model = self._builds.build(candidate, self._rules_of(candidate)).model_path
+            model = self._builds.build(candidate, self._float_rules(candidate)).model_path
             same = self.state.facts(candidate.name.partition("+")[0]) if candidate.kind == "threads" else None
             if same is not None:
                 facts = self._limits.measure_same(candidate, model, same)
             else:
-                facts, _ = self._limits.measure(candidate, model, self._values.samples)
+                facts, _ = self._limits.measure(candidate, model, self._shared_values.samples)
                 facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
         except (InternalError, WriteError):
             raise
@@ -226,46 +229,46 @@ class Contest:
         self.state.keep_facts(candidate.name, facts)
         return True
 
-    def _make_form(self, candidate: Candidate) -> bool:
+    def _measure_form(self, candidate: Candidate) -> bool:
         """Build a form, unless its alternative is within the quality limit."""
-        other = INSTEAD_OF.get(candidate.name)
-        if other is not None and self._is_right(self._named(other)):
-            self._skipped[candidate.name] = Failure("not needed", f"{other} is within the quality limit")
+        alternative = INSTEAD_OF.get(candidate.name)
+        if alternative is not None and self._meets_limits(self._find_candidate(alternative)):
+            self._skipped[candidate.name] = Failure("not needed", f"{alternative} is within the quality limit")
             return False
-        return self._make(candidate)
+        return self._measure(candidate)
 
-    def _make_part(self, candidate: Candidate) -> bool:
+    def _measure_mixed(self, candidate: Candidate) -> bool:
         """Build a form with some modules in float, if the whole form is fast enough but outside the quality limit."""
-        if (skipped := self._skipped.get(candidate.part_of)) is not None:
-            self._skipped[candidate.name] = skipped
+        if (form_failure := self._skipped.get(candidate.part_of)) is not None:
+            self._skipped[candidate.name] = form_failure
             return False
-        mixed = MixedVariants(self.plan, self.state, self._limits, self._builds.place, self._is_over)
-        if (against := mixed.reason_against(candidate)) is not None:
-            self._skipped[candidate.name] = against
+        variants = MixedVariants(self.plan, self.state, self._limits, self._builds.place, self._is_time_up)
+        if (failure := variants.reason_against(candidate)) is not None:
+            self._skipped[candidate.name] = failure
             return False
         is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
-        if not is_known and (self._is_over() or not mixed.find_rules(candidate, self._model_of(self.plan[0]))):
-            self._skipped[candidate.name] = _out_of_time()
+        if not is_known and (self._is_time_up() or not variants.find_rules(candidate, self._built_model(self.plan[0]))):
+            self._skipped[candidate.name] = _budget_failure()
             return False
-        return self.state.failure(candidate.name) is None and self._make(candidate)
+        return self.state.failure(candidate.name) is None and self._measure(candidate)
 
-    def _rules_of(self, candidate: Candidate) -> Mapping[str, str] | None:
+    def _float_rules(self, candidate: Candidate) -> Mapping[str, str] | None:
         """Return the modules in float of a mixed form, and of its variations."""
         return self.state.rules(candidate.name.partition("+")[0]) if candidate.part_of else None
 
-    def _model_of(self, candidate: Candidate) -> Path:
+    def _built_model(self, candidate: Candidate) -> Path:
         """Return the file of a candidate; build the file again if missing."""
         self._redraw_values()
         path = self._builds.place / candidate.name / BUILT_MODEL_NAME
-        return path if path.is_file() else self._builds.build(candidate, self._rules_of(candidate)).model_path
+        return path if path.is_file() else self._builds.build(candidate, self._float_rules(candidate)).model_path
 
-    def _race(
+    def _run_race(
         self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None, begun: str = ""
     ) -> Race:
-        running = [item for item in candidates if self.state.failure(item.name) is None]
-        size = self._values.block
-        race = Race(name, running, self.state, size, self._is_over, self.progress, rungs or RUNGS, begun)
-        race.run(self._running, self._model_of)
+        runnable = [candidate for candidate in candidates if self.state.failure(candidate.name) is None]
+        size = self._shared_values.block
+        race = Race(name, runnable, self.state, size, self._is_time_up, self.progress, rungs or RUNGS, begun)
+        race.run(self._running, self._built_model)
         return race
 
     def _race_placements(self, race: Race, best: Candidate) -> tuple[Race, Candidate, str]:
@@ -279,44 +282,46 @@ class Contest:
             return race, best, "not requested"
         if not is_requested("placement", options) or "quant" not in best.sections or best.kind == "float":
             return race, best, "no quantized modules to place"
-        rules = self._rules_of(best)
-        groups = _group_candidates(best, rules, self._model_of(best))
+        rules = self._float_rules(best)
+        groups = _group_candidates(best, rules, self._built_model(best))
         self.placements = tuple(groups.values())
-        created = {selector: item for selector, item in groups.items() if self._make(item) and self._is_right(item)}
-        if not created:
+        placements = {
+            selector: item for selector, item in groups.items() if self._measure(item) and self._meets_limits(item)
+        }
+        if not placements:
             return race, best, f"{len(groups)} groups of modules, none measured"
         plain = [] if best.name == PLAIN else [self.plan[0]]
-        times = self._race(_PLACEMENT, [*plain, best, *created.values()]).times_of_runs
+        times = self._run_race(_PLACEMENT, [*plain, best, *placements.values()]).times_of_runs
         faster = [
             selector
-            for selector, item in created.items()
+            for selector, item in placements.items()
             if times.get(item.name) and ratio_between(times, item.name, best.name).verdict == "faster"
         ]
         if not faster:
-            return race, best, f"{len(created)} groups of modules measured, none faster in float"
-        placed = created[faster[0]]
+            return race, best, f"{len(placements)} groups of modules measured, none faster in float"
+        placement = placements[faster[0]]
         if len(faster) > 1:
-            placed = placed_candidate(best, rules, dict.fromkeys(faster, FLOAT32), f"{best.name}~placed")
-            self.placements = (*self.placements, placed)
-            if not self._make(placed) or not self._is_right(placed):
-                placed = created[faster[0]]
-        final = self._race(_PLACED, [*plain, best, placed])
-        winner = self._named(self._choice(final, lost=plain).winner)
+            placement = placed_candidate(best, rules, dict.fromkeys(faster, FLOAT32), f"{best.name}~placed")
+            self.placements = (*self.placements, placement)
+            if not self._measure(placement) or not self._meets_limits(placement):
+                placement = placements[faster[0]]
+        final = self._run_race(_PLACED, [*plain, best, placement])
+        winner = self._find_candidate(self._choose_winner(final, lost=plain).winner)
         return final, winner, f"{', '.join(faster)} faster in float; {winner.name} wins"
 
     def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:
         """Race the winner with its variations, and return the deciding race and its choice."""
         if not self.options.decides_by_size:
             self.variations = plan_variations(best, self.options, self.machine)
-        created = [item for item in self.variations if self._make(item) and self._is_right(item)]
-        if not created:
-            return race, self._choice(race)
+        variations = [item for item in self.variations if self._measure(item) and self._meets_limits(item)]
+        if not variations:
+            return race, self._choose_winner(race)
         # The plain file runs as the reference. It lost an earlier race, so it does not compete.
         plain = [] if best.name == PLAIN else [self.plan[0]]
-        race = self._race(_VARIATIONS, [*plain, best, *created])
-        return race, self._choice(race, lost=plain)
+        race = self._run_race(_VARIATIONS, [*plain, best, *variations])
+        return race, self._choose_winner(race, lost=plain)
 
-    def _choice(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
+    def _choose_winner(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
         """Choose the winner of a race by the target.
 
         Args:
@@ -327,8 +332,8 @@ class Contest:
         if self.options.decides_by_size:
             names = [item.name for item in race.candidates]
             sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
-            least = min(sizes, key=lambda name: sizes[name])
-            return Choice(next(name for name in names if sizes[name] <= _SAME_SIZE * sizes[least]), least, None)
+            smallest = min(sizes, key=lambda name: sizes[name])
+            return Choice(next(name for name in names if sizes[name] <= _SAME_SIZE * sizes[smallest]), smallest, None)
         return choose(race.times_of_runs, names)
 
     def _simulation_note(self) -> str:
@@ -361,13 +366,13 @@ def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: P
     for module in record.get("modules", ()):
         if path := paths.get(module["tag"], ""):
             nodes[_NUMBER.sub("*", path)] += int(module["quantized"])
-    chosen = [selector for selector, count in nodes.most_common(_MOST_GROUPS) if count]
+    selectors = [selector for selector, count in nodes.most_common(_MOST_GROUPS) if count]
     # A single group in float would equal the float file.
-    if len(chosen) < 2:
+    if len(selectors) < 2:
         return {}
     return {
         selector: placed_candidate(best, rules, {selector: FLOAT32}, f"{best.name}~{number}-{_slug(selector)}")
-        for number, selector in enumerate(chosen, start=1)
+        for number, selector in enumerate(selectors, start=1)
     }
 
 

@@ -42,7 +42,7 @@ class Contestant:
         except TimeoutError as error:
             raise MeasureError(f"{self._name}: did not respond within {error}") from None
         except ProcessEndedError as error:
-            last = self._last_line()
+            last = self._last_error_line()
             raise MeasureError(
                 f"{self._name}: its process ended with exit code {error.status}{f': {last}' if last else ''}"
             ) from None
@@ -56,7 +56,7 @@ class Contestant:
         self._process.close()
         self._log.close()
 
-    def _last_line(self) -> str:
+    def _last_error_line(self) -> str:
         """Return the last line that the process wrote on stderr; empty without one."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
@@ -92,17 +92,17 @@ class Contestants:
             MeasureError: the candidate does not run, or needs fixed sizes.
         """
         self.drop(candidate.name)
-        compared: dict[str, Any] = {}
+        fidelity: dict[str, Any] = {}
         try:
-            opened = self._opened(candidate, model)
+            costs = self._open_model(candidate, model)
             if samples is not None:
-                compared = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
+                fidelity = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
         except MeasureError:
             self.drop(candidate.name)
             raise
-        if opened["peak_bytes"] > available_bytes():  # no memory for a second such process
+        if costs["peak_bytes"] > available_bytes():  # no memory for a second such process
             self.drop(candidate.name)
-        return {**opened, **compared}
+        return {**costs, **fidelity}
 
     def begin_race(self, peak_bytes: Mapping[str, int]) -> None:
         """Decide whether all processes of a race stay open, or none.
@@ -125,7 +125,7 @@ class Contestants:
             MeasureError: the candidate does not run any more.
         """
         if candidate.name not in self._open:
-            self._opened(candidate, model_of(candidate))
+            self._open_model(candidate, model_of(candidate))
         times: list[float] = self._open[candidate.name].ask("block", size=size)["runs_ms"]
         if not self._stay_open:
             self.drop(candidate.name)
@@ -146,6 +146,6 @@ class Contestants:
         for name in list(self._open):
             self.drop(name)
 
-    def _opened(self, candidate: Candidate, model: Path) -> dict[str, Any]:
+    def _open_model(self, candidate: Candidate, model: Path) -> dict[str, Any]:
         contestant = self._open[candidate.name] = Contestant(candidate.name)
         return contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.as_record()["run"])

@@ -26,7 +26,7 @@ def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
     """
     from winml.modelkit.options import nearest
 
-    found: dict[CandidateKind, None] = {}
+    kinds: dict[CandidateKind, None] = {}
     for word in (part.strip() for text in texts for part in text.split(",")):
         kind = next((kind for kind in KINDS if kind == word), None)
         if kind is None:
@@ -35,8 +35,8 @@ def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
                 f"{opt.only} {word!r}: no such kind of candidate",
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}Kinds: {', '.join(KINDS)}.",
             )
-        found[kind] = None
-    return tuple(found)
+        kinds[kind] = None
+    return tuple(kinds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,15 +42,15 @@ class MixedVariants:
 
     def reason_against(self, candidate: Candidate) -> Failure | None:
         """Return the reason not to search a form, or None."""
-        complete = next((item for item in self.plan if item.name == candidate.part_of), None)
-        facts = None if complete is None else self.state.facts(complete.name)
-        if complete is None or self.state.failure(complete.name) is not None:
+        form = next((item for item in self.plan if item.name == candidate.part_of), None)
+        facts = None if form is None else self.state.facts(form.name)
+        if form is None or self.state.failure(form.name) is not None:
             return Failure("not needed", f"{candidate.part_of} failed")
         assert facts is not None  # parts of a skipped candidate are skipped
         if not self.limits.reason_wrong(facts):
-            return Failure("not needed", f"{complete.name} is within the quality limit")
-        if not self._beats_the_right(complete, facts):
-            return Failure("not needed", f"{complete.name} is not better than the candidates within the quality limit")
+            return Failure("not needed", f"{form.name} is within the quality limit")
+        if not self._beats_acceptable(form, facts):
+            return Failure("not needed", f"{form.name} is not better than the candidates within the quality limit")
         return None
 
     def find_rules(self, candidate: Candidate, plain: Path) -> bool:
@@ -68,15 +68,15 @@ class MixedVariants:
         facts, values = self.state.facts(PLAIN), self.state.values
         assert facts is not None  # the plain file is measured first
         assert values is not None  # values are drawn with the plain file
-        measured = measured_path(self.place / candidate.name)
+        measurements = measured_path(self.place / candidate.name)
 
         def end_in_time() -> None:
             if self.is_over():
                 raise _TimeUp
 
         try:
-            found = self.limits.find_rules(
-                candidate, plain, measured, end_in_time, plain_facts=facts, is_as_drawn=values.is_as_drawn
+            sensitivity = self.limits.find_rules(
+                candidate, plain, measurements, end_in_time, plain_facts=facts, is_as_drawn=values.is_as_drawn
             )
         except (InternalError, WriteError):
             raise
@@ -85,22 +85,22 @@ class MixedVariants:
         except WinMLError as error:
             self.state.keep_failure(candidate.name, Failure("failed", error.message))
             return True
-        listed = found.exclude_list
-        assert listed is not None  # a target is set
-        if listed.is_met:
-            self.state.keep_rules(candidate.name, listed.rules)
+        exclude_list = sensitivity.exclude_list
+        assert exclude_list is not None  # a target is set
+        if exclude_list.is_met:
+            self.state.keep_rules(candidate.name, exclude_list.rules)
         else:
-            self.state.keep_failure(candidate.name, Failure("wrong", self.limits.unmet_words(listed)))
+            self.state.keep_failure(candidate.name, Failure("wrong", self.limits.unmet_words(exclude_list)))
         return True
 
-    def _beats_the_right(self, complete: Candidate, facts: CandidateFacts) -> bool:
+    def _beats_acceptable(self, complete: Candidate, facts: CandidateFacts) -> bool:
         """Return True if a form outside the quality limit is better by the target than every form within the limit."""
-        measured = [(item, found) for item in self.plan if (found := self.state.facts(item.name)) is not None]
-        right = [(item, found) for item, found in measured if not self.limits.reason_wrong(found)]
+        pairs = [(item, other_facts) for item in self.plan if (other_facts := self.state.facts(item.name)) is not None]
+        acceptable = [(item, other_facts) for item, other_facts in pairs if not self.limits.reason_wrong(other_facts)]
         if self.limits.options.target == "size":
-            return all(facts.size_bytes < found.size_bytes for _, found in right)
+            return all(facts.size_bytes < other_facts.size_bytes for _, other_facts in acceptable)
         times = times_of_runs(self.state.turns(FORMATS), self.plan)
-        names = [item.name for item, _ in right if times.get(item.name)]
+        names = [item.name for item, _ in acceptable if times.get(item.name)]
         if not names or not times.get(complete.name):
             return False
         ratio = ratio_between(times, complete.name, fastest(times, names))

@@ -50,12 +50,12 @@ class QualityLimits:
         Raises:
             MeasureError: the plain file does not run on the values, or its outputs cannot reveal a wrong candidate.
         """
-        requested = self.options
-        fed = {
-            "sizes": dict(requested.sizes),
-            "batch_size": requested.batch_size,
-            "seed": requested.seed,
-            "input_data": None if requested.input_data is None else str(requested.input_data.absolute()),
+        options = self.options
+        input_fields = {
+            "sizes": dict(options.sizes),
+            "batch_size": options.batch_size,
+            "seed": options.seed,
+            "input_data": None if options.input_data is None else str(options.input_data.absolute()),
         }
         with closing(Contestant(self.shown)) as process:
             return process.ask(
@@ -64,8 +64,8 @@ class QualityLimits:
                 displayed=self.shown,
                 processors=None if self.processors is None else str(self.processors),
                 folder=str(self.folder),
-                samples=requested.draws,
-                fed=fed,
+                samples=options.draws,
+                fed=input_fields,
             )
 
     def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> tuple[CandidateFacts, float]:
@@ -74,10 +74,10 @@ class QualityLimits:
         Raises:
             MeasureError: the candidate does not run, or needs fixed sizes.
         """
-        measured = self.contestants.measure(candidate, model, samples)
-        run_ms: float = measured.pop("run_ms")
+        measurements = self.contestants.measure(candidate, model, samples)
+        run_ms: float = measurements.pop("run_ms")
         size = sum(file.stat().st_size for file in (model, *external_files(model)))
-        return CandidateFacts(size_bytes=size, **measured), run_ms
+        return CandidateFacts(size_bytes=size, **measurements), run_ms
 
     def measure_same(self, candidate: Candidate, model: Path, same: CandidateFacts) -> CandidateFacts:
         """Measure a candidate with other run settings of an evaluated file; quality is copied.
@@ -85,9 +85,9 @@ class QualityLimits:
         Raises:
             MeasureError: the candidate does not run.
         """
-        measured = self.contestants.measure(candidate, model, None)
-        del measured["run_ms"]
-        return replace(same, **measured)
+        measurements = self.contestants.measure(candidate, model, None)
+        del measurements["run_ms"]
+        return replace(same, **measurements)
 
     def with_scores(
         self, facts: CandidateFacts, candidate: Candidate, model: Path, plain: CandidateFacts | None
@@ -103,18 +103,18 @@ class QualityLimits:
         Raises:
             WinMLError: as :func:`~winml.modelkit.evaluate_model`.
         """
-        requested = self.options.evaluation
-        if requested is None:
+        options = self.options.evaluation
+        if options is None:
             return facts
-        changed = {"max_drop": {}, "metrics": tuple(self.options.max_drop), "baseline": NO_BASELINE}
-        evaluated = evaluate_model(
-            model, options=requested.model_copy(update=changed), ep=candidate.ep, ep_options=dict(candidate.ep_options)
+        changes = {"max_drop": {}, "metrics": tuple(self.options.max_drop), "baseline": NO_BASELINE}
+        evaluation = evaluate_model(
+            model, options=options.model_copy(update=changes), ep=candidate.ep, ep_options=dict(candidate.ep_options)
         )
-        scores = {metric.name: metric.value for metric in evaluated.metrics}
-        is_higher_better = {metric.name: metric.is_higher_better for metric in evaluated.metrics}
-        before = scores if plain is None else plain.scores
+        scores = {metric.name: metric.value for metric in evaluation.metrics}
+        is_higher_better = {metric.name: metric.is_higher_better for metric in evaluation.metrics}
+        plain_scores = scores if plain is None else plain.scores
         drops = {
-            name: before[name] - value if is_higher_better[name] else value - before[name]
+            name: plain_scores[name] - value if is_higher_better[name] else value - plain_scores[name]
             for name, value in scores.items()
         }
         return replace(facts, scores=scores, drops=drops, is_higher_better=is_higher_better)
@@ -123,17 +123,17 @@ class QualityLimits:
         """Return why a candidate is outside the quality limits; empty if within."""
         if facts.problem or facts.sqnr_db is None:
             return f"{facts.output} {facts.problem}"
-        least = self.options.least_sqnr_db
+        minimum = self.options.least_sqnr_db
         lower = facts.sqnr_db if facts.lower_sqnr_db is None else facts.lower_sqnr_db
-        if least is not None and lower < least:
+        if minimum is not None and lower < minimum:
             interval = "" if lower == facts.sqnr_db else f" (lower bound {lower:.1f} dB)"
-            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, minimum {least:g}"
+            return f"SQNR {facts.sqnr_db:.1f} dB{interval} for {facts.output}, minimum {minimum:g}"
         for metric, limit in self.options.max_drop.items():
             drop = facts.drops.get(metric)
             if drop is None:
                 return f"{metric} drops by an unknown amount, maximum {drop_words(limit)}"
-            before = facts.scores[metric] + (drop if facts.is_higher_better[metric] else -drop)
-            if not drop <= drop_at(limit, before) + SLACK:
+            baseline = facts.scores[metric] + (drop if facts.is_higher_better[metric] else -drop)
+            if not drop <= drop_at(limit, baseline) + SLACK:
                 return f"{metric} drops by {drop:.4f}, maximum {drop_words(limit)}"
         return ""
 
@@ -161,24 +161,24 @@ class QualityLimits:
             WinMLError: as :func:`~winml.modelkit.quantization_sensitivity`.
         """
         options = parse_options(QuantizeOptions, dict(candidate.sections["quant"]), candidate.name)
-        least = self.options.least_sqnr_db
+        minimum = self.options.least_sqnr_db
         sensitivity = SensitivityOptions(
             samples=self.options.draws,
             sizes=dict(self.options.sizes) if is_as_drawn else {},
             seed=self.options.seed,
             input_data=None if is_as_drawn else sample_path(self.folder, 0),
-            target=None if least is None else f"sqnr_db={least + _MARGIN_DB:g}",
+            target=None if minimum is None else f"sqnr_db={minimum + _MARGIN_DB:g}",
             processors=self.processors,
             iterations=1,  # times are measured in the race
             measured=measured,
             overwrite=True,
         )
-        if least is not None:
+        if minimum is not None:
             return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, before_each=before_each)
-        requested = self.options.evaluation
-        assert requested is not None  # a maximum drop requires a dataset
+        evaluation = self.options.evaluation
+        assert evaluation is not None  # a maximum drop requires a dataset
         with variant_evaluator(
-            plain, requested.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)
+            plain, evaluation.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)
         ) as evaluator:
             return quantization_sensitivity(
                 plain, options=options, sensitivity=sensitivity, evaluator=evaluator, before_each=before_each
@@ -188,14 +188,14 @@ class QualityLimits:
         """Return the first limited metric, and its required value."""
         metric, limit = next(iter(self.options.max_drop.items()))
         value = plain.scores[metric]
-        most = drop_at(limit, value)
-        return metric, value - most if plain.is_higher_better[metric] else value + most
+        max_drop = drop_at(limit, value)
+        return metric, value - max_drop if plain.is_higher_better[metric] else value + max_drop
 
     def unmet_words(self, listed: ExcludeList) -> str:
         """Describe the best result if no list of modules reaches the target."""
-        form, least = listed.form, self.options.least_sqnr_db
-        wanted = listed.target.words if least is None else f"{least:g} dB"
+        form, minimum = listed.form, self.options.least_sqnr_db
+        target = listed.target.words if minimum is None else f"{minimum:g} dB"
         if form.worst is None:
-            return f"no choice of float modules reaches {wanted}"
-        found = f"{form.worst.lower_db:.1f} dB (lower bound) with {len(listed.excluded)} modules in float"
-        return f"no choice of float modules reaches {wanted}: {found}"
+            return f"no choice of float modules reaches {target}"
+        best = f"{form.worst.lower_db:.1f} dB (lower bound) with {len(listed.excluded)} modules in float"
+        return f"no choice of float modules reaches {target}: {best}"

@@ -82,20 +82,20 @@ class Race:
         Raises:
             MeasureError: the plain file does not run any more.
         """
-        names = [item.name for item in self.candidates]
+        names = [candidate.name for candidate in self.candidates]
         if set(self.times) != set(names):
-            self.state.keep_turns(self.name, self._turns_so_far(names))
+            self.state.keep_turns(self.name, self._reusable_turns(names))
         is_open = False
-        while self._eliminated():
-            if self.is_over() and self._turns() >= self.rungs[0]:
+        while self._drop_losers():
+            if self.is_over() and self._count_turns() >= self.rungs[0]:
                 return
             if not is_open:
-                facts = {item.name: self.state.facts(item.name) for item in self.standing}
-                running.begin_race({name: found.peak_bytes if found else 0 for name, found in facts.items()})
+                facts = {candidate.name: self.state.facts(candidate.name) for candidate in self.standing}
+                running.begin_race({name: fact.peak_bytes if fact else 0 for name, fact in facts.items()})
                 is_open = True
             self._run_turn(running, model_of)
 
-    def _turns_so_far(self, names: Sequence[str]) -> dict[str, list[float]]:
+    def _reusable_turns(self, names: Sequence[str]) -> dict[str, list[float]]:
         """Return turns in which all named candidates took part, from this race or the earlier race."""
         for race in (self.name, self.begun):
             times = self.state.turns(race)
@@ -103,41 +103,41 @@ class Race:
                 return {name: times[name] for name in names}
         return {name: [] for name in names}
 
-    def _eliminated(self) -> int:
+    def _drop_losers(self) -> int:
         """Drop losers at each completed rung; return the turns of the next rung, 0 if the race is over."""
         self.dropped.clear()
         confidence = confidence_of_race(len(self.candidates), len(self.rungs) - 1)
         for rung in self.rungs:
             if len(self.standing) < 2:
                 return 0
-            if self._turns() < rung:
+            if self._count_turns() < rung:
                 return rung
             if rung != self.rungs[-1]:
                 times = {name: series[:rung] for name, series in self.times_of_runs.items()}
-                self.dropped |= losers(times, [item.name for item in self.standing], confidence)
-                if is_decided(times, [item.name for item in self.standing]):
+                self.dropped |= losers(times, [candidate.name for candidate in self.standing], confidence)
+                if is_decided(times, [candidate.name for candidate in self.standing]):
                     return 0
         return 0
 
-    def _turns(self) -> int:
-        return min(len(self.times[item.name]) for item in self.standing)
+    def _count_turns(self) -> int:
+        return min(len(self.times[candidate.name]) for candidate in self.standing)
 
     def _run_turn(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
         """Time a block of each remaining candidate; the first candidate changes from turn to turn."""
         for name in self.dropped:
             running.drop(name)
-        turn, standing, times = self._turns(), self.standing, self.times
+        turn, standing, times = self._count_turns(), self.standing, self.times
         first = turn % len(standing)
-        for item in (*standing[first:], *standing[:first]):
+        for candidate in (*standing[first:], *standing[:first]):
             try:
-                times[item.name].append(percentile(running.block(item, model_of, self.size), 50))
+                times[candidate.name].append(percentile(running.block(candidate, model_of, self.size), 50))
             except MeasureError as error:  # noqa: PERF203 - one of a few blocks
-                if item.name == PLAIN:
+                if candidate.name == PLAIN:
                     raise
-                running.drop(item.name)
-                del times[item.name]
-                self.state.keep_failure(item.name, Failure("failed", error.message))
-                self.candidates = [other for other in self.candidates if other.name != item.name]
+                running.drop(candidate.name)
+                del times[candidate.name]
+                self.state.keep_failure(candidate.name, Failure("failed", error.message))
+                self.candidates = [other for other in self.candidates if other.name != candidate.name]
         self.state.keep_turns(self.name, times)
         if self.progress is not None:
             self.progress(turn + 1, (turn + 1) / self.rungs[-1])

@@ -239,12 +239,12 @@ def refuse_foreign_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise OutputExistsError(f"output {folder} is a file", hint="Choose a folder: a tuning writes several files.")
     # Partial files of a killed command are hidden; its completed files appear after recovery.
-    there = {path.name for path in folder.iterdir() if not path.name.startswith(file_names.PARTIAL_PREFIX)}
-    there |= {path.name for path in waiting_files([folder / file_names.TUNE_STATE_NAME])}
-    foreign = sorted(there - _OURS)
-    if not foreign and file_names.TUNE_STATE_NAME not in there:
+    entries = {path.name for path in folder.iterdir() if not path.name.startswith(file_names.PARTIAL_PREFIX)}
+    entries |= {path.name for path in waiting_files([folder / file_names.TUNE_STATE_NAME])}
+    foreign = sorted(entries - _OURS)
+    if not foreign and file_names.TUNE_STATE_NAME not in entries:
         # The lock exists before the state; without a state, other files with our names are foreign.
-        foreign = sorted(there - {file_names.TUNE_LOCK_NAME})
+        foreign = sorted(entries - {file_names.TUNE_LOCK_NAME})
     if foreign:
         names = ", ".join(foreign[:3])
         raise OutputExistsError(

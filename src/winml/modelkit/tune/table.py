@@ -62,27 +62,27 @@ def tuning_document(result: TuneResult) -> doc.Document:
 
 
 def _figures(result: TuneResult) -> Iterator[doc.Figure]:
-    winner, won = result.winner, result.won
-    yield doc.Figure("winner", winner.name, won.candidate.words)
-    if won.latency is not None:
-        ends = _with_ends(won.latency.p50_ms, won.latency.low_ms, won.latency.high_ms).partition(" ")[2]
+    winner, tuned = result.winner, result.won
+    yield doc.Figure("winner", winner.name, tuned.candidate.words)
+    if tuned.latency is not None:
+        ends = _interval(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
-        yield doc.Figure("latency", f"{won.latency.p50_ms:.2f} ms", interval)
+        yield doc.Figure("latency", f"{tuned.latency.p50_ms:.2f} ms", interval)
     if winner.ratio_to_plain is not None:
         ratio = winner.ratio_to_plain.value
         meaning = f"{ratio:.2f} of the latency of the plain file"
         yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
     if winner.size_bytes is not None:
         plain = next((item.facts for item in result.candidates if item.candidate.kind == "plain"), None)
-        before = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
-        yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{before}")
+        plain_words = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
+        yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{plain_words}")
     if winner.sqnr_db is not None:
-        words, least = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
-        meaning = f"of the worst output; {'no limit' if least is None else f'the minimum is {least:g} dB'}"
+        words, minimum = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
+        meaning = f"of the worst output; {'no limit' if minimum is None else f'the minimum is {minimum:g} dB'}"
         yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", meaning)
     statuses = Counter(item.status for item in result.candidates)
-    counted = ", ".join(f"{count} {status}" for status, count in statuses.items())
-    yield doc.Figure("candidates", str(len(result.candidates)), counted)
+    status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    yield doc.Figure("candidates", str(len(result.candidates)), status_words)
 
 
 def _fields(result: TuneResult) -> Iterator[doc.Field]:
@@ -103,10 +103,10 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
 
 
 def _limit_words(result: TuneResult) -> str:
-    least, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
-    words = [] if least is None else [f"an SQNR of at least {least:g} dB relative to the plain file"]
+    minimum, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
+    words = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
     words += [
-        f"{name} drops by at most {drop_words(most)} on {result.limits['dataset']}" for name, most in drops.items()
+        f"{name} drops by at most {drop_words(drop)} on {result.limits['dataset']}" for name, drop in drops.items()
     ]
     return " and ".join(words)
 
@@ -137,7 +137,7 @@ def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
             (None, None)
             if latency is None
             else (
-                doc.Number(latency.p50_ms, _with_ends(latency.p50_ms, latency.low_ms, latency.high_ms)),
+                doc.Number(latency.p50_ms, _interval(latency.p50_ms, latency.low_ms, latency.high_ms)),
                 doc.Number(_ratio(item), _ratio_words(item)),
             )
         ),
@@ -153,7 +153,7 @@ def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
     ]
 
 
-def _with_ends(value: float, low: float | None, high: float | None) -> str:
+def _interval(value: float, low: float | None, high: float | None) -> str:
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
@@ -163,7 +163,7 @@ def _ratio(item: TunedCandidate) -> float:
 
 def _ratio_words(item: TunedCandidate) -> str:
     ratio = None if item.latency is None else item.latency.ratio
-    return "1" if ratio is None else _with_ends(ratio.value, ratio.low, ratio.high)
+    return "1" if ratio is None else _interval(ratio.value, ratio.low, ratio.high)
 
 
 def _dot(item: TunedCandidate) -> doc.Dot:
@@ -183,7 +183,7 @@ def _dot(item: TunedCandidate) -> doc.Dot:
         bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         lines=(
             item.candidate.words,
-            f"{_with_ends(latency.p50_ms, latency.low_ms, latency.high_ms)} ms, {_ratio(item):.2f} of the plain file",
+            f"{_interval(latency.p50_ms, latency.low_ms, latency.high_ms)} ms, {_ratio(item):.2f} of the plain file",
             size_words(facts.size_bytes),
             item.status,
         ),

@@ -60,8 +60,8 @@ class Answer:
                 "dataset": options.dataset,
             },
             machine=self.machine.as_record(),
-            candidates=tuple(_with_front(rows)),
-            winner=self._winner(choice, built),
+            candidates=tuple(_mark_front(rows)),
+            winner=self._winner_record(choice, built),
             measured_shapes=values.shapes,
             block=values.block,
             batch_size=values.batch_size,
@@ -75,11 +75,11 @@ class Answer:
     def _row(self, candidate: records.Candidate, choice: Choice) -> records.TunedCandidate:
         facts, latency = self.state.facts(candidate.name), self._latency(candidate)
         status, reason = self._verdict(candidate, choice, facts)
-        beside = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
+        ratio = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
         samples = None
         if latency is not None and self.state.values is not None:
             samples = self.state.values.batch_size * candidate.callers * 1000 / latency.p50_ms
-        return records.TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=beside)
+        return records.TunedCandidate(candidate, status, reason, facts, latency, samples, ratio_to_winner=ratio)
 
     def _last_race(self, name: str) -> str | None:
         """Return the last race in which a candidate was timed."""
@@ -91,25 +91,25 @@ class Answer:
             return None
         series = self.state.turns(race)[candidate.name]
         low, high = median_interval(series) or (None, None)
-        ratio = None if candidate.name == PLAIN else self._ratio(race, candidate.name, PLAIN)
+        ratio = None if candidate.name == PLAIN else self._race_ratio(race, candidate.name, PLAIN)
         return records.MeasuredLatency(median(series), low, high, ratio, len(series), race)
 
-    def _ratio(self, race: str, first: str, second: str) -> Ratio | None:
+    def _race_ratio(self, race: str, first: str, second: str) -> Ratio | None:
         times = times_of_runs(self.state.turns(race), self.candidates)
         return ratio_between(times, first, second) if times.get(first) and times.get(second) else None
 
     def _deciding_ratio(self, first: str, second: str) -> Ratio | None:
-        return next((ratio for race in _DECIDING if (ratio := self._ratio(race, first, second)) is not None), None)
+        return next((ratio for race in _DECIDING if (ratio := self._race_ratio(race, first, second)) is not None), None)
 
     def _verdict(
         self, candidate: records.Candidate, choice: Choice, facts: records.CandidateFacts | None
     ) -> tuple[records.CandidateStatus, str]:
         """Return the status of a candidate, and its reason."""
         if candidate.name == choice.winner:
-            return "won", self._winning_words(choice)
-        out = self.state.failure(candidate.name) or self.skipped.get(candidate.name)
-        if out is not None:
-            return out.status, out.reason
+            return "won", self._gain_words(choice)
+        failure = self.state.failure(candidate.name) or self.skipped.get(candidate.name)
+        if failure is not None:
+            return failure.status, failure.reason
         if facts is None:
             return "not tried", f"time limit reached ({opt.budget})"
         if candidate.name != PLAIN and (reason := self.limits.reason_wrong(facts)):
@@ -118,40 +118,40 @@ class Answer:
             winner = self.state.facts(choice.winner)
             is_as_small = winner is not None and facts.size_bytes <= winner.size_bytes
             return "right", f"{'no' if is_as_small else 'not'} smaller than {choice.winner}"
-        return self._lost(candidate, choice)
+        return self._loss_verdict(candidate, choice)
 
-    def _lost(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
+    def _loss_verdict(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
         ratio = self._deciding_ratio(candidate.name, choice.winner)
         if ratio is not None:
             words = _ratio_words(ratio, choice.winner)
             if ratio.verdict == "slower":
                 return "slower", words
-            return "right", f"{words}: {_apart_words(ratio)}; {choice.winner} is preferred"
+            return "right", f"{words}: {_difference_words(ratio)}; {choice.winner} is preferred"
         # The form of which the winner is a variation.
         form = choice.winner.partition("+")[0]
-        ratio = self._ratio("right", candidate.name, form)
+        ratio = self._race_ratio("right", candidate.name, form)
         if ratio is None:
             return "slower", "not in the last race"
         return "slower", f"{_ratio_words(ratio, form)}, but {choice.winner} is faster"
 
-    def _winner(self, choice: Choice, built: BuildResult) -> records.Winner:
+    def _winner_record(self, choice: Choice, built: BuildResult) -> records.Winner:
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(candidate.name)
         config = str(built.folder / BUILD_CONFIG_NAME)
-        place = [] if candidate.ep is None else [spell_flag("ep"), candidate.ep]
+        provider_words = [] if candidate.ep is None else [spell_flag("ep"), candidate.ep]
         option = spell_flag("ep_options")
-        place += [word for name, value in candidate.ep_options.items() for word in (option, f"{name}={value}")]
+        provider_words += [word for name, value in candidate.ep_options.items() for word in (option, f"{name}={value}")]
         threads = [] if candidate.threads is None else [spell_flag("threads"), str(candidate.threads)]
         sizes = [] if candidate.fixed_sizes else list(self._size_words())
         return records.Winner(
             name=candidate.name,
             folder=str(built.folder),
             config=config,
-            words=self._winning_words(choice),
+            words=self._gain_words(choice),
             build_command=shlex.join(["winml", "build", "-c", config, "-o", "DIR"]),
             perf_command=None
             if candidate.callers > 1
-            else shlex.join(["winml", "perf", str(built.folder), *place, *threads, *sizes]),
+            else shlex.join(["winml", "perf", str(built.folder), *provider_words, *threads, *sizes]),
             is_within_noise=choice.is_within_noise,
             ratio_to_plain=None if latency is None else latency.ratio,
             sqnr_db=None if facts is None else facts.sqnr_db,
@@ -167,7 +167,7 @@ class Answer:
         if self.options.batch_size is not None:
             yield from (spell_flag("batch_size"), str(self.options.batch_size))
 
-    def _winning_words(self, choice: Choice) -> str:
+    def _gain_words(self, choice: Choice) -> str:
         """Describe the gain of the winner, and equally good candidates."""
         candidate = next(item for item in self.candidates if item.name == choice.winner)
         latency, facts = self._latency(candidate), self.state.facts(choice.winner)
@@ -178,7 +178,7 @@ class Answer:
             decibels = decibel_words(facts.sqnr_db)
             words.append("equal outputs" if decibels == "equal" else f"SQNR {decibels} dB")
         if choice.is_within_noise:
-            words += _simpler_words(choice)
+            words += _preference_words(choice)
         if candidate.fixed_sizes:
             fixed = ", ".join(f"{name} {size}" for name, size in candidate.fixed_sizes.items())
             words.append(f"its sizes are fixed ({fixed}): it runs at these sizes only")
@@ -191,30 +191,30 @@ class Answer:
         return "; ".join(words)
 
     def _notes(self) -> Iterator[str]:
-        busy = [
+        names = [
             item.name
             for item in self.candidates
             if (race := self._last_race(item.name)) and summarize(self.state.turns(race)[item.name]).is_disturbed
         ]
-        is_cut = any(item.status == "not tried" and opt.budget in item.reason for item in self.skipped.values())
-        if busy:
-            longer = f", with a longer {opt.budget} or none" if is_cut else ""
-            seen = (
-                f"Half of the turns of {', '.join(busy)} took more than 1.5 times the fastest: the machine seems busy."
+        is_out_of_time = any(item.status == "not tried" and opt.budget in item.reason for item in self.skipped.values())
+        if names:
+            budget_words = f", with a longer {opt.budget} or none" if is_out_of_time else ""
+            notice = (
+                f"Half of the turns of {', '.join(names)} took more than 1.5 times the fastest: the machine seems busy."
             )
             if self.options.decides_by_size:
-                yield f"{seen} The smallest file was chosen in any case; the times in the table may be too long."
+                yield f"{notice} The smallest file was chosen in any case; the times in the table may be too long."
             else:
                 yield (
-                    f"{seen} Their times were not used, and the simpler candidate was chosen. Repeat the tuning in a "
-                    f"new folder on an idle machine{longer}."
+                    f"{notice} Their times were not used, and the simpler candidate was chosen. Repeat the tuning in a "
+                    f"new folder on an idle machine{budget_words}."
                 )
         if self.state.values is not None and self.state.values.samples.source == "random":
             yield (
                 f"Outputs were compared on random values in the ranges that the file states; {opt.input_data} takes "
                 "real inputs."
             )
-        if is_cut and not busy:
+        if is_out_of_time and not names:
             yield (
                 "The time limit was reached before all candidates were tried; repeat the command with a different "
                 f"{opt.budget} to resume."
@@ -230,7 +230,7 @@ def _ratio_words(ratio: Ratio, name: str) -> str:
     return f"{ratio.value:.2f} of the time of {name}{_ratio_ends(ratio)}"
 
 
-def _apart_words(ratio: Ratio) -> str:
+def _difference_words(ratio: Ratio) -> str:
     """Describe the relation to the winner of a candidate that is not significantly slower."""
     if ratio.is_disturbed:
         return "undecided, because the machine was busy"
@@ -243,30 +243,30 @@ def _apart_words(ratio: Ratio) -> str:
     return f"the difference may be below {100 * NOISE:g} %"
 
 
-def _simpler_words(choice: Choice) -> Iterator[str]:
+def _preference_words(choice: Choice) -> Iterator[str]:
     """Yield the reasons why a winner won that is not the best candidate."""
     ratio = choice.ratio
     if ratio is None:
         yield f"{choice.fastest} is smaller by no more than the noise, so the simpler one wins"
         return
-    yield f"{choice.fastest} takes {ratio.value:.2f} of its time{_ratio_ends(ratio)}: {_apart_words(ratio)}"
+    yield f"{choice.fastest} takes {ratio.value:.2f} of its time{_ratio_ends(ratio)}: {_difference_words(ratio)}"
     yield "the simpler one wins"
     if not ratio.is_within_noise:
         yield "on an idle machine, a tuning may distinguish them"
 
 
-def _with_front(rows: Sequence[records.TunedCandidate]) -> Iterator[records.TunedCandidate]:
+def _mark_front(rows: Sequence[records.TunedCandidate]) -> Iterator[records.TunedCandidate]:
     """Mark the Pareto-optimal candidates among the timed candidates."""
-    measured = [row for row in rows if row.facts is not None and row.latency is not None and row.status != "failed"]
-    places = [
+    comparable = [row for row in rows if row.facts is not None and row.latency is not None and row.status != "failed"]
+    points = [
         (
             row.latency.ratio.value if row.latency.ratio is not None else 1.0,
             float(row.facts.size_bytes),
             row.facts.sqnr_db if row.facts.sqnr_db is not None else _OF_WRONG,
         )
-        for row in measured
+        for row in comparable
         if row.latency is not None and row.facts is not None
     ]
-    front = {row.candidate.name for row, is_best in zip(measured, records.on_front(places), strict=True) if is_best}
+    front = {row.candidate.name for row, is_best in zip(comparable, records.on_front(points), strict=True) if is_best}
     for row in rows:
         yield replace(row, is_on_front=row.candidate.name in front)

@@ -79,19 +79,19 @@ def tune_model(
         StageError: the model cannot be exported, or does not run.
         VerificationError: the outputs of ONNX Runtime and PyTorch differ.
     """
-    requested, request = _parsed_flags(options, model, flags)
-    requested.refuse_contradictions()
+    tune_options, request = _split_flags(options, model, flags)
+    tune_options.refuse_contradictions()
     folder = Path(output)
     clock = StepClock(TUNE_STEPS, on_step)
     machine = look_at_tuning_machine()
     with held_tune_folder(folder):
-        requested_model = tuned_model(request, export or WinMLExportConfig())
-        plan = plan_candidates(requested, machine)
-        state = TuneState(folder, _request_of(requested_model, requested, machine, plan), overwrite=overwrite)
+        original = tuned_model(request, export or WinMLExportConfig())
+        plan = plan_candidates(tune_options, machine)
+        state = TuneState(folder, _measurement_identity(original, tune_options, machine, plan), overwrite=overwrite)
         try:
-            source = exported_once(requested_model, folder.absolute(), state)
+            source = exported_once(original, folder.absolute(), state)
             contest = Contest(
-                request.model, source, requested, machine, folder.absolute(), state, plan, clock, progress
+                request.model, source, tune_options, machine, folder.absolute(), state, plan, clock, progress
             )
             result = contest.run()
         except WinMLError:
@@ -100,7 +100,7 @@ def tune_model(
         text = json.dumps(result.as_record(), indent=2, ensure_ascii=False)
         write_atomically(folder / TUNE_RESULT_NAME, f"{text}\n")
         write_atomically(folder / TUNE_PAGE_NAME, render_html(tuning_document(result)))
-        if all(item.status != "not tried" for item in result.candidates):
+        if all(candidate.status != "not tried" for candidate in result.candidates):
             shutil.rmtree(folder / TUNE_CANDIDATES_NAME, ignore_errors=True)
     return result
 
@@ -145,12 +145,12 @@ def look_at_tuning(
         # Without a state, the model need not be identified, nor read twice.
         if state.exists() and not is_to_be_fetched(plan_build(WinMLBuildConfig(), request)):
             model = tuned_model(request, WinMLExportConfig())
-            identity = _request_of(model, options, machine, candidates)
+            identity = _measurement_identity(model, options, machine, candidates)
             measured = measured_candidates(folder, identity, overwrite=overwrite)
     return TuningOutlook(candidates, measured or frozenset(), measured is None)
 
 
-def _tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
+def _source_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
     """Return the request for a model, which may be an ONNX file or a build folder.
 
     Raises:
@@ -165,24 +165,24 @@ def _tuned_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:
     return ModelRequest(model=str(path))
 
 
-def _parsed_flags(
+def _split_flags(
     options: TuneOptions | None, model: str | os.PathLike[str] | ModelRequest, flags: Mapping[str, object]
 ) -> tuple[TuneOptions, ModelRequest]:
     """Split flags of both kinds into the options and the request."""
     load = {option.name: flags[option.name] for option in declared_options() if option.name in flags}
-    own = {name: value for name, value in flags.items() if name not in load or name in TuneOptions.model_fields}
-    requested = options_of(TuneOptions, options, own, "tune_model")
-    return requested, model if isinstance(model, ModelRequest) else _tuned_request(model, **load)
+    tune_flags = {name: value for name, value in flags.items() if name not in load or name in TuneOptions.model_fields}
+    tune_options = options_of(TuneOptions, options, tune_flags, "tune_model")
+    return tune_options, model if isinstance(model, ModelRequest) else _source_request(model, **load)
 
 
-def _request_of(
+def _measurement_identity(
     source: TunedModel, options: TuneOptions, machine: TuningMachine, plan: tuple[Candidate, ...]
 ) -> dict[str, object]:
     """Return everything that the measurements depend on; the time limit is not included."""
     request = {"model": source.request.model} if is_onnx_path(source.request.model) else request_record(source.request)
     # The return value of a factory is not known in advance; its file is.
     script = {} if source.identity.is_repeatable else {"files": file_digests(source.identity.places)}
-    requested = {
+    record = {
         "identity": {**source.identity.record, **script},
         "request": request,
         "export": source.export.model_dump(mode="json"),
@@ -190,7 +190,7 @@ def _request_of(
         "machine": machine.as_record(),
         "plan": [candidate.as_record() for candidate in plan],
     }
-    return resume_identity(requested, _data_digests(options))
+    return resume_identity(record, _data_digests(options))
 
 
 def _data_digests(options: TuneOptions) -> dict[str, dict[str, str]]:

@@ -72,7 +72,7 @@ def plan_tuning(request: TuneRequest) -> Plan:
         verb="tune",
         reads=tuple(path for path in (*request.files, *values, *data_set_files(request)) if path.is_file()),
         writes=planned_files(folder, conditions),
-        steps=tuple(map(PlannedStep, TUNE_STEPS, _steps(outlook, request))),
+        steps=tuple(map(PlannedStep, TUNE_STEPS, _describe_steps(outlook, request))),
         notes=(f"{folder} contains a different tuning, whose results are removed.",) if outlook.starts_anew else (),
         interrupted=interruptions_beside([folder / file_names.TUNE_STATE_NAME]),
     )
@@ -102,22 +102,22 @@ def run_tuning(
     )
 
 
-def _steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
+def _describe_steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, ...]:
     """Describe each step of a tuning, in order."""
     folder = request.output
-    plain, *others = outlook.candidates
-    whole = [candidate for candidate in others if not candidate.part_of]
-    parts = [candidate for candidate in others if candidate.part_of]
+    plain, *variants = outlook.candidates
+    forms = [candidate for candidate in variants if not candidate.part_of]
+    parts = [candidate for candidate in variants if candidate.part_of]
 
     def words(candidates: Sequence[Candidate]) -> str:
-        described = (
+        entries = (
             f"{item.name} ({item.words}{'; already measured' * (item.name in outlook.measured)})" for item in candidates
         )
-        return ", ".join(described) or "none"
+        return ", ".join(entries) or "none"
 
     return (
         words([plain]),
-        words(whole),
+        words(forms),
         words(parts),
         "of candidates within the quality limit, fastest first, in alternation",
         "groups of modules of a quantized winner, each in float"

@@ -52,7 +52,7 @@ def _outputs_path(folder: Path, number: int) -> Path:
     return folder / f"answers{number}.npz"
 
 
-def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
+def _write_sample(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
     """Write a sample, and the outputs of the plain file.
 
     Raises:
@@ -64,13 +64,13 @@ def _keep(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> None:
         files.commit()
 
 
-def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
+def _usable_outputs(outputs: Arrays, displayed: str) -> dict[str, Array]:
     """Return the numeric outputs.
 
     Raises:
         MeasureError: the outputs cannot reveal a wrong candidate.
     """
-    numbers = _numbers(outputs)
+    numbers = _numeric_outputs(outputs)
     if not any(np.any(np.isfinite(array) & (array != 0)) for array in numbers.values()):
         raise MeasureError(
             f"{displayed} returns only zeros, NaN or infinity on these inputs, so a wrong candidate could not "
@@ -80,7 +80,7 @@ def _telling(outputs: Arrays, displayed: str) -> dict[str, Array]:
     return numbers
 
 
-def _numbers(outputs: Mapping[str, Array | None]) -> dict[str, Array]:
+def _numeric_outputs(outputs: Mapping[str, Array | None]) -> dict[str, Array]:
     """Return the numeric outputs, in data types that numpy can write."""
     numbers = {
         name: array for name, array in outputs.items() if array is not None and array.dtype.kind not in TEXT_KINDS
@@ -124,29 +124,29 @@ class _Runner:
         options = opened_model.RunOptions(
             displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)}
         )
-        opened = opened_model.open_model(Path(path), options, options.choose_provider())
-        place = None if processors is None else Path(processors)
-        judged = quality_values(opened.session, SampleRequest(options, place, count=samples, model=Path(path)))
-        for number, values in enumerate(judged.values):
+        model = opened_model.open_model(Path(path), options, options.choose_provider())
+        processor_dir = None if processors is None else Path(processors)
+        quality = quality_values(model.session, SampleRequest(options, processor_dir, count=samples, model=Path(path)))
+        for number, values in enumerate(quality.values):
             with opened_model.refusals_explained(values):
-                outputs = opened.session.run(values.feeds)
-            _keep(Path(folder), number, values.feeds, _telling(outputs, displayed))
-        timed, is_as_drawn = options, False
+                outputs = model.session.run(values.feeds)
+            _write_sample(Path(folder), number, values.feeds, _usable_outputs(outputs, displayed))
+        timing, is_as_drawn = options, False
         if input_data is None:
             decoding = decoder_run(inputs_of_file(Path(path)), options.sizes)
-            timed = opened_model.with_fitting_sizes(opened.session, dataclasses.replace(options, decoding=decoding))
-            is_as_drawn = decoding is None and not timed.fitting_sizes
-        values = opened_model.values_for(opened.session, timed)
+            timing = opened_model.with_fitting_sizes(model.session, dataclasses.replace(options, decoding=decoding))
+            is_as_drawn = decoding is None and not timing.fitting_sizes
+        values = opened_model.values_for(model.session, timing)
         with opened_model.refusals_explained(values):
-            outputs = opened.session.run(values.feeds)
+            outputs = model.session.run(values.feeds)
         with OutputFiles() as files:
             np.savez(files.reserve(values_path(Path(folder))), **values.feeds)  # type: ignore[arg-type]  # as below
             files.commit()
         batch_size, _ = batch_of(values.inputs, values.feeds, outputs)
         return {
             "shapes": {name: list(array.shape) for name, array in values.feeds.items()},
-            "notes": [*values.notes, *judged.values[0].notes],
-            "samples": dataclasses.asdict(judged.about),
+            "notes": [*values.notes, *quality.values[0].notes],
+            "samples": dataclasses.asdict(quality.about),
             "batch_size": batch_size,
             "is_as_drawn": is_as_drawn,
         }
@@ -162,18 +162,18 @@ class _Runner:
             threads=run["threads"],
         )
         provider = options.choose_provider()
-        self._opened = opened = opened_model.open_model(Path(path), options, provider)
-        opened_model.refuse_dynamic_inputs(provider, graph_inputs(opened.session), options)
+        self._opened = model = opened_model.open_model(Path(path), options, provider)
+        opened_model.refuse_dynamic_inputs(provider, graph_inputs(model.session), options)
         # Stored, because ONNX Runtime reads the arrays in place.
-        self._feeds = feeds = opened_model.values_for(opened.session, options).feeds
-        before = resident_bytes()
-        self._runs = [opened.session.prepare(feeds) for _ in range(callers)]
+        self._feeds = feeds = opened_model.values_for(model.session, options).feeds
+        bytes_before = resident_bytes()
+        self._runs = [model.session.prepare(feeds) for _ in range(callers)]
         self._pool = ThreadPoolExecutor(callers) if callers > 1 else None
         latency = measure_latency(self._run_all, LatencyOptions(_FIRST_RUNS, warmup=1))
         return {
-            "session_creation_ms": opened.creation_ms,
-            "session_bytes": opened.session_bytes,
-            "run_bytes": max(resident_bytes() - before, 0),
+            "session_creation_ms": model.creation_ms,
+            "session_bytes": model.session_bytes,
+            "run_bytes": max(resident_bytes() - bytes_before, 0),
             "peak_bytes": max(peak_bytes(), resident_bytes()),
             "first_run_ms": latency.first_run_ms,
             "run_ms": latency.summary.p50,
@@ -183,17 +183,17 @@ class _Runner:
         """Compare the outputs with those of the plain file; return the worst output."""
         assert self._opened is not None  # opened before
         session, reference, outputs = self._opened.session, [], []
-        about = QualitySamples(**samples)
-        for draw in range(about.count):
+        quality_samples = QualitySamples(**samples)
+        for draw in range(quality_samples.count):
             options = opened_model.RunOptions(session.name, input_data=sample_path(Path(folder), draw))
-            outputs.append(_numbers(session.run(opened_model.values_for(session, options).feeds)))
-            with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as retained:
-                reference.append({name: retained[name] for name in retained.files})
+            outputs.append(_numeric_outputs(session.run(opened_model.values_for(session, options).feeds)))
+            with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as archive:
+                reference.append({name: archive[name] for name in archive.files})
             if draw + 1 == _EQUAL_SAMPLES:
                 worst = measure_fidelity(reference, outputs, 0.0).worst
                 if not worst.problem and worst.sqnr_db >= _EQUAL_DB:
                     break
-        fidelity = measure_fidelity(reference, outputs, 0.0, dataclasses.replace(about, count=len(outputs)))
+        fidelity = measure_fidelity(reference, outputs, 0.0, dataclasses.replace(quality_samples, count=len(outputs)))
         worst = fidelity.worst
         return {
             "output": worst.name,
@@ -214,17 +214,17 @@ class _Runner:
             list(self._pool.map(lambda run: run(), self._runs))
 
 
-def _answer(request: dict[str, Any], runner: _Runner) -> dict[str, object]:
+def _run_request(request: dict[str, Any], runner: _Runner) -> dict[str, object]:
     """Do what a request names, and return the result or the error."""
-    works: dict[str, Callable[..., dict[str, object]]] = {
+    methods: dict[str, Callable[..., dict[str, object]]] = {
         "record": runner.record, "open": runner.open, "compare": runner.compare, "block": runner.block
     }  # fmt: skip
     try:
-        return works[request.pop("do")](**request)
+        return methods[request.pop("do")](**request)
     except WinMLError as error:
         return {"error": error.message, "hint": error.hint, "is_unwritten": isinstance(error, WriteError)}
 
 
 if __name__ == "__main__":
     runner = _Runner()
-    answer_questions(lambda request, _content: _answer(request, runner))
+    answer_questions(lambda request, _content: _run_request(request, runner))
