@@ -94,12 +94,12 @@ def command(**options: object) -> None:
     """
     parts = named_parts(options)
     # Each part is a file: errors in the options apply to all parts.
-    requested = options_of_part(options, next(iter(parts.values()))) if parts else options
-    model = _refuse_early(requested)
+    file_options = options_of_part(options, next(iter(parts.values()))) if parts else options
+    model = _refuse_early(file_options)
     if len(parts) > 1:
-        _inspect_files(parts, options, requested)
+        _inspect_files(parts, options, file_options)
     elif model is not None and model.lower().endswith(".onnx"):
-        _inspect_files({ONLY_PART: Path(model)}, options, requested)
+        _inspect_files({ONLY_PART: Path(model)}, options, file_options)
     elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
         _list_all_tasks(options)
     else:
@@ -112,17 +112,17 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
     Raises:
         UsageError: no model is specified, or two models are, or options contradict each other.
     """
-    passed = [value for value in (options["target"], options["model"]) if value is not None]
-    if len(passed) > 1:
+    models = [value for value in (options["target"], options["model"]) if value is not None]
+    if len(models) > 1:
         raise UsageError(
-            f"two models are specified: {passed[0]!r} and, with -m, {passed[1]!r}", hint="Use one of them."
+            f"two models are specified: {models[0]!r} and, with -m, {models[1]!r}", hint="Use one of them."
         )
-    if passed and options["model_type"]:
+    if models and options["model_type"]:
         raise UsageError(
-            f"--model-type {options['model_type']} and the model {passed[0]!r} cannot be combined",
+            f"--model-type {options['model_type']} and the model {models[0]!r} cannot be combined",
             hint="Use one of them.",
         )
-    if not passed and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
+    if not models and not any(options[name] for name in ("model_type", "model_class", "list_tasks")):
         raise UsageError(
             "no model is specified",
             hint="Pass an ONNX file, a Hub id, a checkpoint folder, a config.json or file.py:factory; or --model-type "
@@ -130,7 +130,7 @@ def _refuse_early(options: Mapping[str, Any]) -> str | None:
         )
     if options["depth"] is not None and not options["hierarchy"] and options["module"] is None:
         raise UsageError(f"--depth {options['depth']} applies to the module tree, which -H shows", hint="Add -H.")
-    model: str | None = _named_file(passed[0]) if passed else None
+    model: str | None = _find_file(models[0]) if models else None
     is_file = model is not None and model.lower().endswith(".onnx")
     _refuse_provider(options, model)
     if options["module"] is not None and not is_file:
@@ -174,7 +174,7 @@ def _refuse_provider(options: Mapping[str, Any], model: str | None) -> None:
         )
 
 
-def _named_file(name: str) -> str:
+def _find_file(name: str) -> str:
     """Return the ONNX file of a name: in a build or export folder, or on the Hub; else the name itself."""
     from winml.modelkit.builds.found_models import onnx_file, onnx_file_in
     from winml.modelkit.models.checkpoints.hub import hub_file
@@ -185,24 +185,24 @@ def _named_file(name: str) -> str:
 
 def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
     """Print the contents of a file, or of each part of a folder; with ``--module``, of parts with such a module."""
-    displayed = list(parts)
+    names = list(parts)
     of_several = len(parts) > 1
     if of_several and options["module"] is not None:
         from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
-        displayed = parts_with_module(part_modules(parts), options["module"])
+        names = parts_with_module(part_modules(parts), options["module"])
     with shown_wait("inspecting"):
-        numbered = counted(displayed, "part") if of_several else displayed
-        inspected = {part: _inspected_file(parts[part], requested) for part in numbered}
+        numbered = counted(names, "part") if of_several else names
+        files = {part: _inspect_file(parts[part], requested) for part in numbered}
     show_parts(
-        inspected,
+        files,
         options,
         lambda item: item.document(options),
         of_several=of_several,
         record=lambda item: item.as_record(options),
     )
-    for item in inspected.values():
-        _end(item.fit)
+    for item in files.values():
+        _exit_if_unfit(item.fit)
 
 
 @dataclass(frozen=True)
@@ -213,21 +213,21 @@ class _InspectedFile:
     fit: ProviderFit | None
 
     def as_record(self, options: Mapping[str, Any]) -> dict[str, object]:
-        record = self.inspection.as_record(with_hierarchy=_with_hierarchy(options), with_weights=options["verbose"])
+        record = self.inspection.as_record(with_hierarchy=_uses_hierarchy(options), with_weights=options["verbose"])
         return {**record, "execution_provider": None if self.fit is None else self.fit.as_record()}
 
     def document(self, options: Mapping[str, object]) -> Document:
         from winml.modelkit.inspect.onnx_table import onnx_inspection_document
 
-        limits = _limits(options) if _with_hierarchy(options) else None
-        return _with_fit(onnx_inspection_document(self.inspection, limits), self.fit)
+        limits = _tree_limits(options) if _uses_hierarchy(options) else None
+        return _add_fit(onnx_inspection_document(self.inspection, limits), self.fit)
 
 
-def _with_hierarchy(options: Mapping[str, Any]) -> bool:
+def _uses_hierarchy(options: Mapping[str, Any]) -> bool:
     return options["hierarchy"] or options["module"] is not None
 
 
-def _inspected_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
+def _inspect_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
     hint = "Omit it, or inspect the checkpoint that the file was exported from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_inspection import inspect_onnx
@@ -244,7 +244,7 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
     return check_provider(path, options["ep"], options["device"], parse_ep_options(options["ep_options"]))
 
 
-def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
+def _add_fit(document: Document, fit: ProviderFit | None) -> Document:
     if fit is None:
         return document
     from winml.modelkit.inspect.onnx_table import provider_fit_document
@@ -253,13 +253,13 @@ def _with_fit(document: Document, fit: ProviderFit | None) -> Document:
     return joined(document, provider_fit_document(fit))
 
 
-def _end(fit: ProviderFit | None) -> None:
+def _exit_if_unfit(fit: ProviderFit | None) -> None:
     """Exit with the code of a negative result if the provider does not run the whole model."""
     if fit is not None and not fit.runs_all:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
-def _limits(options: Mapping[str, Any]) -> TreeLimits:
+def _tree_limits(options: Mapping[str, Any]) -> TreeLimits:
     from winml.modelkit.report.module_tree import TreeLimits
 
     return TreeLimits(options["depth"], folds=options["verbose"] < 2)
@@ -293,6 +293,6 @@ def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
 
             fit = _provider_fit(exported_path(FoundModel(request.model, request=request), show_step), options)
     output = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
-    limits = _limits(options)
-    show_result(output, options, lambda: _with_fit(model_inspection_document(inspection, limits), fit))
-    _end(fit)
+    limits = _tree_limits(options)
+    show_result(output, options, lambda: _add_fit(model_inspection_document(inspection, limits), fit))
+    _exit_if_unfit(fit)

@@ -89,10 +89,12 @@ def run_weightless(
     try:
         with _fake_tensors(), torch.no_grad():
             values = {name: _empty_like(value) for name, value in _named_tensors(model)}
-            tensors = [torch.empty(_shape_of(spec, sizes or {}), dtype=getattr(torch, spec.dtype)) for spec in inputs]
+            tensors = [
+                torch.empty(_resolve_shape(spec, sizes or {}), dtype=getattr(torch, spec.dtype)) for spec in inputs
+            ]
             with record_calls(model) as trace:
-                returned = torch.func.functional_call(model, values, tuple(tensors))
-            outputs = named_outputs(returned)
+                result = torch.func.functional_call(model, values, tuple(tensors))
+            outputs = named_outputs(result)
     except Exception as error:
         path = module_of_error(error, model)
         where = "" if path is None else f" in module {path or '(the root)'}"
@@ -112,15 +114,15 @@ def _run_on_meta_device(
     """
     values = {name: torch.empty_like(value, device="meta") for name, value in _named_tensors(model)}
     tensors = tuple(
-        torch.empty(_shape_of(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
+        torch.empty(_resolve_shape(spec, sizes), dtype=getattr(torch, spec.dtype), device="meta") for spec in inputs
     )
     try:
         # Tensors stored by this forward are on the meta device, so a later forward could not use them.
         with unchanged_attributes(model), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with record_calls(model) as trace:
-                returned = torch.func.functional_call(model, values, tensors)
-            return WeightlessRun(trace, named_outputs(returned))
+                result = torch.func.functional_call(model, values, tensors)
+            return WeightlessRun(trace, named_outputs(result))
     except REFUSALS:
         return None
 
@@ -147,7 +149,7 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
-def _shape_of(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _resolve_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
     sizes = {**summed_sizes(spec.sums, sizes), **sizes}
     return tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)
 
@@ -172,7 +174,7 @@ class _Forward:
     notes: tuple[str, ...] = ()
 
 
-def _joined(forwards: Sequence[_Forward]) -> _Forward:
+def _join_forwards(forwards: Sequence[_Forward]) -> _Forward:
     """Combine the module calls of the forwards of all parts."""
     traces = [forward.trace for forward in forwards if forward.trace is not None]
     sources = dict.fromkeys(forward.source for forward in forwards if forward.source)
@@ -203,7 +205,7 @@ def inspect_model(
     defaults = WinMLExportConfig()
     with local_libraries() if resolved.checkpoint is not None else nullcontext():
         forwards = [_run_forward(resolved, part, request, hierarchy=hierarchy) for part in resolved.parts]
-    forward = _joined(forwards)
+    forward = _join_forwards(forwards)
     parts = tuple(
         records.InspectedPart(part.name, part.inputs, run.outputs)
         for part, run in zip(resolved.parts, forwards, strict=True)
@@ -224,7 +226,7 @@ def inspect_model(
         modules=sum(1 for _ in resolved.model.modules()),
         quantization=_stored_bits(resolved),
         tree=tree,
-        never_ran=tuple(_never_ran(forward.trace)) if hierarchy and forward.trace is not None else (),
+        never_ran=tuple(_uncalled_modules(forward.trace)) if hierarchy and forward.trace is not None else (),
         tree_source=forward.source if hierarchy else "",
         notes=(
             *resolved.notes,
@@ -303,25 +305,25 @@ def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, 
             hint=f"Inspect without {opt.hierarchy}, or use a config with fewer layers: the modules of all layers are "
             "alike.",
         )
-    weighted = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
-    loaded = next(part for part in weighted.parts if part.name == name)
-    with prepared_part(loaded) as prepared, conditions_as_python():
-        feeds = loaded.example or draw_tensors(loaded, request.seed)
+    model = load_resolved(resolved, dataclasses.replace(request, random_weights=True))
+    part = next(part for part in model.parts if part.name == name)
+    with prepared_part(part) as prepared, conditions_as_python():
+        feeds = part.example or draw_tensors(part, request.seed)
         try:
-            with record_calls(loaded.model) as trace:
-                flat = loaded.model(*(feeds[spec.name].clone() for spec in loaded.inputs))
+            with record_calls(part.model) as trace:
+                tensors = part.model(*(feeds[spec.name].clone() for spec in part.inputs))
         except Exception as error:
-            path = module_of_error(error, loaded.model)
+            path = module_of_error(error, part.model)
             raise InputError(
                 f"the forward fails in module {path or '(the root)'}: {type(error).__name__}: {first_line(error)}",
                 hint=f"Correct the config, or set supported sizes with {opt.shape_config}.",
             ) from error
-        outputs = output_specs_of(_outputs_by_name(prepared.forward, flat), (), lambda _sizes: None)
-    replaced = (
-        f"{count_words(sum(entry.count for entry in _parameter_sizes(loaded.model)))} random weights were used instead"
+        outputs = output_specs_of(_outputs_by_name(prepared.forward, tensors), (), lambda _sizes: None)
+    weight_note = (
+        f"{count_words(sum(entry.count for entry in _parameter_sizes(part.model)))} random weights were used instead"
     )
     source = RANDOM_WEIGHTS if resolved.checkpoint is not None else "a forward with the weights of the factory"
-    return _Forward(trace, outputs, source, (f"{note}; {replaced}" if resolved.checkpoint is not None else note,))
+    return _Forward(trace, outputs, source, (f"{note}; {weight_note}" if resolved.checkpoint is not None else note,))
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -352,8 +354,8 @@ def _stored_weights(resolved: ResolvedModel) -> tuple[records.WeightsOnDisk | No
 
 def _stored_bits(resolved: ResolvedModel) -> records.StoredBits | None:
     """Return the bits of each parameter in the checkpoint; None for a checkpoint without quantized weights."""
-    coded = resolved.coded
-    if coded is None:
+    weights = resolved.coded
+    if weights is None:
         return None
     parameters = [
         records.StoredParameter(
@@ -365,22 +367,22 @@ def _stored_bits(resolved: ResolvedModel) -> records.StoredBits | None:
             tensor.weight.has_zero_points,
             tensor.weight.read_order is not None,
         )
-        for name, tensor in coded.tensors.items()
+        for name, tensor in weights.tensors.items()
     ]
-    left = [
+    float_parameters = [
         records.StoredParameter(name, None, entry.dtype, entry.bits)
-        for name, entry in coded.entries.items()
-        if name not in coded.consumed and len(entry.shape) > 1
+        for name, entry in weights.entries.items()
+        if name not in weights.consumed and len(entry.shape) > 1
     ]
-    return records.StoredBits(coded.format.name, coded.words, (*parameters, *left))
+    return records.StoredBits(weights.format.name, weights.words, (*parameters, *float_parameters))
 
 
 def _damaged_files(weights: weight_files.WeightFiles) -> Iterator[str]:
     """Yield messages on damaged weight files that an export could not read, based on headers and file sizes."""
-    return filter(None, map(_damage_of, weights.files if weights.format == "safetensors" else ()))
+    return filter(None, map(_damage_words, weights.files if weights.format == "safetensors" else ()))
 
 
-def _damage_of(file: Path) -> str:
+def _damage_words(file: Path) -> str:
     try:
         weight_files.check_safetensors(file)
     except CheckpointError as error:
@@ -389,13 +391,13 @@ def _damage_of(file: Path) -> str:
 
 
 def _weights_on_disk(weights: weight_files.WeightFiles) -> records.WeightsOnDisk:
-    stored = weight_files.stored_sizes(weights.files) if weights.format == "safetensors" else ()
+    sizes = weight_files.stored_sizes(weights.files) if weights.format == "safetensors" else ()
     return records.WeightsOnDisk(
-        weights.format, weights.files, sum(file.stat().st_size for file in weights.files), stored
+        weights.format, weights.files, sum(file.stat().st_size for file in weights.files), sizes
     )
 
 
-def _never_ran(trace: CallTrace) -> Iterable[TracedModule]:
+def _uncalled_modules(trace: CallTrace) -> Iterable[TracedModule]:
     """Yield the modules that were not called, outermost only; containers are never called and are omitted."""
     outermost: list[str] = []
     for module in trace.modules:

@@ -230,8 +230,8 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     shapes, shape_notes = read_shapes(model, contents.nodes)
     macs = count_node_macs(contents, shapes)
-    modules, unclaimed = charge_modules(tree, contents, macs)
-    selected = _select_subtrees(modules, selector, [node.proto.name for node in contents.nodes])
+    modules, unclaimed_cost = charge_modules(tree, contents, macs)
+    selection = _select_subtrees(modules, selector, [node.proto.name for node in contents.nodes])
     data_files, file_notes = _find_data_files(path, contents.weights)
     size = path.stat().st_size
     return OnnxInspection(
@@ -248,17 +248,17 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
         operators=dict(Counter(node.operator for node in contents.nodes).most_common()),
         subgraph_nodes=sum(node.place == "subgraph" for node in contents.nodes),
         functions=written_functions,
-        total=sum((module.own for module in modules), unclaimed),
+        total=sum((module.own for module in modules), unclaimed_cost),
         records=_parse_own_metadata(metadata),
         metadata={key: value for key, value in metadata.items() if not key.startswith(OUR_PREFIX)},
         dimensions=tuple(stated_bounds(metadata).values()),
         tree_source=tree.source,
         coverage=tree.coverage,
-        modules=selected,
-        unclaimed=unclaimed,
+        modules=selection,
+        unclaimed=unclaimed_cost,
         selector=selector,
-        module_nodes=_nodes_within(selected, tree, contents, macs) if selector is not None else None,
-        assumed=_assumed_beside(path),
+        module_nodes=_list_nodes(selection, tree, contents, macs) if selector is not None else None,
+        assumed=_sidecar_assumptions(path),
         notes=(
             *_model_notes(model, inlined, contents.nodes),
             *tree.notes,
@@ -269,19 +269,19 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     )
 
 
-def _assumed_beside(path: Path) -> tuple[Assumption, ...] | None:
+def _sidecar_assumptions(path: Path) -> tuple[Assumption, ...] | None:
     """Return the assumptions stated in the sidecar of a file; None without a sidecar for this file."""
     sidecar = sidecar_path(path)
     if not sidecar.is_file():
         return None
     try:
         record = read_json_file(sidecar)
-        described, assumed = record["model_sha256"], record["verification"]["assumed"]
-        found = tuple(map(Assumption.from_fields, assumed))
+        digest, entries = record["model_sha256"], record["verification"]["assumed"]
+        assumptions = tuple(map(Assumption.from_fields, entries))
     except (OSError, LookupError, TypeError, ValueError):
         # The sidecar has version 1, the file was not compared, or another tool wrote the sidecar.
         return None
-    return found if described == hash_file(path) else None
+    return assumptions if digest == hash_file(path) else None
 
 
 def _select_subtrees(
@@ -294,7 +294,7 @@ def _select_subtrees(
     return tuple(module for module in modules if not roots.isdisjoint(address.lineage(module.tag)))
 
 
-def _nodes_within(
+def _list_nodes(
     modules: Sequence[ModuleCost], tree: OnnxTree, contents: Contents, macs: Sequence[int | None]
 ) -> tuple[NodeInfo, ...]:
     tags = {module.tag for module in modules}
@@ -333,14 +333,14 @@ def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
 
 def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
     """Return the ``winml.*`` metadata, parsed if it is JSON."""
-    parsed: dict[str, object] = {}
+    values: dict[str, object] = {}
     for key, text in metadata.items():
         if key.startswith(OUR_PREFIX) and key != TREE_KEY:
             try:
-                parsed[key] = load_metadata(text)
+                values[key] = load_metadata(text)
             except ValueError:
-                parsed[key] = text
-    return parsed
+                values[key] = text
+    return values
 
 
 def _model_notes(model: onnx.ModelProto, inlined: int, nodes: Sequence[PlacedNode]) -> Iterator[str]:

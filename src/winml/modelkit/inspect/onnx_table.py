@@ -85,11 +85,11 @@ def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     )
     subgraphs = f", {inspection.subgraph_nodes} of them in subgraphs" if inspection.subgraph_nodes else ""
     yield "nodes", f"{total.nodes}{subgraphs}"
-    listed = {
+    lists = {
         "operators": [f"{name} {count}" for name, count in inspection.operators.items()],
         "functions": [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()],
     }
-    for label, words in listed.items():
+    for label, words in lists.items():
         if words:
             yield label, doc.first_of(words, _TOP_OPERATORS, "and {} others")
     yield "MACs", _macs_words(total.macs)
@@ -112,8 +112,8 @@ def _quantization_words(record: Any) -> doc.Shortened:
     try:
         modules = record["modules"]
         quantized = sum(module["quantized"] for module in modules)
-        left = sum(sum(module["left"].values()) for module in modules)
-        words = f"{_record_words(record['requested'])} · {quantized} of {quantized + left} nodes with weights"
+        unquantized = sum(sum(module["left"].values()) for module in modules)
+        words = f"{_record_words(record['requested'])} · {quantized} of {quantized + unquantized} nodes with weights"
         return doc.Shortened(words, "; ".join([words, *(f"{module['tag']} {module['actual']}" for module in modules)]))
     except (KeyError, TypeError, AttributeError):
         return doc.Shortened(*[_record_words(record)] * 2)  # of another tool, or damaged
@@ -138,8 +138,8 @@ def _hierarchy_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     if inspection.tree_source == "none":
         yield "hierarchy", "none: no node says which module it came from"
         return
-    found = f"{coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %), {at_root_words(coverage)}"
-    yield "hierarchy", f"from {inspection.tree_source} · {found}"
+    tag_words = f"{coverage.tagged} of {coverage.nodes} nodes ({coverage.percent:.0f} %), {at_root_words(coverage)}"
+    yield "hierarchy", f"from {inspection.tree_source} · {tag_words}"
     yield "sources", ", ".join(f"{name} {count}" for name, count in sorted(coverage.sources.items()))
 
 
@@ -170,10 +170,10 @@ def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
     for name, kind in costs:
         columns += [doc.Column(name, kind), doc.Column("own", kind, is_dim=True, key=f"own {name}")]
     rows: list[list[doc.Cell]] = []
-    for displayed, level in displayed_rows(_displayed_tree(inspection.modules, limits)):
-        segment = displayed.name(lambda module: address.last_segment(module.tag)) + displayed.count_words
-        path = displayed.name(lambda module: module.path)
-        rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(displayed.item.total, displayed.item.own)])
+    for row, level in displayed_rows(_displayed_tree(inspection.modules, limits)):
+        segment = row.name(lambda module: address.last_segment(module.tag)) + row.count_words
+        path = row.name(lambda module: module.path)
+        rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(row.item.total, row.item.own)])
     if inspection.selector is None and inspection.unclaimed != Cost():
         rows.append(["(no module)", "", *_cost_cells(inspection.unclaimed, inspection.unclaimed)])
     return doc.Table(columns, rows)

@@ -61,7 +61,7 @@ def _dtype_remedies() -> dict[str, str]:
     }
 
 
-def _version_composed_from(operator: str, facts: GraphFacts) -> int | None:
+def _composed_version(operator: str, facts: GraphFacts) -> int | None:
     """Return the opset that introduced an operator with a function body; None for other operators."""
     try:
         schema = onnx.defs.get_schema(operator, facts.opsets.get("", 1), "")
@@ -77,7 +77,7 @@ _OLDEST_EXPORT = 17
 """Chosen: supported by both exporters."""
 
 
-_SAID_NOTHING = "the provider states no reason"
+_NO_REASON = "the provider states no reason"
 
 
 def checked_provider(ep: str, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
@@ -119,25 +119,25 @@ def check_provider(path: Path, ep: str, device: Device | None = None, options: M
         InputError: the file is no ONNX model, or is compiled already.
         StageError: the installed provider cannot be loaded, ended its process, or gives no result and has no table.
     """
-    judgement = _NodeChecks.of(path, ep, device, options)
-    ways = (judgement.by_session, judgement.by_kernels)
+    checks = _NodeChecks.of(path, ep, device, options)
+    queries = (checks.by_session, checks.by_kernels)
     # If the CPU provider supports all nodes, its kernels suffice: a session would read the weights.
-    for ask in (judgement.by_own_kernels, *ways) if judgement.is_cpu else ways if judgement.is_present else ():
-        if (fit := ask()) is not None:
+    for query in (checks.by_own_kernels, *queries) if checks.is_cpu else queries if checks.is_present else ():
+        if (fit := query()) is not None:
             return fit
-    if judgement.table is not None:
-        return judgement.by_document(judgement.table)
+    if checks.table is not None:
+        return checks.by_document(checks.table)
     raise StageError(
-        f"{opt.ep} {ep}: {judgement.chosen.provider.name} is installed but does not respond: {judgement.notes[-1]}",
+        f"{opt.ep} {ep}: {checks.chosen.provider.name} is installed but does not respond: {checks.notes[-1]}",
         hint=f"Use different {opt.ep_options}, a different {opt.device}, or a different {opt.ep}; winml sys lists the "
         "installed ones.",
     )
 
 
-_PLACED: tuple[FindingKind, ...] = ("refused", "operator")
+_PLACEMENT_KINDS: tuple[FindingKind, ...] = ("refused", "operator")
 """Kinds of findings that in a quantized file are caused by the placement of its quantization, not by its operators."""
 
-_Key = tuple[FindingKind, str, str]
+_FindingKey = tuple[FindingKind, str, str]
 """Kind, subject and reason of a finding."""
 
 
@@ -150,7 +150,7 @@ class _NodeChecks:
     chosen: ChosenProvider
     is_present: bool
     table: OperatorTable | None
-    found: dict[_Key, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    found: dict[_FindingKey, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """Finding → module and name of each node."""
     notes: list[str] = field(default_factory=list)
     is_quantized: bool = False
@@ -166,11 +166,11 @@ class _NodeChecks:
         model = read_structure(path)
         refuse_compiled(graph_of(model, path))
         facts = read_facts(model)
-        found = cls(path, facts, chosen, is_present, operator_table(short_name(provider.name)))
-        found.notes += facts.notes
-        found.is_quantized = any(node.op_type in _QUANTIZING for node in facts.nodes)
-        found.float_source = _float_source(model, path)
-        return found
+        checks = cls(path, facts, chosen, is_present, operator_table(short_name(provider.name)))
+        checks.notes += facts.notes
+        checks.is_quantized = any(node.op_type in _QUANTIZING for node in facts.nodes)
+        checks.float_source = _float_source(model, path)
+        return checks
 
     @property
     def is_cpu(self) -> bool:
@@ -189,53 +189,53 @@ class _NodeChecks:
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
             )
             return None
-        with flat_file(self.path) as flat:
-            assignment = find_assignment(flat, self.chosen)
+        with flat_file(self.path) as flat_path:
+            assignment = find_assignment(flat_path, self.chosen)
         if assignment.problem:
             self.notes.append(f"{self.chosen.provider.name} could not create a session: {assignment.problem}")
             if self.table is None:
                 return None
-            self._add("graph", "the whole graph", assignment.problem)
+            self._add_finding("graph", "the whole graph", assignment.problem)
             return self.by_document(self.table)
         for assigned in assignment.nodes:
             if not assigned.is_taken:
                 facts = self.facts.node_called(assigned.name, assigned.op_type, assigned.domain)
-                self._leave(facts, assignment.reasons.get(assigned.name, "") if assigned.name else "")
-        gone = len(self.facts.nodes) - len(assignment.nodes)
-        if gone > 0:
+                self._add_refused_node(facts, assignment.reasons.get(assigned.name, "") if assigned.name else "")
+        missing = len(self.facts.nodes) - len(assignment.nodes)
+        if missing > 0:
             self.notes.append(
-                f"ONNX Runtime folds or fuses {gone} nodes of the file before it assigns nodes to providers."
+                f"ONNX Runtime folds or fuses {missing} nodes of the file before it assigns nodes to providers."
             )
-        taken = sum(node.is_taken for node in assignment.nodes)
+        supported = sum(node.is_taken for node in assignment.nodes)
         version = (
             f"{self.chosen.provider.name} {provider_version(self.chosen.provider)}, ONNX Runtime {ort.__version__}"
         )
-        return self._fit("provider", version, len(assignment.nodes), taken)
+        return self._create_fit("provider", version, len(assignment.nodes), supported)
 
     def by_own_kernels(self) -> ProviderFit | None:
         """Return the result of the kernels if each node has a kernel for its own types, else None."""
-        table = self._kernels()
-        if table is None or any(table.refusal(_typed(node)) is not None for node in self.facts.nodes):
+        table = self._list_kernels()
+        if table is None or any(table.refusal(_typed_node(node)) is not None for node in self.facts.nodes):
             return None
         return self.by_kernels()
 
     def by_kernels(self) -> ProviderFit | None:
         """Look up a kernel for every node; None if the provider lists no kernels."""
-        table = self._kernels()
+        table = self._list_kernels()
         if table is None:
             return None
-        taken = 0
+        supported = 0
         for node in self.facts.nodes:
-            refusal = table.refusal(_typed(node))
-            if refusal is None or (self.is_cpu and table.refusal(_cast(node)) is None):
-                taken += 1
+            refusal = table.refusal(_typed_node(node))
+            if refusal is None or (self.is_cpu and table.refusal(_cast_node(node)) is None):
+                supported += 1
             elif refusal[0] == "dtype":
-                self._add("dtype", _typed_name(node), refusal[1], node)
+                self._add_finding("dtype", _typed_name(node), refusal[1], node)
             else:
-                self._add("operator", node.operator, refusal[1], node)
-        return self._fit("kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), taken)
+                self._add_finding("operator", node.operator, refusal[1], node)
+        return self._create_fit("kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), supported)
 
-    def _kernels(self) -> KernelTable | None:
+    def _list_kernels(self) -> KernelTable | None:
         try:
             return kernel_table(self.chosen.provider.name, self.facts.opsets)
         except StageError as error:
@@ -244,68 +244,68 @@ class _NodeChecks:
 
     def by_document(self, table: OperatorTable) -> ProviderFit:
         """Look up every node in the operator table of the documentation."""
-        taken = 0
+        supported = 0
         opset = self.facts.opsets.get("", 1)
         if table.opsets is not None and not table.opsets[0] <= opset <= table.opsets[1]:
-            self._add("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are supported")
+            self._add_finding("graph", f"opset {opset}", f"{table.opsets[0]} to {table.opsets[1]} are supported")
         for node in self.facts.nodes:
             refusals = list(self._documented_refusals(node, table))
-            taken += not refusals
+            supported += not refusals
             for kind, what, reason in refusals:
-                self._add(kind, what, reason, node)
+                self._add_finding(kind, what, reason, node)
         self.notes += [table.caveat] if table.caveat else []
         if not self.is_present:
             self.notes.append(
                 "The provider is not installed: this result is from its documentation, not from the provider."
             )
-        fit = self._fit("document", f"{table.version}: {table.source}", len(self.facts.nodes), taken)
-        return replace(fit, limits=tuple(self._limits(table)))
+        fit = self._create_fit("document", f"{table.version}: {table.source}", len(self.facts.nodes), supported)
+        return replace(fit, limits=tuple(self._listed_limits(table)))
 
-    def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_Key]:
+    def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_FindingKey]:
         yield from self._size_findings(node)
         if node.operator not in table.operators:
             if node.operator not in table.also:
                 yield "operator", node.operator, "it is not in the list"
             return
-        listed = table.operators[node.operator]
-        if listed.devices and self.chosen.device not in listed.devices:
-            yield "operator", node.operator, f"supported on {' or '.join(listed.devices)} only"
+        entry = table.operators[node.operator]
+        if entry.devices and self.chosen.device not in entry.devices:
+            yield "operator", node.operator, f"supported on {' or '.join(entry.devices)} only"
         dtype = node.inputs[0] if node.inputs else None
-        if listed.types and dtype is not None and dtype not in (*listed.types, *table.casts):
-            yield "dtype", _typed_name(node), f"the list has {', '.join(listed.types)}"
+        if entry.types and dtype is not None and dtype not in (*entry.types, *table.casts):
+            yield "dtype", _typed_name(node), f"the list has {', '.join(entry.types)}"
 
-    def _limits(self, table: OperatorTable) -> Iterator[ListedLimit]:
+    def _listed_limits(self, table: OperatorTable) -> Iterator[ListedLimit]:
         counts = Counter(node.operator for node in self.facts.nodes)
         for operator, count in counts.most_common():
             limit = table.also.get(operator) or (table.operators[operator].limit if operator in table.operators else "")
             if limit:
                 yield ListedLimit(operator, limit, count)
 
-    def _leave(self, node: NodeFacts, reason: str) -> None:
+    def _add_refused_node(self, node: NodeFacts, reason: str) -> None:
         """Add a node that the provider itself does not support, under the known cause."""
-        sizes = list(self._size_findings(node))
-        for finding in sizes:
-            self._add(*finding, node)
-        if sizes:
+        findings = list(self._size_findings(node))
+        for finding in findings:
+            self._add_finding(*finding, node)
+        if findings:
             return
         is_listed = self.table is None or node.operator in (*self.table.operators, *self.table.also)
-        self._add("refused" if is_listed else "operator", node.operator, reason or _SAID_NOTHING, node)
+        self._add_finding("refused" if is_listed else "operator", node.operator, reason or _NO_REASON, node)
 
-    def _size_findings(self, node: NodeFacts) -> Iterator[_Key]:
+    def _size_findings(self, node: NodeFacts) -> Iterator[_FindingKey]:
         names = sorted(node.open_names & self.open_places.keys())
         for name in names:
             yield "open size", name, "the provider requires fixed sizes"
         if not names and node.has_unknown_size and not self.chosen.provider.takes_dynamic:
             yield "unknown size", node.operator, "a size depends on data, but the provider requires fixed sizes"
 
-    def _add(self, kind: FindingKind, what: str, reason: str, node: NodeFacts | None = None) -> None:
+    def _add_finding(self, kind: FindingKind, what: str, reason: str, node: NodeFacts | None = None) -> None:
         self.found[kind, what, reason].append(("", "") if node is None else (node.module, node.name))
 
     def _remedy(self, kind: FindingKind, what: str, reason: str) -> str:
         """Return the remedy for a finding, in a sentence with a command if there is one."""
-        if kind in _PLACED and (remedy := self._quantized_remedy(reason)):
+        if kind in _PLACEMENT_KINDS and (remedy := self._quantized_remedy(reason)):
             return remedy
-        short, path = short_name(self.chosen.provider.name), self.path
+        ep, path = short_name(self.chosen.provider.name), self.path
         match kind:
             case "open size":
                 sizes = json.dumps({name: 1 for name in self.facts.open_places if name not in self.facts.sums})
@@ -320,12 +320,11 @@ class _NodeChecks:
                 domain, _, operator = what.rpartition(".")
                 if domain == "com.microsoft":
                     return (
-                        "Optimize the export again for this provider, without this operator: winml optimize "
-                        f"--ep {short}."
+                        f"Optimize the export again for this provider, without this operator: winml optimize --ep {ep}."
                     )
-                if not domain and (version := _version_composed_from(operator, self.facts)) is not None:
+                if not domain and (version := _composed_version(operator, self.facts)) is not None:
                     return f"Export with {opt.opset} {version - 1}, where {operator} is exported as simpler operators."
-                command = f"winml optimize -m {path} --level full --ep {short} --check"
+                command = f"winml optimize -m {path} --level full --ep {ep} --check"
                 return f"{_ON_CPU}. To see what fusion would change: {command}"
             case "dtype":
                 remedy = next((words for dtype, words in _dtype_remedies().items() if dtype in what), "")
@@ -337,7 +336,7 @@ class _NodeChecks:
                 )
             case "graph" if what.startswith("opset"):
                 return f"Convert it: winml optimize -m {path} --opset N."
-            case "graph" if short == "qnn":
+            case "graph" if ep == "qnn":
                 return processor_hint()
             case "graph":
                 return (
@@ -347,22 +346,22 @@ class _NodeChecks:
 
     def _quantized_remedy(self, reason: str) -> str:
         """Return the remedy for an unsupported node of a quantized file; empty if the file is not quantized."""
-        short = short_name(self.chosen.provider.name)
-        if short == "qnn" and any(words in reason for words in _AT_THE_EDGE):
+        ep = short_name(self.chosen.provider.name)
+        if ep == "qnn" and any(words in reason for words in _AT_THE_EDGE):
             return f"Let the device convert inputs and outputs: {opt.ep_options} offload_graph_io_quantization=0."
         if not self.is_quantized:
             return ""
-        command = f"winml quantize -m {self.float_source or 'FLOAT.onnx'} -o QUANTIZED.onnx --mode qdq --ep {short}"
+        command = f"winml quantize -m {self.float_source or 'FLOAT.onnx'} -o QUANTIZED.onnx --mode qdq --ep {ep}"
         return (
-            f"{_ON_CPU}: its QuantizeLinear and DequantizeLinear nodes are not placed as {short} requires. "
+            f"{_ON_CPU}: its QuantizeLinear and DequantizeLinear nodes are not placed as {ep} requires. "
             f"Quantize the float file for this provider: {command}"
         )
 
-    def _fit(self, basis: Basis, source: str, nodes: int, taken: int) -> ProviderFit:
+    def _create_fit(self, basis: Basis, source: str, nodes: int, taken: int) -> ProviderFit:
         findings = []
-        for (kind, what, reason), places in self.found.items():
-            modules = Counter(module for module, _ in places)
-            names = tuple(name for _, name in places if name)
+        for (kind, what, reason), locations in self.found.items():
+            modules = Counter(module for module, _ in locations)
+            names = tuple(name for _, name in locations if name)
             by_module = {} if kind == "graph" else dict(modules.most_common())
             findings.append(Finding(kind, what, reason, self._remedy(kind, what, reason), by_module, names))
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
@@ -393,11 +392,11 @@ def _float_source(model: onnx.ModelProto, path: Path) -> str:
         return ""
 
 
-def _typed(node: NodeFacts) -> TypedNode:
+def _typed_node(node: NodeFacts) -> TypedNode:
     return TypedNode(node.op_type, node.domain, node.inputs, node.outputs)
 
 
-def _cast(node: NodeFacts) -> TypedNode:
+def _cast_node(node: NodeFacts) -> TypedNode:
     """Return the node between casts to float32, as in a session if the CPU provider has no float16 kernel."""
     inputs, outputs = (
         ["float32" if dtype == "float16" else dtype for dtype in types] for types in (node.inputs, node.outputs)

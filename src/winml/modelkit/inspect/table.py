@@ -145,11 +145,11 @@ def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: 
         return [*tree.children(module.path), *never_ran_below.get(module.path, ())]
 
     roots: list[_Module] = [tree.root]
-    (root,) = displayed_modules(roots, children_of, _facts, limits)
+    (root,) = displayed_modules(roots, children_of, _module_facts, limits)
     return doc.Tree(_module_branch(root))
 
 
-def _facts(module: _Module) -> tuple[object, ...]:
+def _module_facts(module: _Module) -> tuple[object, ...]:
     if isinstance(module, TracedModule):
         return (module.class_name,)
     return (module.class_name, module.parameter_count, module.calls)
@@ -183,7 +183,7 @@ def tasks_document(
     """
 
     def words(task: str) -> str:
-        others = ", ".join(alias for alias, meant in aliases.items() if meant == task)
-        return ", ".join(tasks[task]) + (f"; also called {others}" if others else "")
+        alias_words = ", ".join(alias for alias, target in aliases.items() if target == task)
+        return ", ".join(tasks[task]) + (f"; also called {alias_words}" if alias_words else "")
 
     return doc.Document([doc.Fields([(task, words(task)) for task in tasks])])
