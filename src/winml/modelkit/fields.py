@@ -174,10 +174,10 @@ def declare(default: Any, group: str, **details: Any) -> Any:
 @functools.cache
 def fields_of(declaring: type) -> tuple[Field, ...]:
     """Return the options that a dataclass declares, in order; other fields are omitted."""
-    return tuple(_field_of(declaring, item) for item in dataclasses.fields(declaring) if "group" in item.metadata)
+    return tuple(_convert_field(declaring, item) for item in dataclasses.fields(declaring) if "group" in item.metadata)
 
 
-def _field_of(declaring: type, item: dataclasses.Field[Any]) -> Field:
+def _convert_field(declaring: type, item: dataclasses.Field[Any]) -> Field:
     base = next(base for base in declaring.__mro__ if item.name in vars(base).get("__annotations__", {}))
     kind = vars(base)["__annotations__"][item.name]
     if isinstance(kind, str):

@@ -40,8 +40,8 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
         """Create a record; a base with fields of :func:`winml.modelkit.fields.declare` is not a base at run time."""
         declaring = [base for base in bases if dataclasses.is_dataclass(base)]
         fields = {field.name: field for base in declaring for field in fields_of(base)}
-        declared = {name: pydantic.Field(**_default(field)) for name, field in fields.items()}
-        types = {name: _limited(field) for name, field in fields.items()}
+        declared = {name: pydantic.Field(**_default_settings(field)) for name, field in fields.items()}
+        types = {name: _limited_type(field) for name, field in fields.items()}
         members = {**declared, **namespace, "__annotations__": {**types, **namespace.get("__annotations__", {})}}
         records = tuple(base for base in bases if base not in declaring)
         record = super().__new__(mcs, name, records, members, **settings)
@@ -98,26 +98,26 @@ class Options(_Checked):
         The docstrings are read only when a schema is written: pydantic's ``use_attribute_docstrings`` reads the
         source of every declared class, which takes 30 to 70 ms per class once torch is imported.
         """
-        written = handler(schema)
-        properties = handler.resolve_ref_schema(written).get("properties", {})
+        json_schema = handler(schema)
+        properties = handler.resolve_ref_schema(json_schema).get("properties", {})
         for kind in cls.__mro__:
-            stated = field_docstrings(kind) if kind.__module__.startswith(__package__) else {}
+            docstrings = field_docstrings(kind) if kind.__module__.startswith(__package__) else {}
             declared = {field.name: field.description for field in vars(kind).get("declared", ())}
-            for name, text in {**declared, **stated}.items():
+            for name, text in {**declared, **docstrings}.items():
                 if name in properties:
                     properties[name].setdefault("description", text)
-        return written
+        return json_schema
 
 
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
 
 
-def _default(field: Field) -> dict[str, Any]:
+def _default_settings(field: Field) -> dict[str, Any]:
     is_mapping = isinstance(field.default, dict)
     return {"default_factory": field.default.copy} if is_mapping else {"default": field.default}
 
 
-def _limited(field: Field) -> Any:
+def _limited_type(field: Field) -> Any:
     """Return the type of a field with its limits."""
     if field.min_length is not None:
         text = Annotated[str, pydantic.Field(min_length=field.min_length)]
@@ -323,7 +323,7 @@ def load_json(text: str, **hooks: Any) -> Any:
     except _DuplicateKeyError as error:
         raise JsonError(f"key {error.args[0]!r} occurs twice in one object") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _nesting_error() from None
     except ValueError as error:
         # For example, a number with more digits than Python converts.
         raise JsonError(f"not valid JSON: {error}") from None
@@ -337,16 +337,16 @@ def load_metadata(text: str) -> Any:
     Raises:
         JsonError: as :func:`load_json`, or a number is not finite or has more than 64 bits.
     """
-    return load_json(text, parse_int=_stored_int, parse_float=_stored_float, parse_constant=_refuse_constant)
+    return load_json(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
 
 
-def _stored_int(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"the number {digits[:_INT64_DIGITS]}… has more than 64 bits")
     return int(digits)
 
 
-def _stored_float(digits: str) -> float:
+def _parse_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError(f"the number {digits[:_INT64_DIGITS]} is not finite")
@@ -361,18 +361,18 @@ def _refuse_unusable(value: Any) -> None:
     """Refuse values that Python parses but cannot process later: deep nesting, and texts that UTF-8 cannot encode."""
     level = [value]
     for _ in range(_DEEPEST):
-        below: list[Any] = []
+        children: list[Any] = []
         for item in level:
             if isinstance(item, dict):
-                below += [*item, *item.values()]
+                children += [*item, *item.values()]
             elif isinstance(item, list):
-                below += item
+                children += item
             elif isinstance(item, str) and not item.isascii():
                 _refuse_half_characters(item)
-        if not below:
+        if not children:
             return
-        level = below
-    raise _too_deep()
+        level = children
+    raise _nesting_error()
 
 
 def _refuse_half_characters(text: str) -> None:
@@ -384,7 +384,7 @@ def _refuse_half_characters(text: str) -> None:
         ) from None
 
 
-def _too_deep() -> JsonError:
+def _nesting_error() -> JsonError:
     return JsonError("its values are nested too deeply", hint=f"At most {_DEEPEST} levels are allowed.")
 
 
@@ -392,7 +392,7 @@ class _DuplicateKeyError(ValueError):
     pass
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     members: dict[str, object] = {}
     for key, value in pairs:
         if key in members:
@@ -407,7 +407,7 @@ def _refuse_constant(name: str) -> None:
 
 
 _STRICT: dict[str, object] = {
-    "object_pairs_hook": _without_duplicates,
+    "object_pairs_hook": _refuse_duplicates,
     "parse_constant": _refuse_constant,
 }
 """Hooks that refuse duplicate keys, NaN and infinities in the JSON of users."""
@@ -459,42 +459,42 @@ def _validation_error(options: type[pydantic.BaseModel], error: pydantic.Validat
     # A misspelled key also leaves the correct key missing; report the misspelled key.
     problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
     if problem["type"] == "extra_forbidden":
-        *outer, key = problem["loc"]
-        record = _record_at(options, outer)
+        *outer_keys, key = problem["loc"]
+        record = _record_type(options, outer_keys)
         known_keys = [field.alias or name for name, field in record.model_fields.items()]
-        outer_location = ".".join(map(str, outer))
-        place = f"{label}: {outer_location}" if outer_location else label
-        if hint := _way_out(record, key):
-            return ConfigError(f"{place}: unknown key {key!r}", hint=hint)
-        return ConfigError(unknown_key_message(str(key), known_keys, place))
+        outer_location = ".".join(map(str, outer_keys))
+        outer_label = f"{label}: {outer_location}" if outer_location else label
+        if hint := _hint(record, key):
+            return ConfigError(f"{outer_label}: unknown key {key!r}", hint=hint)
+        return ConfigError(unknown_key_message(str(key), known_keys, outer_label))
     # The last element of the location may name a pydantic validator, which is not in the JSON.
     location = ".".join(element for element in map(str, problem["loc"]) if "-" not in element and "[" not in element)
     reason = str(problem["msg"]).removeprefix("Value error, ")
     value = repr(problem["input"])
-    got = "" if problem["type"] == "missing" or f"got {value}" in reason else f" (got {value})"
+    value_words = "" if problem["type"] == "missing" or f"got {value}" in reason else f" (got {value})"
     fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
-    hints = (_way_out(_record_at(options, problem["loc"][:position]), problem["loc"][position]) for position in fields)
-    return ConfigError(f"{label}: {location or 'value'}: {reason}{got}", hint=next(filter(None, hints), ""))
+    hints = (_hint(_record_type(options, problem["loc"][:position]), problem["loc"][position]) for position in fields)
+    return ConfigError(f"{label}: {location or 'value'}: {reason}{value_words}", hint=next(filter(None, hints), ""))
 
 
-def _way_out(record: type[pydantic.BaseModel], key: str | int) -> str:
+def _hint(record: type[pydantic.BaseModel], key: str | int) -> str:
     hint = record.ways_out.get(str(key), "") if issubclass(record, Options) else ""
     return re.sub(r"\{(\w+)\}", lambda option: spell(option[1]), hint)
 
 
-def _record_at(options: type[pydantic.BaseModel], location: Iterable[str | int]) -> type[pydantic.BaseModel]:
+def _record_type(options: type[pydantic.BaseModel], location: Iterable[str | int]) -> type[pydantic.BaseModel]:
     """Return the type of the record at a location inside another record; list indices are skipped."""
     for element in location:
         field = options.model_fields.get(element) if isinstance(element, str) else None
         if field is not None:
-            options = next(_records_in(field.annotation), options)
+            options = next(_list_record_types(field.annotation), options)
     return options
 
 
-def _records_in(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
+def _list_record_types(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
     """Yield the record types in an annotation (``tuple[Record, ...] | None``)."""
     # Python 3.10 treats dict[str, int] as a type, and issubclass fails for it.
     if isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, pydantic.BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _records_in(argument)
+        yield from _list_record_types(argument)

@@ -174,16 +174,16 @@ class StepClock:
         except WinMLError as error:
             error.step = f"step {number} of {total}, {name}"
             raise
-        timing = self._timing_of_running()
+        timing = self._running_timing()
         self._running = None
         self._finished.append(timing)
         self._listener(StepEvent(number, total, name, timing))
 
     def timings(self) -> tuple[StepTiming, ...]:
         """Return the finished steps, and the running step with its elapsed time."""
-        return (*self._finished, *([self._timing_of_running()] if self._running else []))
+        return (*self._finished, *([self._running_timing()] if self._running else []))
 
-    def _timing_of_running(self) -> StepTiming:
+    def _running_timing(self) -> StepTiming:
         assert self._running is not None
         number, name, started, running = self._running
         return StepTiming(number, name, time.perf_counter() - started, running.summary)

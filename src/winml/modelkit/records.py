@@ -64,19 +64,19 @@ class _Entry:
             value *= self.scale
         if self.within:
             record = record.setdefault(self.within, {})
-        written = json_value(value, self.digits)
+        json_entry = json_value(value, self.digits)
         if self.keys:
-            written = _selected(written, self.keys)
+            json_entry = _select_entries(json_entry, self.keys)
         if not self.inline:
-            record[self.key] = written
-        elif written is not None:
-            record.update(written)
+            record[self.key] = json_entry
+        elif json_entry is not None:
+            record.update(json_entry)
 
 
-def _selected(written: Any, keys: tuple[str, ...]) -> Any:
+def _select_entries(written: Any, keys: tuple[str, ...]) -> Any:
     """Return selected entries of a JSON object, or of each object of an array."""
     if isinstance(written, list):
-        return [_selected(item, keys) for item in written]
+        return [_select_entries(item, keys) for item in written]
     return None if written is None else {key: written[key] for key in keys if key in written}
 
 
@@ -204,7 +204,7 @@ def _entries(kind: type[Any]) -> list[tuple[str, _Entry]]:
         if form.skip:
             continue
         digits = kind._digits if form.digits is None else form.digits
-        written = dataclasses.replace(form, key=form.key or name, digits=digits)
-        keys = [known.key for _, known in entries]
-        entries.insert(keys.index(form.before) if form.before else len(entries), (name, written))
+        complete_form = dataclasses.replace(form, key=form.key or name, digits=digits)
+        keys = [entry_form.key for _, entry_form in entries]
+        entries.insert(keys.index(form.before) if form.before else len(entries), (name, complete_form))
     return entries

@@ -126,7 +126,7 @@ class Names(Mapping[str, T_co], Generic[T_co]):
         """
         if name in self:
             return self[name]
-        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._guess(name))
+        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._suggest(name))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Validate a field annotated with the table, as ``Annotated[str, LAYOUTS]``: its value is one of the names."""
@@ -142,10 +142,10 @@ class Names(Mapping[str, T_co], Generic[T_co]):
 
     def _check(self, name: str) -> str:
         if name not in self:
-            raise ValueError(f"no such {self.kind}. {self._guess(name)}")
+            raise ValueError(f"no such {self.kind}. {self._suggest(name)}")
         return name
 
-    def _guess(self, name: str) -> str:
+    def _suggest(self, name: str) -> str:
         from winml.modelkit.options import nearest  # imports pydantic
 
         guess = nearest(name, self.names)
@@ -181,7 +181,7 @@ class Registry(Names[T_co]):
         self._loaded: dict[str | PlugIn, Any] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._plug_ins()
+        return name in self._built_in or name in self._owners()
 
     def __getitem__(self, name: str) -> T_co:
         """Return the object of a name.
@@ -195,11 +195,11 @@ class Registry(Names[T_co]):
             if not isinstance(target, str):
                 return target
             if name not in self._loaded:
-                self._loaded[name] = _resolved(target)
+                self._loaded[name] = _import_object(target)
             built_in: T_co = self._loaded[name]
             return built_in
-        plug_in = self._plug_ins()[name]
-        checked, value = self._checked(plug_in)
+        plug_in = self._owners()[name]
+        checked, value = self._check_plug_in(plug_in)
         if checked.problem:
             raise checked.refusal(self.kind)
         found: T_co = value
@@ -207,7 +207,7 @@ class Registry(Names[T_co]):
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
-        yield from (name for name, plug_in in self._plug_ins().items() if not self._checked(plug_in)[0].problem)
+        yield from (name for name, plug_in in self._owners().items() if not self._check_plug_in(plug_in)[0].problem)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -220,7 +220,7 @@ class Registry(Names[T_co]):
     @property
     def names(self) -> tuple[str, ...]:
         """All names, including names of unusable plug-ins; imports nothing."""
-        return (*self._built_in, *self._plug_ins())
+        return (*self._built_in, *self._owners())
 
     def _check(self, name: str) -> str:
         if super()._check(name) not in self._built_in:
@@ -238,51 +238,54 @@ class Registry(Names[T_co]):
             UsageError: the target belongs to a plug-in and cannot be imported.
         """
         if name in self._built_in:
-            return _resolved(target)
-        problem, value = _imported(target)
+            return _import_object(target)
+        problem, value = _import_plug_in(target)
         if problem:
-            raise replace(self._plug_ins()[name], problem=problem).refusal(self.kind)
+            raise replace(self._owners()[name], problem=problem).refusal(self.kind)
         return value
 
     def source(self, name: str) -> str:
         """Return package and version of a plug-in, ``example 1.0``; empty for a built-in name."""
         if name in self._built_in or name not in self:
             return ""
-        plug_in = self._plug_ins()[name]
+        plug_in = self._owners()[name]
         return f"{plug_in.package} {plug_in.version}"
 
     def reported(self) -> tuple[PlugIn, ...]:
         """Return all plug-ins of the group with their problems; imports them."""
-        usable = self._plug_ins()
-        return tuple(self._checked(p)[0] if usable.get(p.name) is p else self._unreachable(p) for p in self._found())
+        usable = self._owners()
+        return tuple(
+            self._check_plug_in(p)[0] if usable.get(p.name) is p else self._mark_unreachable(p)
+            for p in self._group_plug_ins()
+        )
 
-    def _found(self) -> tuple[PlugIn, ...]:
-        return _installed(search_path()).get(self.group, ())
+    def _group_plug_ins(self) -> tuple[PlugIn, ...]:
+        return _read_entry_points(search_path()).get(self.group, ())
 
-    def _plug_ins(self) -> Mapping[str, PlugIn]:
+    def _owners(self) -> Mapping[str, PlugIn]:
         """Return the plug-ins that own their names: neither built-in objects nor earlier plug-ins have the name."""
         owners: dict[str, PlugIn] = {}
-        for plug_in in self._found():
+        for plug_in in self._group_plug_ins():
             if plug_in.name not in self._built_in:
                 owners.setdefault(plug_in.name, plug_in)
         return owners
 
-    def _unreachable(self, plug_in: PlugIn) -> PlugIn:
-        owner = "winml" if plug_in.name in self._built_in else self._plug_ins()[plug_in.name].package
+    def _mark_unreachable(self, plug_in: PlugIn) -> PlugIn:
+        owner = "winml" if plug_in.name in self._built_in else self._owners()[plug_in.name].package
         return replace(plug_in, problem=f"{owner} has a {self.kind} of this name")
 
-    def _checked(self, plug_in: PlugIn) -> tuple[PlugIn, Any]:
+    def _check_plug_in(self, plug_in: PlugIn) -> tuple[PlugIn, Any]:
         """Return a plug-in with its problem, and its object."""
         if plug_in.problem:
             return plug_in, None
         if plug_in not in self._loaded:
             problem, value = self._load(plug_in)
             self._loaded[plug_in] = replace(plug_in, problem=problem), value
-        checked: tuple[PlugIn, Any] = self._loaded[plug_in]
-        return checked
+        result: tuple[PlugIn, Any] = self._loaded[plug_in]
+        return result
 
     def _load(self, plug_in: PlugIn) -> tuple[str, Any]:
-        problem, value = _imported(plug_in.target)
+        problem, value = _import_plug_in(plug_in.target)
         if problem:
             return problem, None
         if not isinstance(value, self._contract()):
@@ -292,8 +295,8 @@ class Registry(Names[T_co]):
 
 def installed_sources(group: str) -> dict[str, str]:
     """Return the names that plug-ins add to a group, with package and version; imports nothing."""
-    found = _installed(search_path()).get(group, ())
-    return {plug_in.name: f"{plug_in.package} {plug_in.version}" for plug_in in found}
+    plug_ins = _read_entry_points(search_path()).get(group, ())
+    return {plug_in.name: f"{plug_in.package} {plug_in.version}" for plug_in in plug_ins}
 
 
 def installed_plug_ins() -> tuple[PlugIn, ...]:
@@ -301,16 +304,16 @@ def installed_plug_ins() -> tuple[PlugIn, ...]:
 
     A package with unreadable metadata is listed with the file in place of a name.
     """
-    found: list[PlugIn] = []
-    for group, plug_ins in sorted(_installed(search_path()).items()):
+    reports: list[PlugIn] = []
+    for group, plug_ins in sorted(_read_entry_points(search_path()).items()):
         if group in _REGISTRIES:
-            registry: Registry[Any] = _resolved(_REGISTRIES[group])
-            found += registry.reported()
+            registry: Registry[Any] = _import_object(_REGISTRIES[group])
+            reports += registry.reported()
         elif group == _CONTRACT:
-            found += plug_ins
+            reports += plug_ins
         else:
-            found += (replace(item, problem=f"winml has no group {_NAMESPACE}.{group}") for item in plug_ins)
-    return tuple(found)
+            reports += (replace(item, problem=f"winml has no group {_NAMESPACE}.{group}") for item in plug_ins)
+    return tuple(reports)
 
 
 def search_path() -> tuple[str, ...]:
@@ -320,24 +323,24 @@ def search_path() -> tuple[str, ...]:
     ``PYTHONPATH=$UNSET:folder``.
     """
     entries = [entry for entry in sys.path if entry not in ("", os.curdir)]
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    is_named = any(entry and os.path.realpath(entry) == _STARTING_FOLDER for entry in named)
-    if len(named) > 1 and "" in named and not is_named:
+    path_entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    is_named = any(entry and os.path.realpath(entry) == _STARTING_FOLDER for entry in path_entries)
+    if len(path_entries) > 1 and "" in path_entries and not is_named:
         return tuple(entry for entry in entries if os.path.realpath(entry) != _STARTING_FOLDER)
     return tuple(entries)
 
 
-def _resolved(target: str) -> Any:
+def _import_object(target: str) -> Any:
     module, _, name = target.partition(":")
     return functools.reduce(getattr, name.split(".") if name else (), importlib.import_module(module))
 
 
-def _imported(target: str) -> tuple[str, Any]:
+def _import_plug_in(target: str) -> tuple[str, Any]:
     """Import an object of a plug-in; return the problem and None, or an empty string and the object."""
     try:
         # Stdout is reserved for results, which may be JSON.
         with contextlib.redirect_stdout(sys.stderr):
-            return "", _resolved(target)
+            return "", _import_object(target)
     except (Exception, SystemExit) as error:
         # Paths are removed, because winml sys prints no paths.
         words = re.sub(r"\(?(?<!\w)(?:/|[A-Za-z]:[\\/])\S+", "…", first_line(error))
@@ -345,7 +348,7 @@ def _imported(target: str) -> tuple[str, Any]:
 
 
 @functools.cache
-def _installed(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
+def _read_entry_points(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
     """Return the entry points of all packages for winml, by group, in the order of their names.
 
     Only files with a group of winml are parsed: reading the others takes 2 ms for a hundred distributions, while
@@ -354,22 +357,22 @@ def _installed(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
     Args:
         places: Module search path.
     """
-    found: dict[str, list[PlugIn]] = {}
-    seen: set[str] = set()
-    for folder in _described_folders(dict.fromkeys(places)):
-        package, version, entries, problem = _description(folder)
-        if package in seen:  # as for modules, the first entry on the path wins
+    groups: dict[str, list[PlugIn]] = {}
+    packages: set[str] = set()
+    for folder in _plug_in_folders(dict.fromkeys(places)):
+        package, version, entries, problem = _read_description(folder)
+        if package in packages:  # as for modules, the first entry on the path wins
             continue
-        seen.add(package)
+        packages.add(package)
         if problem:
-            found.setdefault(_CONTRACT, []).append(PlugIn(_CONTRACT, _ENTRY_POINTS, package, version, "", problem))
+            groups.setdefault(_CONTRACT, []).append(PlugIn(_CONTRACT, _ENTRY_POINTS, package, version, "", problem))
         contracts = [entry.name for group, entry in entries if group == _CONTRACT]
         problem = "" if CONTRACT in contracts else _contract_words(contracts)
         for group, entry in entries:
             if group != _CONTRACT:
-                added = PlugIn(group, entry.name, package, version, entry.value, problem)
-                found.setdefault(group, []).append(added)
-    return {group: tuple(plug_ins) for group, plug_ins in found.items()}
+                plug_in = PlugIn(group, entry.name, package, version, entry.value, problem)
+                groups.setdefault(group, []).append(plug_in)
+    return {group: tuple(plug_ins) for group, plug_ins in groups.items()}
 
 
 class _Description(NamedTuple):
@@ -383,7 +386,7 @@ class _Description(NamedTuple):
     """Reason why the entry points cannot be read; empty otherwise."""
 
 
-def _description(folder: Path) -> _Description:
+def _read_description(folder: Path) -> _Description:
     """Read the metadata of a package; name and version come from the name of the folder if METADATA is damaged."""
     from importlib.metadata import Distribution
 
@@ -411,10 +414,10 @@ def damaged_package(error: BaseException) -> tuple[str, Path] | None:
     Returns:
         Name of the package and path of the file; ``None`` for any other error.
     """
-    if not any(_is_of_metadata(one) for one in error_chain(error)):
+    if not any(_is_metadata_error(link) for link in error_chain(error)):
         return None
     for folder in _metadata_folders(dict.fromkeys(sys.path)):
-        package, _, _, problem = _description(folder)
+        package, _, _, problem = _read_description(folder)
         if problem:
             return package, folder / _ENTRY_POINTS
         metadata = folder / ("METADATA" if folder.suffix == ".dist-info" else "PKG-INFO")
@@ -427,17 +430,17 @@ def damaged_package(error: BaseException) -> tuple[str, Path] | None:
     return None
 
 
-def _is_of_metadata(error: BaseException) -> bool:
+def _is_metadata_error(error: BaseException) -> bool:
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__")).startswith("importlib.metadata") for frame in frames)
 
 
 def _contract_words(contracts: Iterable[str]) -> str:
-    stated = ", ".join(contracts) or "none"
-    return f"its package is for contract {stated} (group {_NAMESPACE}.{_CONTRACT}), and this winml has {CONTRACT}"
+    names = ", ".join(contracts) or "none"
+    return f"its package is for contract {names} (group {_NAMESPACE}.{_CONTRACT}), and this winml has {CONTRACT}"
 
 
-def _described_folders(places: Iterable[str]) -> Iterator[Path]:
+def _plug_in_folders(places: Iterable[str]) -> Iterator[Path]:
     for folder in _metadata_folders(places):
         try:
             content = (folder / _ENTRY_POINTS).read_bytes()

@@ -124,10 +124,10 @@ def printable(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_spelled, text))
+    return "".join(map(_escape, text))
 
 
-def _spelled(character: str) -> str:
+def _escape(character: str) -> str:
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
@@ -142,7 +142,7 @@ def terminal_text(text: str) -> str:
     'a\tb\n\\x1b[31m\\r\\x9b'
     """
     return "".join(
-        _spelled(character) if unicodedata.category(character) in _CONTROLS and character not in "\n\t" else character
+        _escape(character) if unicodedata.category(character) in _CONTROLS and character not in "\n\t" else character
         for character in text
     )
 
@@ -155,10 +155,10 @@ def json_printable(text: str) -> str:
     """
     if text.isascii() and "\x7f" not in text:
         return text
-    return "".join(character if character == "\n" else _json_spelled(character) for character in text)
+    return "".join(character if character == "\n" else _json_escape(character) for character in text)
 
 
-def _json_spelled(character: str) -> str:
+def _json_escape(character: str) -> str:
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     units = character.encode("utf-16-be", "surrogatepass")
