@@ -121,12 +121,12 @@ def _convert_error(error: Exception) -> WinMLError | None:
 
 
 def _system_error(error: OSError) -> WinMLError | None:
-    if _fails(Path.cwd):
+    if _raises_os_error(Path.cwd):
         return InputError(
             "the working directory was deleted, by code of the model or by another process",
             hint="Run it in an existing folder, or use absolute paths.",
         )
-    if _fails(tempfile.gettempdir):
+    if _raises_os_error(tempfile.gettempdir):
         # Some packages make a temporary file while they are imported.
         return InputError(
             "no temporary file can be written: every temporary folder is full, read-only or missing",
@@ -146,7 +146,7 @@ def _system_error(error: OSError) -> WinMLError | None:
     return None
 
 
-def _fails(query: Callable[[], object]) -> bool:
+def _raises_os_error(query: Callable[[], object]) -> bool:
     try:
         query()
     except OSError:
@@ -186,8 +186,8 @@ def _committed_words() -> str:
     files = [file for file in committed_files() if _unfinished_folder(file) is None]
     if not files:
         return resuming_words() or "no file was changed"
-    others = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
-    return f"{_short_path(files[0])}{others} {'were' if others else 'was'} written before"
+    rest_words = f" and {len(files) - 1} more file{'' if len(files) == 2 else 's'}" if len(files) > 1 else ""
+    return f"{_short_path(files[0])}{rest_words} {'were' if rest_words else 'was'} written before"
 
 
 def tell_settled() -> None:

@@ -193,7 +193,7 @@ class _Pace:
         return f"about {(now - self.began) * (1 - share) / (share - self.first):.0f} s left"
 
 
-def _progress_lines(counted: str) -> Callable[[int, float], None]:
+def _progress_lines(noun: str) -> Callable[[int, float], None]:
     """Return a function that prints the progress of a measurement at most every :data:`LINE_S` seconds."""
     last, pace = time.monotonic(), _Pace()
 
@@ -203,7 +203,7 @@ def _progress_lines(counted: str) -> Callable[[int, float], None]:
         left = pace.left_words(now, share)
         if now - last >= LINE_S:
             last = now
-            words = [f"measuring: {count_noun(done, counted)}", f"{100 * share:.0f} %", left]
+            words = [f"measuring: {count_noun(done, noun)}", f"{100 * share:.0f} %", left]
             tell(", ".join(filter(None, words)))
 
     return show
@@ -235,21 +235,21 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
         ]
         return Text("\n".join([f"{len(ended)} configurations completed, {len(running)} running", *lines]))
 
-    def started(cell: Cell) -> None:
+    def add_cell(cell: Cell) -> None:
         running[cell.cell_id] = (cell, time.monotonic(), "starts")
 
-    def stepped(so_far: CellResult) -> None:
+    def update_cell(so_far: CellResult) -> None:
         if so_far.cell_id in running:
             running[so_far.cell_id] = (*running[so_far.cell_id][:2], so_far.step)
 
-    def finished(result: CellResult) -> None:
+    def end_cell(result: CellResult) -> None:
         running.pop(result.cell_id, None)
         ended.append(result.cell_id)
         if not quiet:
             reason = f": {result.step}: {result.problem}" if result.problem else ""
             tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {words(result)}{reason}")
 
-    listener = SweepListener(started, stepped, finished, (lambda _words: None) if quiet else tell)
+    listener = SweepListener(add_cell, update_cell, end_cell, (lambda _words: None) if quiet else tell)
     if quiet or not own_stderr().isatty():
         yield listener
         return

@@ -43,8 +43,8 @@ class _EnduringFile(io.FileIO):
         """Write the data, or drop it after an error."""
         view = memoryview(data).cast("B")
         try:
-            written = super().write(view)
-            if written is None:
+            count = super().write(view)
+            if count is None:
                 # A parent process may have made the stream non-blocking: wait, so that no output is lost.
                 select.select([], [self], [])
                 return 0
@@ -52,7 +52,7 @@ class _EnduringFile(io.FileIO):
             # The error itself has a traceback that keeps the buffer alive.
             self.problem = self.problem or OSError(error.errno, error.strerror)
             return view.nbytes
-        return written
+        return count
 
 
 class _SharedStream(io.TextIOWrapper):
