@@ -173,8 +173,8 @@ class Fields:
 
     def visible(self, detail: Detail) -> list[tuple[str, str]]:
         """Return label and value of the rows up to a detail level."""
-        displayed = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
-        return [(row[0], _shorten_text(row[1], detail)) for row in displayed if row[1] is not None]
+        visible_rows = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
+        return [(row[0], _shorten_text(row[1], detail)) for row in visible_rows if row[1] is not None]
 
 
 @dataclass(frozen=True)
@@ -430,9 +430,9 @@ class Document:
     @property
     def page_blocks(self) -> list[Block]:
         """Blocks in the order of a page: the summary follows the first block of fields."""
-        first, *others = [*self.blocks, self.summary]
-        if isinstance(first, Fields) and others:
-            return [Fields([*first.rows, *self.summary.rows]), *others[:-1]]
+        first, *blocks = [*self.blocks, self.summary]
+        if isinstance(first, Fields) and blocks:
+            return [Fields([*first.rows, *self.summary.rows]), *blocks[:-1]]
         return [self.summary, *self.blocks]
 
     def with_files(self, paths: Iterable[Path]) -> Document:
@@ -467,8 +467,8 @@ def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
     >>> first_of(["Add", "Mul", "Exp"], 1, "and {} others")
     Shortened(short='Add, and 2 others', full='Add, Mul, Exp')
     """
-    short = words if len(words) <= count + 1 else [*words[:count], more.format(len(words) - count)]
-    return Shortened(", ".join(short), ", ".join(words))
+    brief = words if len(words) <= count + 1 else [*words[:count], more.format(len(words) - count)]
+    return Shortened(", ".join(brief), ", ".join(words))
 
 
 def note_fields(notes: Iterable[str]) -> list[Field]:

@@ -62,12 +62,12 @@ class _Folder(Generic[_Item]):
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """Displayed facts of a module and the numbers of its children → number. Equal numbers mean equal modules."""
 
-    def shown(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
+    def fold(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
         """Return the displayed modules of one level, and the number of each module."""
         rows: list[DisplayedModule[_Item]] = []
         numbers: list[int] = []
         for item in items:
-            children, child_rows = self.shown(self.children_of(item), level + 1)
+            children, child_rows = self.fold(self.children_of(item), level + 1)
             number = self.numbers.setdefault((self.facts_of(item), child_rows), len(self.numbers))
             numbers.append(number)
             is_last_level = self.limits.depth is not None and level >= self.limits.depth
@@ -76,18 +76,18 @@ class _Folder(Generic[_Item]):
         return tuple(self._fold_runs(rows, numbers)), tuple(numbers)
 
     def _fold_runs(
-        self, displayed: Sequence[DisplayedModule[_Item]], numbers: Sequence[int]
+        self, modules: Sequence[DisplayedModule[_Item]], numbers: Sequence[int]
     ) -> Iterator[DisplayedModule[_Item]]:
         start = 0
-        while start < len(displayed):
+        while start < len(modules):
             stop = start + 1
-            while stop < len(displayed) and numbers[stop] == numbers[start]:
+            while stop < len(modules) and numbers[stop] == numbers[start]:
                 stop += 1
-            first = displayed[start]
+            first = modules[start]
             if self.limits.folds and stop - start >= FEWEST_FOLDED:
-                yield DisplayedModule(first.item, displayed[stop - 1].item, stop - start, first.children, first.hidden)
+                yield DisplayedModule(first.item, modules[stop - 1].item, stop - start, first.children, first.hidden)
             else:
-                yield from displayed[start:stop]
+                yield from modules[start:stop]
             start = stop
 
 
@@ -105,7 +105,7 @@ def displayed_modules(
         facts_of: Returns the class and the displayed facts of a module, without its name and path.
         limits: Limits of the tree.
     """
-    return _Folder(children_of, facts_of, limits).shown(roots, 1)[0]
+    return _Folder(children_of, facts_of, limits).fold(roots, 1)[0]
 
 
 def displayed_rows(
