@@ -116,7 +116,7 @@ def _try_config(
         The description of the model, and True if other sizes would fail with the same error.
     """
     try:
-        resolved = resolve_model(request)
+        model = resolve_model(request)
     except CheckpointError as error:
         return replace(architecture, problem=error_line(error)), isinstance(error.__cause__, ImportError)
     except Exception as error:
@@ -125,10 +125,10 @@ def _try_config(
         return replace(architecture, state_before="not run", problem=problem), is_final
     architecture = replace(
         architecture,
-        class_name=type(resolved.model).__name__,
-        parameters=sum(parameter.numel() for parameter in resolved.model.parameters()),
-        inputs=tuple(spec.name for part in resolved.parts for spec in part.inputs),
-        keeps_cache=any(spec.cache is not None for part in resolved.parts for spec in part.inputs),
+        class_name=type(model.model).__name__,
+        parameters=sum(parameter.numel() for parameter in model.model.parameters()),
+        inputs=tuple(spec.name for part in model.parts for spec in part.inputs),
+        keeps_cache=any(spec.cache is not None for part in model.parts for spec in part.inputs),
     )
     if architecture.parameters > _MOST_PARAMETERS:
         problem = f"too large: {architecture.parameters / 1e6:.0f} million parameters"
@@ -136,7 +136,7 @@ def _try_config(
     architecture = replace(architecture, state_before="not run")
     report_state(architecture)
     try:
-        for part in load_resolved(resolved, request).parts:
+        for part in load_resolved(model, request).parts:
             _run_forward(part)
     except Exception as error:
         return replace(architecture, problem=error_line(error)), False

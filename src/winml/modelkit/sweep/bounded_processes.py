@@ -220,11 +220,11 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
-        _kill_descendants(os.getpid())
+        _kill_tree(os.getpid())
         psutil.Process().kill()
 
 
-def _kill_descendants(pid: int) -> None:
+def _kill_tree(pid: int) -> None:
     """Kill what a process started; in a system with groups, also what ended processes left, and the process itself."""
     if sys.platform == "win32":
         for process in _list_descendants(pid):
@@ -289,7 +289,7 @@ def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> Non
     if may_finish:
         running_call.process.join(_EXIT_SECONDS)
     if running_call.process.pid is not None:
-        _kill_descendants(running_call.process.pid)
+        _kill_tree(running_call.process.pid)
     running_call.process.kill()
     running_call.process.join()
     running_call.messages.close()

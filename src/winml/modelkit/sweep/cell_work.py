@@ -197,15 +197,15 @@ class _CellWork:
 
     def run(self) -> None:
         """Run all steps."""
-        self._start("model")
+        self._start_step("model")
         self._find_model()
         for name in self.order.cell.do:
-            self._start(name)
+            self._start_step(name)
             start = time.perf_counter()
             getattr(self, f"_{name}")()
             self.measures[f"{name}_seconds"] = round(time.perf_counter() - start, 3)
         if self.order.artifacts is not None:
-            self._start("upload")
+            self._start_step("upload")
             names = [SWEEP_LOG_NAME, *([_BUILD] if self.order.keeps_files else [])]
             upload(self.order.folder, names, self.order.artifacts)
 
@@ -240,7 +240,7 @@ class _CellWork:
             return ""
         return self.order.artifacts or str(self.order.folder)
 
-    def _start(self, step: str) -> None:
+    def _start_step(self, step: str) -> None:
         self.step = step
         self.report(self._current_result())
 

@@ -144,18 +144,18 @@ def _create_cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) ->
     return Cell(f"{name}-{digest([model, work_record])[:12]}", model, own_settings, work, plan.do)
 
 
-def _expand_models(listed: ListedModel) -> tuple[str, ...]:
+def _expand_models(entry: ListedModel) -> tuple[str, ...]:
     """Return the models of an entry of the list: a single model, or all model types of ``random:*``.
 
     Raises:
         UsageError: the model type does not exist.
     """
-    if not listed.model.startswith(RANDOM_PREFIX):
-        return (listed.model,)
+    if not entry.model.startswith(RANDOM_PREFIX):
+        return (entry.model,)
 
     return tuple(
         f"{RANDOM_PREFIX}{name}"
-        for name in model_types(listed.model.removeprefix(RANDOM_PREFIX), listed.set.get("loader.task"))
+        for name in model_types(entry.model.removeprefix(RANDOM_PREFIX), entry.set.get("loader.task"))
     )
 
 

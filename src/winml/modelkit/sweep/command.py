@@ -53,10 +53,10 @@ def command(**options: Any) -> None:
     except KeyboardInterrupt:
         raise Interrupted(f"finished in this run: {len(ended)}; the same command resumes there") from None
     show_result(result.as_record(), options, lambda: sweep_document(result))
-    _end(result)
+    _exit_on_failure(result)
 
 
-def _end(result: SweepResult) -> None:
+def _exit_on_failure(result: SweepResult) -> None:
     if not result.is_good_enough:
         click.get_current_context().exit(NEGATIVE_RESULT)
     if result.failures:

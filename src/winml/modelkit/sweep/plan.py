@@ -161,7 +161,7 @@ def plan_from_record(value: object, label: str) -> tuple[SweepPlan, tuple[str, .
     return plan.model_copy(update={"models": models, "set": settings, "do": steps}), notes
 
 
-def _drop_duplicates(values: Sequence[object], where: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+def _drop_duplicates(values: Sequence[object], label: str) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return values without duplicates, and a note that names the first duplicate."""
     unique: dict[str, object] = {}
     duplicates: list[str] = []
@@ -169,7 +169,7 @@ def _drop_duplicates(values: Sequence[object], where: str) -> tuple[tuple[Any, .
         text = value.model_dump_json() if isinstance(value, ListedModel) else json.dumps(value)
         duplicates += [value.model if isinstance(value, ListedModel) else str(value)] if text in unique else []
         unique.setdefault(text, value)
-    note = f"{where} lists {duplicates[0]} twice; duplicates are ignored ({len(duplicates)})" if duplicates else ""
+    note = f"{label} lists {duplicates[0]} twice; duplicates are ignored ({len(duplicates)})" if duplicates else ""
     return tuple(unique.values()), (note,) if note else ()
 
 

@@ -220,7 +220,7 @@ def _requirement_words(versions: Mapping[str, str]) -> str:
 
 
 def _run_in_worker(
-    cell: Cell, place: Place, queue: RayQueue, requested: tuple[Path | None, Mapping[str, str]]
+    cell: Cell, place: Place, queue: RayQueue, requirements: tuple[Path | None, Mapping[str, str]]
 ) -> CellResult:
     """Run a cell in a worker of the cluster.
 
@@ -228,9 +228,9 @@ def _run_in_worker(
         cell: The cell.
         place: Target of its files.
         queue: The queue with the limits of the cell.
-        requested: A file that this machine must be able to access, and the required versions.
+        requirements: A file that this machine must be able to access, and the required versions.
     """
-    marker, versions = requested
+    marker, versions = requirements
     own_tools = tool_versions()
     if differing := {name: version for name, version in versions.items() if own_tools.get(name) != version}:
         name = next(iter(differing))

@@ -235,8 +235,8 @@ def settings_words(settings: Mapping[str, Any]) -> str:
 def sweep_summary(result: SweepResult) -> Iterator[tuple[str, str]]:
     """Yield the summary of a sweep as pairs of label and text."""
     done_count = sum(cell.state == "done" for cell in result.cells)
-    reused = f", {result.reused} of them by an earlier run" if result.reused else ""
-    yield "cells", f"{done_count} done, {len(result.failures)} failed, of {result.total}{reused}"
+    reuse_words = f", {result.reused} of them by an earlier run" if result.reused else ""
+    yield "cells", f"{done_count} done, {len(result.failures)} failed, of {result.total}{reuse_words}"
     for cell in result.failures[:1]:
         yield "first failure", f"{_cell_words(cell)}: {cell.step or 'start'}: {cell.problem}"
     by_id = {cell.cell_id: cell for cell in result.cells}

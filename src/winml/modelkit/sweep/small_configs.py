@@ -141,8 +141,8 @@ def shrink(content: Mapping[str, object], aspects: Sequence[Aspect]) -> dict[str
         content: A config as JSON, with its sub-configs.
         aspects: The aspects to make small.
     """
-    complete = content if "gaps" in aspects else _fill_gaps(content)
-    return _shrink_config(complete, aspects, _ConfigFacts.read_from(complete))
+    config = content if "gaps" in aspects else _fill_gaps(content)
+    return _shrink_config(config, aspects, _ConfigFacts.read_from(config))
 
 
 @dataclass(frozen=True)
@@ -202,44 +202,42 @@ def _is_config(value: object) -> bool:
 
 def _fill_gaps(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with values that some default configs omit and every checkpoint has."""
-    complete: dict[str, Any] = {
-        key: _fill_gaps(value) if _is_config(value) else value for key, value in content.items()
-    }
+    config: dict[str, Any] = {key: _fill_gaps(value) if _is_config(value) else value for key, value in content.items()}
     heads, width = content.get("num_attention_heads"), content.get("hidden_size")
     if isinstance(heads, int) and isinstance(width, int):
         if width % heads:
             heads = max(count for count in range(1, heads) if width % count == 0)
-            complete["num_attention_heads"] = heads
-        _set_if_none(complete, "head_dim", width // heads)
-        _set_if_none(complete, "moe_intermediate_size", content.get("intermediate_size"))
-        complete.setdefault("num_key_value_heads", heads)
-        _set_if_none(complete, "num_key_value_heads", heads)
-        head_size: int = complete.get("head_dim") or width // heads
-        _fill_rotary_sections(complete, content.get("rope_parameters"), head_size)
+            config["num_attention_heads"] = heads
+        _set_if_none(config, "head_dim", width // heads)
+        _set_if_none(config, "moe_intermediate_size", content.get("intermediate_size"))
+        config.setdefault("num_key_value_heads", heads)
+        _set_if_none(config, "num_key_value_heads", heads)
+        head_size: int = config.get("head_dim") or width // heads
+        _fill_rotary_sections(config, content.get("rope_parameters"), head_size)
     depth = content.get("num_hidden_layers")
     if isinstance(depth, int):
-        _set_if_none(complete, "attn_layer_indices", [depth // 2])
+        _set_if_none(config, "attn_layer_indices", [depth // 2])
         if content.get("rope_parameters") == {} and content.get("layer_types"):
-            complete["rope_parameters"] = {kind: dict(_USUAL_ROTATION) for kind in content["layer_types"]}
+            config["rope_parameters"] = {kind: dict(_USUAL_ROTATION) for kind in content["layer_types"]}
         for key, kind in _LAYER_KINDS.items():
-            _set_if_none(complete, key, [kind] * depth)
+            _set_if_none(config, key, [kind] * depth)
     attention = content.get("attn_config")
     if isinstance(attention, dict) and "kv_n_heads" in attention:
-        complete["attn_config"] = {"rope_theta": _USUAL_ROTATION["rope_theta"], **attention}
-        _set_if_none(complete["attn_config"], "clip_qkv", _USUAL_CLIP)
+        config["attn_config"] = {"rope_theta": _USUAL_ROTATION["rope_theta"], **attention}
+        _set_if_none(config["attn_config"], "clip_qkv", _USUAL_CLIP)
     kinds = content.get("layer_types")
     if isinstance(kinds, list) and {*kinds} == {"linear_attention"}:
         # Every checkpoint has at least one attention layer.
-        complete["layer_types"] = [*kinds[:-1], "full_attention"]
+        config["layer_types"] = [*kinds[:-1], "full_attention"]
     languages = content.get("languages")
     if isinstance(languages, list) and languages:
-        _set_if_none(complete, "default_language", languages[0])
+        _set_if_none(config, "default_language", languages[0])
     text = content.get("text_config")
     if isinstance(text, dict) and "hidden_size" in text:
-        _fill_text_width(complete, text["hidden_size"])
+        _fill_text_width(config, text["hidden_size"])
     for key, value in _CHECKPOINT_VALUES.items():
-        _set_if_none(complete, key, value)
-    return complete
+        _set_if_none(config, key, value)
+    return config
 
 
 def _fill_text_width(config: dict[str, Any], text_width: object) -> None:

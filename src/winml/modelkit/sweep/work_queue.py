@@ -197,9 +197,9 @@ def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
         f"or run fewer in parallel with {opt.jobs}",
         "died": "the process died",
     }[ending.reason]
-    so_far: CellResult = ending.last_message or order.cell.result("failed")
+    last_result: CellResult = ending.last_message or order.cell.result("failed")
     return replace(
-        so_far,
+        last_result,
         problem=problem,
         exit_code=_KILLED,
         seconds=seconds,
