@@ -162,9 +162,9 @@ def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
         yield Candidate(name, "provider", f"the export, run {words}", {}, "", ep, ep_options)
 
 
-def _mixed_variant(complete: Candidate) -> Candidate:
-    words = f"{complete.words}; the most sensitive modules in float"
-    return replace(complete, name=f"{complete.name}-part", words=words, part_of=complete.name)
+def _mixed_variant(form: Candidate) -> Candidate:
+    words = f"{form.words}; the most sensitive modules in float"
+    return replace(form, name=f"{form.name}-part", words=words, part_of=form.name)
 
 
 def _calibrated_quant(options: TuneOptions) -> dict[str, object]:

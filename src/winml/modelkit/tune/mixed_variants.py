@@ -93,7 +93,7 @@ class MixedVariants:
             self.state.keep_failure(candidate.name, Failure("wrong", self.limits.unmet_words(exclude_list)))
         return True
 
-    def _beats_acceptable(self, complete: Candidate, facts: CandidateFacts) -> bool:
+    def _beats_acceptable(self, form: Candidate, facts: CandidateFacts) -> bool:
         """Return True if a form outside the quality limit is better by the target than every form within the limit."""
         pairs = [(item, other_facts) for item in self.plan if (other_facts := self.state.facts(item.name)) is not None]
         acceptable = [(item, other_facts) for item, other_facts in pairs if not self.limits.reason_wrong(other_facts)]
@@ -101,9 +101,9 @@ class MixedVariants:
             return all(facts.size_bytes < other_facts.size_bytes for _, other_facts in acceptable)
         times = times_of_runs(self.state.turns(FORMATS), self.plan)
         names = [item.name for item, _ in acceptable if times.get(item.name)]
-        if not names or not times.get(complete.name):
+        if not names or not times.get(form.name):
             return False
-        ratio = ratio_between(times, complete.name, fastest(times, names))
+        ratio = ratio_between(times, form.name, fastest(times, names))
         # On a busy machine the interval is wide or unreliable, and a form that may be faster is worth the search.
         return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
 

@@ -140,14 +140,14 @@ def look_at_tuning(
     refuse_existing([state], overwrite=True)
     machine = look_at_tuning_machine()
     candidates = plan_candidates(options, machine)
-    measured: frozenset[str] | None = frozenset()
+    names: frozenset[str] | None = frozenset()
     with only_looking():
         # Without a state, the model need not be identified, nor read twice.
         if state.exists() and not is_to_be_fetched(plan_build(WinMLBuildConfig(), request)):
             model = tuned_model(request, WinMLExportConfig())
             identity = _measurement_identity(model, options, machine, candidates)
-            measured = measured_candidates(folder, identity, overwrite=overwrite)
-    return TuningOutlook(candidates, measured or frozenset(), measured is None)
+            names = measured_candidates(folder, identity, overwrite=overwrite)
+    return TuningOutlook(candidates, names or frozenset(), names is None)
 
 
 def _source_request(model: str | os.PathLike[str], **load: Any) -> ModelRequest:

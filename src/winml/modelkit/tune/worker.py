@@ -64,7 +64,7 @@ def _write_sample(folder: Path, number: int, feeds: Arrays, outputs: Arrays) -> 
         files.commit()
 
 
-def _usable_outputs(outputs: Arrays, displayed: str) -> dict[str, Array]:
+def _usable_outputs(outputs: Arrays, model_name: str) -> dict[str, Array]:
     """Return the numeric outputs.
 
     Raises:
@@ -73,7 +73,7 @@ def _usable_outputs(outputs: Arrays, displayed: str) -> dict[str, Array]:
     numbers = _numeric_outputs(outputs)
     if not any(np.any(np.isfinite(array) & (array != 0)) for array in numbers.values()):
         raise MeasureError(
-            f"{displayed} returns only zeros, NaN or infinity on these inputs, so a wrong candidate could not "
+            f"{model_name} returns only zeros, NaN or infinity on these inputs, so a wrong candidate could not "
             "be detected",
             hint=f"Pass inputs with meaningful outputs: {opt.input_data} file.npz.",
         )
