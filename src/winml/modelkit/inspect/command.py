@@ -183,7 +183,7 @@ def _find_file(name: str) -> str:
     return name if path is None else str(path)
 
 
-def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], requested: dict[str, object]) -> None:
+def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_options: dict[str, object]) -> None:
     """Print the contents of a file, or of each part of a folder; with ``--module``, of parts with such a module."""
     names = list(parts)
     of_several = len(parts) > 1
@@ -193,7 +193,7 @@ def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], reques
         names = parts_with_module(part_modules(parts), options["module"])
     with shown_wait("inspecting"):
         numbered = counted(names, "part") if of_several else names
-        files = {part: _inspect_file(parts[part], requested) for part in numbered}
+        files = {part: _inspect_file(parts[part], file_options) for part in numbered}
     show_parts(
         files,
         options,

@@ -160,13 +160,13 @@ class _NodeChecks:
     @classmethod
     def of(cls, path: Path, ep: str, device: Device | None, options: Mapping[str, str]) -> _NodeChecks:
         """Read a file and find the provider."""
-        chosen = checked_provider(ep, device, options)
-        provider = chosen.provider
+        choice = checked_provider(ep, device, options)
+        provider = choice.provider
         is_present = provider.name in present_providers()
         model = read_structure(path)
         refuse_compiled(graph_of(model, path))
         facts = read_facts(model)
-        checks = cls(path, facts, chosen, is_present, operator_table(short_name(provider.name)))
+        checks = cls(path, facts, choice, is_present, operator_table(short_name(provider.name)))
         checks.notes += facts.notes
         checks.is_quantized = any(node.op_type in _QUANTIZING for node in facts.nodes)
         checks.float_source = _float_source(model, path)
@@ -197,10 +197,10 @@ class _NodeChecks:
                 return None
             self._add_finding("graph", "the whole graph", assignment.problem)
             return self.by_document(self.table)
-        for assigned in assignment.nodes:
-            if not assigned.is_taken:
-                facts = self.facts.node_called(assigned.name, assigned.op_type, assigned.domain)
-                self._add_refused_node(facts, assignment.reasons.get(assigned.name, "") if assigned.name else "")
+        for entry in assignment.nodes:
+            if not entry.is_taken:
+                facts = self.facts.node_called(entry.name, entry.op_type, entry.domain)
+                self._add_refused_node(facts, assignment.reasons.get(entry.name, "") if entry.name else "")
         missing = len(self.facts.nodes) - len(assignment.nodes)
         if missing > 0:
             self.notes.append(
@@ -357,7 +357,7 @@ class _NodeChecks:
             f"Quantize the float file for this provider: {command}"
         )
 
-    def _create_fit(self, basis: Basis, source: str, nodes: int, taken: int) -> ProviderFit:
+    def _create_fit(self, basis: Basis, source: str, nodes: int, supported: int) -> ProviderFit:
         findings = []
         for (kind, what, reason), locations in self.found.items():
             modules = Counter(module for module, _ in locations)
@@ -373,7 +373,7 @@ class _NodeChecks:
             basis=basis,
             source=source,
             nodes=nodes,
-            taken=taken,
+            taken=supported,
             findings=tuple(findings),
             limits=(),
             notes=tuple(self.notes),

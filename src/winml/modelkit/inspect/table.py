@@ -79,8 +79,8 @@ def _range_words(spec: InputTensorSpec) -> str:
     first_values = [
         f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_DISPLAYED]
     ]
-    more = ", …" if len(spec.first_values) > _FIRST_DISPLAYED else ""
-    return f"{words}, first {', '.join(first_values)}{more}" if first_values else words
+    ellipsis = ", …" if len(spec.first_values) > _FIRST_DISPLAYED else ""
+    return f"{words}, first {', '.join(first_values)}{ellipsis}" if first_values else words
 
 
 def _weight_fields(record: InspectedModel) -> Iterator[doc.Field]:
@@ -161,15 +161,15 @@ def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     return path
 
 
-def _module_branch(displayed: DisplayedModule[_Module]) -> doc.Branch:
-    node, children = displayed.item, tuple(map(_module_branch, displayed.children))
-    path = displayed.name(lambda module: module.path) if node.path else ""
+def _module_branch(row: DisplayedModule[_Module]) -> doc.Branch:
+    node, children = row.item, tuple(map(_module_branch, row.children))
+    path = row.name(lambda module: module.path) if node.path else ""
     if isinstance(node, TracedModule):
-        return doc.Branch(node.class_name, path, f"{displayed.count_words} · never ran", children, is_dim=True)
-    segment = displayed.name(lambda module: address.last_segment(module.tag) if isinstance(module, ModuleNode) else "")
+        return doc.Branch(node.class_name, path, f"{row.count_words} · never ran", children, is_dim=True)
+    segment = row.name(lambda module: address.last_segment(module.tag) if isinstance(module, ModuleNode) else "")
     parameters = f" · {count_words(node.parameter_count)} parameters" if node.parameter_count else ""
     calls = f" · {node.calls} calls" if node.calls > 1 else ""
-    return doc.Branch(segment, path, f"{displayed.count_words}{parameters}{calls}", children)
+    return doc.Branch(segment, path, f"{row.count_words}{parameters}{calls}", children)
 
 
 def tasks_document(
