@@ -215,9 +215,9 @@ def error_chain(error: BaseException | None, *, with_context: bool = True) -> It
         error: The error; `None` yields nothing.
         with_context: Include errors that were being handled, unless ``raise … from None`` suppressed them.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    seen_ids: set[int] = set()
+    while error is not None and id(error) not in seen_ids:
+        seen_ids.add(id(error))
         yield error
         context = error.__context__ if with_context and not error.__suppress_context__ else None
         error = error.__cause__ or context

@@ -149,8 +149,8 @@ def refuse_stated(
     Raises:
         UsageError: one of the options differs from its default.
     """
-    stated = stated_options(record, declaring)
-    for flag in (stated[name] for name in names if name in stated):
+    options = stated_options(record, declaring)
+    for flag in (options[name] for name in names if name in options):
         raise UsageError(words.replace("{}", flag), hint=hint.replace("{}", flag))
 
 
@@ -203,9 +203,9 @@ def field_docstrings(kind: type) -> dict[str, str]:
 
 def in_groups(groups: Iterable[str]) -> list[str]:
     """Return unique headings in the order of the help and the reference."""
-    found = dict.fromkeys(groups)
-    between = [group for group in found if group not in (*_FIRST, *_LAST)]
-    return [*(group for group in _FIRST if group in found), *between, *(group for group in _LAST if group in found)]
+    names = dict.fromkeys(groups)
+    between = [group for group in names if group not in (*_FIRST, *_LAST)]
+    return [*(group for group in _FIRST if group in names), *between, *(group for group in _LAST if group in names)]
 
 
 def read_columns(

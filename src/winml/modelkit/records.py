@@ -73,11 +73,11 @@ class _Entry:
             record.update(json_entry)
 
 
-def _select_entries(written: Any, keys: tuple[str, ...]) -> Any:
+def _select_entries(value: Any, keys: tuple[str, ...]) -> Any:
     """Return selected entries of a JSON object, or of each object of an array."""
-    if isinstance(written, list):
-        return [_select_entries(item, keys) for item in written]
-    return None if written is None else {key: written[key] for key in keys if key in written}
+    if isinstance(value, list):
+        return [_select_entries(item, keys) for item in value]
+    return None if value is None else {key: value[key] for key in keys if key in value}
 
 
 def entry(key: str = "", **form: Any) -> Mapping[str, Any]:

@@ -23,12 +23,12 @@ def install_command(extra: str) -> str:
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        found = distribution("winml-modelkit")
+        own_package = distribution("winml-modelkit")
     except PackageNotFoundError:
         return f"pip install '.[{extra}]', in the folder of winml's source code"
-    if (folder := _source_folder(found.read_text("direct_url.json"))) is not None:
+    if (folder := _source_folder(own_package.read_text("direct_url.json"))) is not None:
         return f'pip install "{folder}[{extra}]"'
-    parts = (line.replace('"', "'").partition(";") for line in found.requires or ())
+    parts = (line.replace('"', "'").partition(";") for line in own_package.requires or ())
     packages = [package.strip() for package, _, marker in parts if f"extra == '{extra}'" in marker]
     return " ".join(["pip install", *(f'"{package}"' for package in packages)])
 

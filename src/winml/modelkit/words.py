@@ -73,8 +73,8 @@ def count_noun(count: int, noun: str, verb: str = "") -> str:
     >>> count_noun(1, "weight", "are"), count_noun(2, "weight", "are")
     ('1 weight is', '2 weights are')
     """
-    things = f"{count} {noun}{'' if count == 1 else 's'}"
-    return f"{things} {_SINGULAR_VERBS[verb] if count == 1 else verb}" if verb else things
+    words = f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{words} {_SINGULAR_VERBS[verb] if count == 1 else verb}" if verb else words
 
 
 def time_words(milliseconds: float) -> str:
