@@ -27,24 +27,24 @@ PART_KEY = "winml.part"
 NORMALIZED_KEY = "winml.normalized"
 """JSON with ``version`` and ``fingerprint``."""
 QUANTIZATION_KEY = "winml.quantization"
-"""On a node: its precision and role (``weight``, ``activation``, ``operator``). On the model: request and result, per
+"""Precision and role of a node (``weight``, ``activation``, ``operator``); request and result of the model, per
 module."""
 ADAPTERS_KEY = "winml.adapters"
-"""On a model with adapters switched at run time: names of the adapters, and the modules with inputs for them."""
+"""Names of the adapters that a model switches at run time, and the modules with inputs for them."""
 FLOAT_SOURCE_KEY = "winml.quantization.source"
-"""On a quantized model: name and digest of its float source file."""
+"""Name and digest of the float source file of a quantized model."""
 COMPILE_KEY = "winml.compile"
 """Execution provider that compiled the file, its version, device and options."""
 CUT_KEY = "winml.module"
 """Module and call that an extracted model contains."""
 
 FUNCTIONS_KEY = "winml.functions"
-"""On a model with modules as functions: information that inlining alone does not restore."""
+"""Information on a model with modules as functions that inlining alone does not restore."""
 RELATIVE_KEY = "winml.function.relative"
-"""On a node in a function shared by several calls: its metadata, with ``{tag}``, ``{module}`` and ``{namespace}`` as
+"""Metadata of a node in a function shared by several calls, with ``{tag}``, ``{module}`` and ``{namespace}`` as
 placeholders for the values of the call."""
 FUNCTION_CALL_KEY, FUNCTION_NODE_KEY = "winml.function.call", "winml.function.node"
-"""On nodes in memory during the inlining of functions, never in a file: the identity of their call, and of the node."""
+"""Identity of the call and of the node; on nodes in memory while functions are inlined, never in a file."""
 FUNCTION_DOMAIN = "winml.module"
 """Domain of functions that are modules; an operator domain, not a metadata key."""
 

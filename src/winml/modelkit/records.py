@@ -26,31 +26,31 @@ class _Entry:
     """JSON format of an attribute; see :func:`entry`."""
 
     key: str = ""
-    """Its key, if that is not the name."""
+    """Key of the entry; empty: the name of the attribute."""
     within: str = ""
-    """Key of the object inside the record that it is written to."""
+    """Key of the object inside the record that contains the entry; empty: the record itself."""
     before: str = ""
-    """Key of the entry that it precedes."""
+    """Key of the next entry; empty: no fixed order."""
     last: bool = False
-    """It follows all entries that are not last, those of subclasses included."""
+    """True if the entry follows all entries without this mark, including entries of subclasses."""
     digits: int | None = None
-    """Decimal places of its numbers."""
+    """Decimal places of numbers; None: those of the class."""
     scale: float = 1
-    """Factor of its number: 1000 writes seconds as milliseconds."""
+    """Factor of the number: 1000 writes seconds as milliseconds."""
     attribute: str = ""
-    """What is written is this attribute of the value."""
+    """Attribute of the value to write in place of the value."""
     keys: tuple[str, ...] = ()
-    """Of a nested record, or of each of several, only these entries are written, where it has them."""
+    """Keys of the written entries of a nested record, or of each record of a list; empty: all entries."""
     inline: bool = False
-    """Its entries stand in the record itself; those of None are left out."""
+    """True if the entries of a nested record are added to the record itself; None adds no entry."""
     skip: bool = False
-    """It is not written."""
+    """True if the attribute is not written."""
     omit_none: bool = False
-    """None is not written."""
+    """True if None is not written."""
     omit_empty: bool = False
-    """None, False, 0 and what is empty are not written."""
+    """True if None, False, 0 and empty values are not written."""
     null_if_empty: bool = False
-    """These are written as null."""
+    """True if False, 0 and empty values are written as null."""
 
     def write(self, value: Any, record: dict[str, Any]) -> None:
         """Add a value to a JSON object."""

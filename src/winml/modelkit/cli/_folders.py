@@ -116,10 +116,11 @@ def run_verb(
     """Plan a request; print the plan for ``--dry-run``, else run it and print its record.
 
     Args:
-        request: What is requested.
-        options: Those of the command: ``dry_run``, ``quiet``, ``debug`` and ``format_``.
+        request: The request.
+        options: Options of the command: ``dry_run``, ``quiet``, ``debug`` and ``format_``.
         describe: Describes the record of one file for people.
-        write: Writes what is requested beside the result of a file, or of a folder with one; returns the files.
+        write: Writes the requested files beside the result; takes the record of the file, or of the first part of a
+            folder, and returns the paths.
 
     Raises:
         WinMLError: the request is refused, or the work failed.

@@ -186,7 +186,7 @@ def configured_options(options: Mapping[str, Any], config: WinMLBuildConfig) -> 
 
 
 def name_section_keys(section: object, stated: Iterable[str], options: Mapping[str, object], key_words: str) -> None:
-    """Let errors of the command name keys of a config section in place of options that are not specified.
+    """Make errors name the keys of a config section in place of options that are not specified.
 
     Args:
         section: The section, or None.

@@ -52,7 +52,7 @@ _AT_THE_EDGE = ("consume a graph input", "produce a graph output", "generate a g
 
 
 def _dtype_remedies() -> dict[str, str]:
-    """Element type → what to do about a node of this type."""
+    """Element type → remedy for a node of this type."""
     return {
         "float64": f"Export again with {opt.dtype} fp32.",
         "bfloat16": f"Export again with {opt.dtype} fp32, or fp16.",

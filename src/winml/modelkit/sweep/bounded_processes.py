@@ -133,7 +133,7 @@ class _RunningCall:
     last_message: Any = None
     peak_bytes: int = 0
     looked_at: float = -math.inf
-    """Time of the last look at what the process has started."""
+    """Time when the memory of the child processes was last measured."""
 
     def ending(self, reason: EndReason, result: object = None) -> Ending:
         return Ending(self.call, reason, result, self.last_message, time.monotonic() - self.started, self.peak_bytes)
@@ -225,7 +225,7 @@ def _end_with_parent() -> None:
 
 
 def _kill_tree(pid: int) -> None:
-    """Kill what a process started; in a system with groups, also what ended processes left, and the process itself."""
+    """Kill the descendants of a process; on systems with process groups, the whole group, the process included."""
     if sys.platform == "win32":
         for process in _list_descendants(pid):
             with contextlib.suppress(psutil.Error):

@@ -346,15 +346,15 @@ class Contest:
 
 
 def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: Path) -> dict[str, Candidate]:
-    """Return for each group of modules a candidate that has them in float: selector → candidate.
+    """Return a candidate for each group of modules, with the group in float: selector → candidate.
 
-    Conversions cost time where a provider has no integer kernel behind them, or where the product is small. Modules
-    that are alike, such as one of each layer, form a group.
+    Conversions cost time if the provider has no integer kernel for the operator, or if the product is small. Modules
+    with equal paths except for numbers, such as one module of each layer, form a group.
 
     Args:
-        best: A candidate with integers.
-        rules: Modules that it has in float already, selector → precision.
-        model: Its file, which says what was quantized in which module.
+        best: A quantized candidate.
+        rules: Modules of the candidate that are in float already, selector → precision.
+        model: File of the candidate, with the number of quantized nodes of each module in its metadata.
 
     Raises:
         InputError: the file is damaged.

@@ -215,7 +215,7 @@ class _Runner:
 
 
 def _run_request(request: dict[str, Any], runner: _Runner) -> dict[str, object]:
-    """Do what a request names, and return the result or the error."""
+    """Call the method that a request names; return its result, or the error."""
     methods: dict[str, Callable[..., dict[str, object]]] = {
         "record": runner.record, "open": runner.open, "compare": runner.compare, "block": runner.block
     }  # fmt: skip
