@@ -39,7 +39,7 @@ class NonEmptyPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def _combine(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+def _combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     def decorate(command: _F) -> _F:
         for option in reversed(options):
             command = option(command)
@@ -61,7 +61,7 @@ def model_argument(help: str) -> Callable[[_F], _F]:
         help: The accepted kinds of models; the help adds the syntax of a file on the Hub.
     """
     help = f"{help} A file on the Hub is OWNER/NAME/PATH.onnx."
-    return _combine(
+    return _combine_options(
         grouped_argument("target", required=False, metavar="[MODEL]", help=help),
         model_option(required=False, help="Same as the argument MODEL."),
     )
@@ -159,7 +159,7 @@ class _Choice(click.Choice[Any]):
 
 def declared_options_of(fields: Iterable[Field]) -> Callable[[_F], _F]:
     """Return the options that fields declare, in their groups."""
-    return _combine(*map(_declared_option, fields))
+    return _combine_options(*map(_declared_option, fields))
 
 
 def request_options(kind: type[Any]) -> Callable[[_F], _F]:
@@ -175,7 +175,7 @@ def request_options(kind: type[Any]) -> Callable[[_F], _F]:
         keys = {kind.declaring: f"{kind.section}.", **keys}
         help = f"Build config, or its {kind.section} section. A file or JSON text; options take precedence over it."
         config.append(option("config", str, help, MODEL, short="-c", metavar="JSON"))
-    return _combine(
+    return _combine_options(
         *(
             _declared_option(field, config_key=f"{start}{field.name}" if start else "")
             for declaring, start in keys.items()
@@ -197,7 +197,7 @@ _weight_options = _load_options("weights")
 """Options for the data type of the weights."""
 input_options = declared_options_of(fields_of(InputFields))
 """Options for the inputs and their sizes."""
-_dynamic_options = _combine(
+_dynamic_options = _combine_options(
     declared_options_of(fields_of(DynamicFields)),
     option(
         "dynamic_axes",
@@ -209,13 +209,13 @@ _dynamic_options = _combine(
     ),
 )
 """Options for dynamic dimensions."""
-checkpoint_options = _combine(source_options, _weight_options, random_options, input_options, _dynamic_options)
+checkpoint_options = _combine_options(source_options, _weight_options, random_options, input_options, _dynamic_options)
 """Options for loading and exporting a checkpoint."""
 
 
 def tree_options(help: str) -> Callable[[_F], _F]:
     """Return the options for the level of detail of a displayed module tree."""
-    return _combine(
+    return _combine_options(
         grouped_option("-v", "--verbose", count=True, group=OUTPUT, help=f"{help} -vv: do not fold repeated modules."),
         option("depth", int, "Levels of the module tree to show.", OUTPUT, minimum=1, default_words="all"),
     )
@@ -243,7 +243,7 @@ def result_options(
         formats: Values of ``--format``; the first is the default.
     """
     flags = {"verbose": verbose, "quiet": quiet}
-    return _combine(
+    return _combine_options(
         *(option(name, bool, help, OUTPUT, short=f"-{name[0]}") for name, help in flags.items() if help),
         _format_option(*formats),
         debug_option,

@@ -60,7 +60,7 @@ class _LongSteps:
             self._steps.append((head, step))
             if not self._is_followed:
                 self._is_followed = True
-                threading.Thread(target=self._show, daemon=True, name="progress").start()
+                threading.Thread(target=self._show_running, daemon=True, name="progress").start()
             return True
 
     @contextmanager
@@ -72,7 +72,7 @@ class _LongSteps:
         finally:
             self._paused -= 1
 
-    def _show(self) -> None:
+    def _show_running(self) -> None:
         is_terminal = own_stderr().isatty()
         last_time = time.monotonic()
         while True:

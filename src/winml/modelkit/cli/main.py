@@ -115,7 +115,7 @@ def _winml(**_given: bool) -> None:
     """Convert PyTorch models to ONNX for deployment. Every node is tagged with its module."""
 
 
-def _run(argv: Sequence[str] | None) -> Any:
+def _run_group(argv: Sequence[str] | None) -> Any:
     try:
         return _winml.main(args=argv, prog_name="winml", standalone_mode=False)
     except SystemExit as leave:
@@ -135,6 +135,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     catch_signals()
     open_streams()
     debug = "--debug" in (argv if argv is not None else sys.argv)
-    status = exit_status(lambda: _run(argv), debug=debug)
+    status = exit_status(lambda: _run_group(argv), debug=debug)
     tell_settled()
     end_process(status, is_own_process=argv is None)
