@@ -55,7 +55,7 @@ class DisplayedModule(Generic[_Item]):
 
 
 @dataclass(frozen=True)
-class _Folder(Generic[_Item]):
+class _TreeFolder(Generic[_Item]):
     children_of: Callable[[_Item], Sequence[_Item]]
     facts_of: Callable[[_Item], Hashable]
     limits: TreeLimits
@@ -105,7 +105,7 @@ def displayed_modules(
         facts_of: Returns the class and the displayed facts of a module, without its name and path.
         limits: Limits of the tree.
     """
-    return _Folder(children_of, facts_of, limits).fold(roots, 1)[0]
+    return _TreeFolder(children_of, facts_of, limits).fold(roots, 1)[0]
 
 
 def displayed_rows(
