@@ -211,13 +211,13 @@ class _CellWork:
 
     def result(self) -> CellResult:
         """Return the result of a completed cell."""
-        return replace(self._current_result(), state="done", step="", artifacts=self._artifacts())
+        return replace(self._current_result(), state="done", step="", artifacts=self._artifact_location())
 
     def failed(self, error: Exception) -> CellResult:
         """Return the result of a cell with a failed step."""
         from winml.modelkit.sweep.architecture_export import error_line, unforeseen_line
 
-        result = replace(self._current_result(), artifacts=self._artifacts())
+        result = replace(self._current_result(), artifacts=self._artifact_location())
         if words := _full_disk_words(error):
             return replace(result, state="stopped", problem=f"the disk is full: {words}")
         if not isinstance(error, WinMLError):
@@ -235,7 +235,7 @@ class _CellWork:
             step=self.step,
         )
 
-    def _artifacts(self) -> str:
+    def _artifact_location(self) -> str:
         if not self.order.keeps_files:
             return ""
         return self.order.artifacts or str(self.order.folder)

@@ -127,10 +127,10 @@ class SweepLimit(Record):
     @classmethod
     def of(cls, kind: Literal["min", "max"], measure: str, limit: float, cells: Iterable[CellResult]) -> SweepLimit:
         """Check the measure of every completed cell against a limit."""
-        return cls(kind, measure, limit, tuple(cell.cell_id for cell in cells if _misses(cell, kind, measure, limit)))
+        return cls(kind, measure, limit, tuple(cell.cell_id for cell in cells if _violates(cell, kind, measure, limit)))
 
 
-def _misses(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
+def _violates(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
     if cell.state != "done":
         return False
     value = cell.measures.get(measure)
