@@ -279,12 +279,12 @@ class Registry(Names[T_co]):
         if plug_in.problem:
             return plug_in, None
         if plug_in not in self._loaded:
-            problem, value = self._load(plug_in)
+            problem, value = self._load_plug_in(plug_in)
             self._loaded[plug_in] = replace(plug_in, problem=problem), value
         result: tuple[PlugIn, Any] = self._loaded[plug_in]
         return result
 
-    def _load(self, plug_in: PlugIn) -> tuple[str, Any]:
+    def _load_plug_in(self, plug_in: PlugIn) -> tuple[str, Any]:
         problem, value = _import_plug_in(plug_in.target)
         if problem:
             return problem, None

@@ -171,13 +171,13 @@ def message_words(text: str) -> str:
     >>> message_words("node '" + "x" * 5000 + "' is unknown")[-50:]
     "xxxxxxxxxxxxxxxxxxx… (5000 characters)' is unknown"
     """
-    return _cut(_LONG_TEXT.sub(_cut_match, printable(text)), _LONGEST_MESSAGE)
+    return _shorten(_LONG_TEXT.sub(_cut_match, printable(text)), _LONGEST_MESSAGE)
 
 
 def _cut_match(match: re.Match[str]) -> str:
     quote = match["open"] or ""
-    return f"{quote}{_cut(match['text'], LONGEST_TEXT)}{quote}"
+    return f"{quote}{_shorten(match['text'], LONGEST_TEXT)}{quote}"
 
 
-def _cut(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
