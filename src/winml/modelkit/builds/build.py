@@ -1,8 +1,8 @@
-"""Builds a model into a folder: runs its stages in order, for each part of the model.
+"""Build of a model in a folder: its stages run in order, for each part of the model.
 
-A stage whose earlier result is still right is reused (``stage_walk.py``). The manifest is written after each stage, so
-a build that was stopped goes on where it ended. The text of several quantized parts is compared with PyTorch's once all
-of them are there, since errors of parts add up. What a stage does is said in ``stages.py``.
+An earlier result of a stage is reused while it is valid (``stage_walk.py``). The manifest is written after each stage,
+so an interrupted build resumes at the next stage. The text that quantized parts generate is compared with PyTorch's
+once all parts are finished, since their errors add up. ``stages.py`` defines the stages.
 """
 
 from __future__ import annotations
@@ -64,35 +64,35 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import message_words
 
 EVAL_STEP = "eval"
-"""Step behind the stages that judges the result."""
+"""Step after the stages that evaluates the result."""
 
 
 @dataclass(frozen=True)
 class BuildListener:
-    """Who is told what a build does."""
+    """Progress callbacks of a build."""
 
     on_stage: Callable[[StepEvent], None] | None = None
-    """A stage starts or ends."""
+    """Called when a stage starts or ends."""
     on_step: Callable[[StepEvent], None] | None = None
-    """A step inside the export starts or ends."""
+    """Called when a step inside the export starts or ends."""
     on_kept: Callable[[str], None] | None = None
-    """The result of a stage is in the folder, by name of the stage, and stays there if the build is stopped."""
+    """Called with the name of a stage whose result is in the folder and stays there if the build is interrupted."""
     tell: Callable[[str], None] = lambda _words: None
-    """Something is waited for, or something in the config is not used."""
+    """Called with a message: the build waits for another one, or a value of the config is not used."""
 
 
 @dataclass(frozen=True)
 class BuildCache:
-    """What a build in a folder of the cache is given."""
+    """Model identity and result store of a build in the cache."""
 
     identity: ModelIdentity
-    """The model, by which the folder is named."""
+    """Identity of the model; part of the name of the folder."""
     store: StageStore
-    """Results of other builds, to take and to add to."""
+    """Stage results of all builds in the cache; read and extended."""
 
 
 def identify_plan(plan: BuildPlan) -> ModelIdentity:
-    """Return what the model of a plan is made from, at this moment.
+    """Return the identity of the model of a plan, by the files at this moment.
 
     Raises:
         UsageError: the request is wrong.
@@ -113,15 +113,16 @@ def run_build(
     """Build a model into a folder.
 
     Args:
-        plan: What is to be done.
-        folder: Where; made if it is missing.
-        cache: What goes with a folder that is part of the cache.
-        rebuild: Run every stage, also those that are up to date.
+        plan: The build.
+        folder: Folder of the build; created if it is missing.
+        cache: Identity and store of a build in the cache; None for another folder.
+        rebuild: Run every stage, including up-to-date ones.
         stages: The stages, in order.
-        listener: Who is told.
+        listener: Receives the progress.
 
     Raises:
-        UsageError: the folder is the model, or holds files no build wrote or the finished build of another model.
+        UsageError: the folder is the model, or contains files that no build wrote or the finished build of another
+            model.
         WinMLError: a stage failed; finished stages are kept.
     """
     refuse_missing_compiler(plan)
@@ -136,7 +137,7 @@ def run_build(
 
 
 def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[str, ...]:
-    """Return every name that a build of a model of one part may write, besides the manifest and data."""
+    """Return every file name that a build of a model of one part may write, except the manifest and data files."""
     runs = (stages, handed_over_stages(stages, plan))
     evaluated = () if plan.config.eval is None else (file_names.EVALUATION_NAME,)
     named = (name for run in runs for name in names_of(run, config=plan.config))
@@ -144,10 +145,10 @@ def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[s
 
 
 class _Build(StageWalk):
-    """One build in a folder it holds: does the work of stages."""
+    """One build in a folder whose lock it holds; runs the stages."""
 
     def run(self, listener: BuildListener) -> BuildResult:
-        """Run or reuse every stage, and put the result in place."""
+        """Run or reuse every stage, and write the result under its final names."""
         folder = self.folder
         judging = [] if self.plan.config.eval is None else [EVAL_STEP]
         self._listener = listener
@@ -164,7 +165,7 @@ class _Build(StageWalk):
                     listener.on_kept(stage.name)
         except BaseException as error:
             if not any(part.current_files for part in self.parts):
-                folder.forget()  # nothing is finished: the folder is left as it was found
+                folder.forget()  # no stage is finished: the folder is left as before the build
             elif isinstance(error, WinMLError):
                 unfinished = self._make_manifest("unfinished", {})
                 reason = message_words(error.message)
@@ -172,7 +173,7 @@ class _Build(StageWalk):
             drop_read(folder.path)
             raise
         manifest = self._make_manifest("done", self._place_models())
-        # While the files of the stages are there: the notes look at the graphs.
+        # Before files of stages are removed: the notes read their graphs.
         notes = [*self._stage_notes(), *self.companions.placed.notes, *self._unoptimized_notes()]
         if self.plan.deploy_only:
             manifest = _without_stage_files(manifest)
@@ -183,7 +184,7 @@ class _Build(StageWalk):
         return result if section is None else self._write_evaluation(result, section)
 
     def walk_stage(self, stage: Stage) -> None:
-        """Also refuse graphs that the readers of the layout do not know, and compare the text of quantized parts."""
+        """Also refuse graphs that readers of the layout do not support, and compare the text of quantized parts."""
         super().walk_stage(stage)
         if stage.makes_graph:
             self.layout.refuse(self.parts)
@@ -192,30 +193,30 @@ class _Build(StageWalk):
             self.folder.save(self._make_manifest("unfinished", {}))
 
     def keep_records(self, records: Mapping[str, StageRecord]) -> None:
-        """Write down what a stage made."""
+        """Write the records of a stage to the manifest and the store."""
         super().keep_records(records)
         self.folder.save(self._make_manifest("unfinished", {}))
         if self.store is not None:
             self.store.add(records, self.folder.path)
 
     def claim_parts(self, names: Sequence[str]) -> None:
-        """Let the files of the parts be ours, before they are written.
+        """Claim the file names of the parts before the files are written.
 
         Raises:
-            OutputExistsError: one is there and no build wrote it.
+            OutputExistsError: a file of such a name exists and no build wrote it.
         """
         if tuple(names) != (file_names.ONLY_PART,):
             self.folder.claim(names_of(self.stages, names, self.plan.config))
 
     def take(self, stored: StoredResult) -> bool:
-        """Link the files of the result."""
+        """Link the files of the result into the folder."""
         return stored.link(self.folder.path, self.files)
 
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> dict[str, StageRecord]:
         """Run a stage.
 
         Raises:
-            WinMLError: it failed.
+            WinMLError: the stage failed.
         """
         output, source, of_several = self.folder.path / stage.file, None, False
         if part is not None:
@@ -254,7 +255,7 @@ class _Build(StageWalk):
         return {outcome.part if part is None else part.name: record(outcome) for outcome in outcomes}
 
     def _write_evaluation(self, result: BuildResult, section: EvalSection) -> BuildResult:
-        """Evaluate a finished build, and write down the result; the build is kept, whatever the result is."""
+        """Evaluate a finished build and write the result; the build is kept in any case."""
         if len(self.parts) > 1:
             note = "The model has several parts and was not evaluated: run them together, with the metric of your task."
             return replace(result, notes=(*result.notes, note))
@@ -271,14 +272,14 @@ class _Build(StageWalk):
         return replace(result, manifest=manifest, evaluation=evaluation)
 
     def _stage_summary(self, stage: Stage) -> str:
-        """Say in a few words what became of a stage."""
+        """Summarize the result of a stage in a few words."""
         words = [(part.name, _record_words(part.records[-1])) for part in self.parts]
         if len(words) == 1 or skip_reason(stage, self.plan):
             return words[0][1]
         return "; ".join(f"{name}: {text}" for name, text in words)
 
     def _make_manifest(self, status: Literal["unfinished", "done"], models: Mapping[str, PlacedModel]) -> BuildManifest:
-        """Return what is there by now; ``models`` are the finished parts."""
+        """Return the manifest of the stages so far; ``models`` contains the files of finished parts."""
         parts = tuple(self._part_record(part, status, models.get(part.name, PlacedModel())) for part in self.parts)
         stage_files = (file for part in parts for record in part.stages for file in record.files)
         model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
@@ -307,7 +308,7 @@ class _Build(StageWalk):
         )
 
     def _deployed_files(self, models: Mapping[str, PlacedModel]) -> tuple[FileRecord, ...]:
-        """Return what is needed where the model is used: the models, and what their readers look for beside them."""
+        """Return the records of the files to deploy: models, and files that readers expect beside them."""
         placed = self.companions.placed
         beside = (*placed.names, *placed.kept, *self.layout.written_names)
         folder = self.folder.path
@@ -315,14 +316,14 @@ class _Build(StageWalk):
         return (*(file for model in models.values() for file in model.files), *records)
 
     def _stage_notes(self) -> list[str]:
-        """Return the notes of all stages; of several parts with its name, unless all say the same."""
+        """Return the notes of all stages, prefixed with the part name unless all parts have the note."""
         notes = {part.name: [note for record in part.records for note in record.notes] for part in self.parts}
         common = {note for found in notes.values() for note in found if all(note in other for other in notes.values())}
         reported = (note if note in common else f"{name}: {note}" for name, found in notes.items() for note in found)
         return list(dict.fromkeys(reported))
 
     def _unoptimized_notes(self) -> tuple[str, ...]:
-        """Say that nothing was optimized, where nobody said whether anything should be."""
+        """Note that no optimization level was requested."""
         section = self.plan.config.optim
         if section is None or not section.is_empty or "level" in section.model_fields_set:
             return ()
@@ -340,14 +341,14 @@ class _Build(StageWalk):
 
     def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
         finished = {record.name for record in part.records}
-        # Results of stages that are still to come may be used again, by this build or by the one that follows a kill.
+        # Earlier results of stages that have not run yet may be reused, by this build or by the next one after a kill.
         earlier = None if status == "done" or self.earlier is None else self.earlier.part(part.name)
         waiting = () if earlier is None else earlier.stages
         stages = (*part.records, *(record for record in waiting if record.name not in finished))
         return PartRecord(name=part.name, model=placed.files, sidecar=placed.sidecar, stages=stages)
 
     def _place_models(self) -> dict[str, PlacedModel]:
-        """Pass the last result of each part its name, and write the config as resolved; return the files by part."""
+        """Write the last result of each part under its final name, and the resolved config; return part → files."""
         folder = self.folder.path
         retained = {part.name: self.reusable_model(part) for part in self.parts}
         names: dict[str, tuple[str, ...]] = {}
@@ -360,11 +361,11 @@ class _Build(StageWalk):
                 names[part.name] = self.layout.place(part, folder, files)
                 self._write_sidecar(part, path, names[part.name], files)
             if self.plan.layout.numbers_data:
-                # Names that are not made of the content may be somebody's.
+                # A name that is not derived from the content may be that of a user's file.
                 owned = self.folder.owned_names()
                 self.folder.claim([name for _, *data in names.values() for name in data if name not in owned])
             self.companions.reserve(files)
-            # Whatever is put in place next is known to be ours, even after a kill.
+            # The manifest lists the next files before they are put in place, so that a kill leaves no unknown file.
             self.folder.save(self._make_manifest("unfinished", {}))
             files.write_json(folder / file_names.BUILD_CONFIG_NAME, self._resolved_config())
             for name, text in self.layout.written(self.parts, names).items():
@@ -389,7 +390,7 @@ class _Build(StageWalk):
             part: The part; its last stage ran or was reused.
             path: The path that the model gets, under which it is written but not in place yet.
             names: Names of the model and its data files in the folder.
-            files: Files that are put in place together.
+            files: Transaction that puts the files in place together.
         """
         if part.exported is None:
             return
@@ -397,7 +398,7 @@ class _Build(StageWalk):
         folder = self.folder.path
         try:
             record: dict[str, object] = read_json_file(folder / sidecar.name)
-            # Sidecars of earlier versions do not say what they describe; the manifest does.
+            # Sidecars of earlier versions lack the digest of the model; the manifest has it.
             is_its_own = record.get("model_sha256", exported.sha256) == exported.sha256
         except (OSError, ValueError, AttributeError):
             is_its_own = False
@@ -406,10 +407,10 @@ class _Build(StageWalk):
             return
         sizes = files.written_sizes()
         data = {name: sizes[(folder / name).absolute()] for name in names[1:]}
-        if not self.plan.is_deployed:  # it may share the data of its stage
+        if not self.plan.is_deployed:  # the model may share data files with its stage
             shared = (file for file in part.current_files[1:] if not file.name.endswith(file_names.SIDECAR_SUFFIX))
             data = {**{file.name: file.size_bytes for file in shared}, **data}
-        # Of the stage, whose weights may lie outside: the nodes are the same, and less is read.
+        # The file of the stage has the same nodes, and less is read if its weights are external.
         model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
         tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
         written = files.reserve(path)
@@ -434,7 +435,7 @@ class _Build(StageWalk):
 def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
     """Count the nodes and tags of a written file."""
     coverage = measure_coverage(graph_of(read_structure(path), path))
-    # A model none of whose nodes has a tag never had a hierarchy, or was told to drop it.
+    # Without any tag, the source had no hierarchy, or the export omitted it.
     if coverage.nodes and not coverage.tagged:
         return coverage.nodes, CoverageRecord(tagged=0, percent=None)
     shares = (round(coverage.percent, 2), round(coverage.at_root_percent, 2))
@@ -442,7 +443,7 @@ def _count_nodes(path: Path) -> tuple[int, CoverageRecord]:
 
 
 def _without_stage_files(manifest: BuildManifest) -> BuildManifest:
-    """Return the manifest of a folder that holds only what is deployed, and the manifest itself."""
+    """Return the manifest of a folder that contains only the files to deploy and the manifest."""
     parts = tuple(
         part.model_copy(
             update={
@@ -469,17 +470,17 @@ _SEPARATOR = "; "
 
 
 def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> None:
-    """Compare the text of parts whose last stage took bits away, and add the outcome to the record of the decoder.
+    """Compare the text that quantized parts generate, and add the result to the record of the decoder.
 
-    What was compared before and is used again is not compared a second time, unless that build was refused or killed.
+    Reused parts that were compared before are not compared again, unless that build failed or was killed.
 
     Args:
         plan: The build.
-        parts: All parts, with the record of that stage as their last.
-        earlier: What the build before left in the folder.
+        parts: All parts; the last record of each is that of the quantize stage.
+        earlier: Manifest of the earlier build in the folder, or None.
 
     Raises:
-        VerificationError: too little is left of the scores.
+        VerificationError: the scores of the quantized parts are below the limit.
     """
     decoder = next((part for part in parts if part.name == file_names.DECODER), None)
     paths = {part.name: part.current for part in parts if part.current is not None}
@@ -495,8 +496,8 @@ def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: Bui
     from winml.modelkit.quantize.file_quantization import Quantization
 
     config, section = plan.config.export, plan.config.quant
-    assert config is not None  # there are several parts, which an export made
-    assert section is not None  # a stage took bits away
+    assert config is not None  # several parts exist, so an export ran
+    assert section is not None  # the quantize stage ran
     least = Quantization(decoder.current or paths[file_names.DECODER], quantize_options(section), {}).least_sqnr_db
     words = words_of_text_together(plan.request, config, paths, least)
     if words is not None:
@@ -504,7 +505,7 @@ def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: Bui
 
 
 def _are_of_one_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> bool:
-    """Say whether all parts are those that the build before ended with; those of the cache may be of several builds."""
+    """Return True if all parts are reused from the earlier finished build; cached parts may be of several builds."""
     if earlier is None or earlier.status != "done" or len(earlier.parts) != len(parts):
         return False
     return all(part.records[-1].status == "reused" and not part.records[-1].reason for part in parts)

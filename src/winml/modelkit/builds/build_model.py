@@ -1,6 +1,6 @@
-"""Builds a model, from Python or on behalf of the command.
+"""Build of a model from Python or by the command.
 
-Chooses the folder of the build, in the cache or where the caller says; ``build.py`` does the work.
+The folder of the build is chosen here: a folder of the cache or the caller's. ``build.py`` runs the stages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from winml.modelkit.progress import StepEvent
 from winml.modelkit.version import __version__
 
 _SLUG_LENGTH = 40
-"""Characters of the model's name in the name of a folder of the cache; the digest behind it tells entries apart."""
+"""Characters of the model name in the name of a cache folder; the digest after it distinguishes entries."""
 
 
 @python_function
@@ -116,11 +116,11 @@ def build_in_cache(
     rebuild: bool = False,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
 ) -> BuildResult:
-    """Build in the cache, in the folder that belongs to this model, config, and versions of the libraries.
+    """Build in the cache folder of this model, config and library versions.
 
     Raises:
-        UsageError: only what is deployed is to be left in the folder.
-        WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
+        UsageError: the plan keeps only the files to deploy.
+        WinMLError: see :func:`~winml.modelkit.builds.build.run_build`.
     """
     refuse_deploying(plan)
     identity = identify_plan(plan)
@@ -131,10 +131,10 @@ def build_in_cache(
 
 
 def refuse_deploying(plan: BuildPlan) -> None:
-    """Refuse to leave in the cache only what is deployed.
+    """Refuse ``deploy_only`` for a build in the cache.
 
     Raises:
-        UsageError: that is requested.
+        UsageError: the plan keeps only the files to deploy.
     """
     if plan.deploy_only:
         raise UsageError(
@@ -144,11 +144,11 @@ def refuse_deploying(plan: BuildPlan) -> None:
 
 
 def cache_folder(plan: BuildPlan, identity: ModelIdentity | None) -> Path:
-    """Return the folder of the cache that belongs to this model, config, and versions of the libraries.
+    """Return the cache folder of this model, config and library versions.
 
     Args:
         plan: The build.
-        identity: What the model is; None where that is not known yet, and a ``*`` stands for the digits of it.
+        identity: Identity of the model; None if unknown yet, and the name has a ``*`` for the digest.
     """
     key = "*" if identity is None else cache_key(plan, identity)[:16]
     return cache_root() / "builds" / f"{_name_slug(plan.request.model)}-{key}"
@@ -159,19 +159,19 @@ def exported_model(
     config: WinMLExportConfig,
     on_step: Callable[[StepEvent], None] | None = None,
 ) -> Path:
-    """Return the ONNX file of a model, exporting it where the cache does not hold it.
+    """Return the ONNX file of a model; export it if the cache does not contain it.
 
-    It is found again by the content of the model's files, by everything the request and the config say, and by the
-    versions of this tool and the libraries. What a user's factory returns is exported each time.
+    The cache key covers the content of the model's files, the request, the config, and the versions of this tool and
+    the libraries. The model of a user's factory is exported each time.
 
     Args:
         request: The model.
-        config: How it is exported.
+        config: Options of the export.
         on_step: Called when a step of an export starts and when it ends.
 
     Raises:
         UsageError: the request is wrong.
-        InputError: files, the Hub, or the user's code did not deliver.
+        InputError: model files, the Hub or the user's code failed.
         ExportError: the model cannot be exported.
         VerificationError: the outputs of ONNX Runtime and PyTorch differ.
         WriteError: the cache cannot be written to.
@@ -182,15 +182,15 @@ def exported_model(
     plan = replace(plan_build(export_only, request), is_deployed=False)
     result = build_in_cache(plan, listener=BuildListener(on_step=on_step))
     record = only_part(result.manifest.parts).stage("export")
-    assert record is not None  # the stage ran, or its result was taken from the cache
+    assert record is not None  # the stage ran, or its result came from the cache
     return result.folder / record.files[0].name
 
 
 def cache_key(plan: BuildPlan, identity: ModelIdentity) -> str:
-    """Return a digest of all that the result of a build in the cache depends on."""
+    """Return a digest of everything that the result of a build in the cache depends on."""
     config = plan.config.model_dump(mode="json")
     if plan.config.quant is not None:
-        # Of rules, the order decides as well.
+        # The order of rules matters, and the digest ignores the order of keys.
         config["quant"]["per_module"] = [*plan.config.quant.per_module.items()]
     libraries = sorted({name for stage in STAGES for name in stage.libraries})
     return digest(
@@ -212,10 +212,10 @@ def passed_build_config(
     *,
     precision: str | None = None,
 ) -> WinMLBuildConfig:
-    """Return the config that a caller gave in one of the ways :func:`build_hf_model` takes; notes on it are told.
+    """Parse a config in any form that :func:`build_hf_model` accepts; the listener gets its notes.
 
     Raises:
-        ConfigError: it cannot be read, or is no valid config; or nobody knows the precision, which wins over its own.
+        ConfigError: the config cannot be read or is invalid, or the precision is unknown.
     """
     notes: tuple[str, ...] = ()
     if config is None:
@@ -234,7 +234,7 @@ def passed_build_config(
 def build_plan(
     plan: BuildPlan, output: str | os.PathLike[str] | None, *, rebuild: bool, listener: BuildListener
 ) -> BuildResult:
-    """Build in a folder, or in the cache if ``output`` is None; raises as :func:`build_hf_model` does."""
+    """Build in a folder, or in the cache if ``output`` is None; for errors see :func:`build_hf_model`."""
     if output is None:
         return build_in_cache(plan, rebuild=rebuild, listener=listener)
     return run_build(plan, Path(output), rebuild=rebuild, listener=listener)

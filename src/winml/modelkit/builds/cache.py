@@ -1,8 +1,8 @@
-"""Where are finished results stored, and by which key are they found?
+"""The cache of builds: keys of results, digests of files, list and removal of builds.
 
-A key is a digest of everything a result depends on: options, contents, versions of the libraries that make it. A file's
-content is hashed once; its size and time of change say whether that hash still holds. Resuming a stopped search asks
-the same: is what was found still valid? Imports no model library.
+A key is a digest of everything that a result depends on: options, file contents and library versions. The content of a
+file is hashed once; the hash is valid while size and modification time are unchanged. Keys of interrupted searches are
+made in the same way. Imports no model library.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from winml.modelkit.report.plan import Plan, PlannedFile, PlannedStep
 from winml.modelkit.version import __version__
 
 CACHE_SPELLING = {"another_output": f"another folder for the cache ({CACHE_VARIABLE})"}
-"""What a message on an output says instead of the cache."""
+"""Spelling of the cache in messages about an output."""
 
 _SETTLED_SECONDS = 2.0
-"""Files changed less than this ago are hashed each time: within one tick of a clock (2 s on FAT, specified) a file may
-change again without a new time."""
+"""Seconds after a change during which a file is hashed each time: within one clock tick (2 s on FAT, specified) a file
+may change again without a new modification time."""
 
 
 _IS_LOOKING = contextvars.ContextVar("only looking", default=False)
@@ -55,7 +55,7 @@ _READ: dict[tuple[int, ...], str] = {}
 
 @contextlib.contextmanager
 def only_looking() -> Iterator[None]:
-    """Write no note about a file inside the block: who makes a plan changes nothing."""
+    """Write no notes about files inside the block, since a plan changes nothing."""
     token = _IS_LOOKING.set(True)
     try:
         yield
@@ -64,7 +64,7 @@ def only_looking() -> Iterator[None]:
 
 
 def digest(record: object) -> str:
-    """Return the SHA-256 of a JSON value, the same whatever the order of its keys.
+    """Return the SHA-256 of a JSON value, independent of the order of its keys.
 
     >>> digest({"a": 1, "b": [2]}) == digest({"b": [2], "a": 1})
     True
@@ -76,7 +76,8 @@ def digest(record: object) -> str:
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file's content.
 
-    It is remembered in the cache beside the file's size and time of change, so that a checkpoint is read once.
+    The digest is stored in the cache with the size and modification time of the file, so that a checkpoint is read
+    once.
 
     Raises:
         OSError: the file cannot be read.
@@ -90,7 +91,7 @@ def file_digest(path: Path) -> str:
             return str(remembered["sha256"])
     content_digest = read_digest(path)
     is_settled = _file_state(path) == state and _is_settled(path)
-    # A cache that cannot be written to only costs time.
+    # A read-only cache only costs time.
     if is_settled and not _IS_LOOKING.get():
         with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": content_digest}))
@@ -98,9 +99,9 @@ def file_digest(path: Path) -> str:
 
 
 def read_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's content; what this process has read and nobody changed since is read once.
+    """Return the SHA-256 of a file's content; this process reads an unchanged file once.
 
-    So a build does not read again what was read for its plan.
+    So a build does not read a file again that was read for its plan.
 
     Raises:
         OSError: the file cannot be read.
@@ -123,14 +124,14 @@ def _file_state(path: Path) -> list[int]:
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the installed versions of distributions, without importing them; those not installed are left out."""
+    """Return the versions of the installed ones among some distributions, without importing them."""
     versions = {name: _installed_version(name) for name in names}
     return {name: version for name, version in versions.items() if version is not None}
 
 
 @functools.cache
 def _installed_version(name: str) -> str | None:
-    """Read once: each stage of a build records the same distributions, and reading their metadata is slow."""
+    """Return the version of a distribution, or None; cached, since each stage asks and reading metadata is slow."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -141,29 +142,29 @@ _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
 def resume_identity(requested: Mapping[str, object], files: object) -> dict[str, object]:
-    """Return all that kept results depend on, JSON-ready: equal where they may be used again.
+    """Return the JSON-ready identity of stored results; they are reusable while it is equal.
 
     Args:
-        requested: What is measured, and on what machine.
-        files: What the files are that it is measured with: digests of their content, or :func:`place_state`.
+        requested: Request of the measurement, and the machine.
+        files: Digests of the contents of the measured files, or :func:`place_state`.
     """
     return {**requested, "files": files, "versions": tool_versions()}
 
 
 def tool_versions() -> dict[str, str]:
-    """Return the versions of winml and of the libraries that results depend on."""
+    """Return the versions of winml and of the libraries that affect results."""
     return {"winml-modelkit": __version__, **library_versions(_LIBRARIES)}
 
 
 def place_state(name: str, is_left_out: Callable[[Path], bool] = lambda _folder: False) -> str | None:
-    """Return a digest of the names, sizes and times of change of files; None where there is nothing at that path.
+    """Return a digest of the names, sizes and modification times of files; ``None`` if the path does not exist.
 
-    Nothing of their content is read: it serves where there are too many for that. Of a folder, those in its folders
-    count too, hidden ones excepted; of an ONNX file, its data files.
+    File contents are not read, since there may be too many files. A folder includes its subfolders except hidden ones;
+    an ONNX file includes its data files.
 
     Args:
         name: Path of a file or folder.
-        is_left_out: Whether a folder does not count.
+        is_left_out: Returns True for a folder to ignore.
     """
     path = Path(name)
     try:
@@ -182,7 +183,7 @@ def _files_below(folder: Path, is_left_out: Callable[[Path], bool]) -> Iterator[
 
 
 def _data_files(path: Path) -> tuple[Path, ...]:
-    """Return the files that hold the weights of an ONNX file; none of a damaged one."""
+    """Return the data files of an ONNX file; ``()`` if it is damaged."""
     from winml.modelkit.onnx.files.placing import external_files
 
     try:
@@ -192,11 +193,11 @@ def _data_files(path: Path) -> tuple[Path, ...]:
 
 
 def plan_cached_export(request: ModelRequest) -> Plan:
-    """Return what an export of a model into the cache would do. Imports no model library, writes and fetches nothing.
+    """Return the plan of an export into the cache. Imports no model library, writes and fetches nothing.
 
     Raises:
         UsageError: the request is wrong.
-        InputError: nothing usable stands at the path of the model, or its weights are damaged.
+        InputError: no model exists at the path, or its weights are damaged.
         WriteError: the cache cannot be written to.
     """
     source = resolve_source(plan_build(WinMLBuildConfig(), request).request)
@@ -217,48 +218,49 @@ class CachedBuild(Record):
 
     folder: Path
     model: str | None
-    """As it was named when it was built; None where the manifest does not say."""
+    """Name of the model in the request; None if the manifest lacks it."""
     is_finished: bool
     size_bytes: int
-    """What removing it frees: a file under several names counts once."""
+    """Bytes that a removal frees; a file with several names counts once."""
     written: datetime
-    """When it was last written to, in local time."""
+    """Time of the last change, in local time."""
 
 
 @dataclass(frozen=True)
 class CacheContents(Record):
-    """Builds in the cache: those that are there, or those that were removed."""
+    """Builds in the cache, or builds that were removed from it."""
 
     root: Path
     builds: tuple[CachedBuild, ...]
-    """The one written last comes first."""
+    """Builds, latest first."""
     other_bytes: int = field(metadata=entry(before="builds"))
-    """Of notes about results and digests."""
+    """Bytes of notes about results and digests."""
     in_use: tuple[CachedBuild, ...] = ()
-    """Builds that were to be removed and stay, since somebody works in them."""
+    """Builds that were not removed, since another process holds them."""
 
     @property
     @recorded(entry(before="other_bytes"))
     def size_bytes(self) -> int:
-        """Of all of it."""
+        """Bytes of builds and notes."""
         return sum(build.size_bytes for build in self.builds) + self.other_bytes
 
 
 _BUILDS_FOLDER = "builds"
 _NOTE_FOLDERS = ("stages", "digests", "open_sizes", "statistics")
-"""Small files: which result is where, digests of files, which sizes models take, and statistics of activations."""
+"""Folders of small files: locations of results, file digests, dynamic sizes of models, and statistics of
+activations."""
 
 
 _BUILD_NAME = re.compile(r"[\w.-]+-[0-9a-f]{16}")
-"""Name of the model, and the start of a digest, as builds in the cache are called."""
+"""Folder name of a build in the cache: name of the model and start of a digest."""
 _NOTE_NAME = re.compile(r"[0-9a-f]{64}\.json")
 
 
 def list_cache(older_than: timedelta | None = None) -> CacheContents:
-    """Return what is in the cache.
+    """Return the contents of the cache.
 
     Args:
-        older_than: Only builds that were last written longer ago than this.
+        older_than: Minimum age of the last change; None: all builds.
     """
     root = cache_root()
     builds = [_build_in(folder) for folder in _build_folders(root)]
@@ -271,9 +273,9 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
 
 
 def remove_builds(contents: CacheContents) -> CacheContents:
-    """Remove builds, and the notes about them; return what was removed.
+    """Remove builds and the notes about them; return the removed builds.
 
-    A build that somebody works in stays. Digests of files are removed with the last build.
+    A build that another process holds stays. Digests of files are removed with the last build.
 
     Raises:
         WriteError: a folder cannot be removed.
@@ -299,12 +301,12 @@ def remove_builds(contents: CacheContents) -> CacheContents:
             path.unlink(missing_ok=True)
     for name in (*_NOTE_FOLDERS, _BUILDS_FOLDER):
         with contextlib.suppress(OSError):
-            (root / name).rmdir()  # where it is empty
+            (root / name).rmdir()  # if it is empty
     return CacheContents(root, tuple(removed), freed, tuple(in_use))
 
 
 def _build_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders that builds in the cache made; those of anybody else have another name, or hold no build."""
+    """Yield the folders of builds in the cache, by their names and their manifest or lock file."""
     for path in _entries(root / _BUILDS_FOLDER, Path.is_dir):
         if _BUILD_NAME.fullmatch(path.name) and any(
             (path / name).is_file() for name in (BUILD_MANIFEST_NAME, BUILD_LOCK_NAME)
@@ -317,7 +319,7 @@ def _notes(parent: Path) -> list[Path]:
 
 
 def _entries(parent: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
-    """Return what a real folder holds of a kind, links left out; nothing where it cannot be read."""
+    """Return the entries of a kind in a real folder, without links; ``[]`` if the folder cannot be read."""
     with contextlib.suppress(OSError):
         if not parent.is_symlink():
             return sorted(path for path in parent.iterdir() if not path.is_symlink() and is_kind(path))
@@ -343,26 +345,26 @@ def _build_in(folder: Path) -> CachedBuild:
 
 
 def stored_bytes(files: Iterable[Path]) -> int:
-    """Return the bytes of files; one that has several names counts once."""
+    """Return the total bytes of files; a file with several names counts once."""
     return sum({(state.st_dev, state.st_ino): state.st_size for state in _states(files)}.values())
 
 
 def _states(files: Iterable[Path]) -> Iterator[os.stat_result]:
-    """Yield the states of files; those that a build replaced meanwhile are left out."""
+    """Yield the states of files; files that a build replaced meanwhile are omitted."""
     for path in files:
         with contextlib.suppress(FileNotFoundError):
             yield path.stat()
 
 
 def _leads_somewhere(note: Path) -> bool:
-    """Say whether the result that a note is about may still be there; a damaged note is about none."""
+    """Return True if the folder that a note names exists; False for a damaged note."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return Path(read_json_file(note)["folder"]).is_dir()
     return False
 
 
 def _remove_folder(folder: Path) -> bool:
-    """Remove the folder of a build, unless somebody holds it."""
+    """Remove the folder of a build; False if another process holds it."""
     lock = filelock.FileLock(folder / BUILD_LOCK_NAME)
     try:
         with _removal_errors(folder):
@@ -371,10 +373,10 @@ def _remove_folder(folder: Path) -> bool:
         return False
     try:
         with _removal_errors(folder):
-            # Without a manifest, nobody takes what is left for a result if this is interrupted.
+            # Without a manifest, the remaining files are no result if the removal is interrupted.
             (folder / BUILD_MANIFEST_NAME).unlink(missing_ok=True)
             if sys.platform == "win32":
-                lock.release(force=True)  # there, an open file cannot be removed
+                lock.release(force=True)  # Windows cannot remove an open file
             shutil.rmtree(folder)
     finally:
         lock.release(force=True)
@@ -383,7 +385,7 @@ def _remove_folder(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _removal_errors(path: Path) -> Iterator[None]:
-    """Let an error of the system inside the block become a WriteError; a lock that somebody holds is none."""
+    """Convert an OSError inside the block to a WriteError; the timeout of a lock passes through."""
     try:
         yield
     except filelock.Timeout:

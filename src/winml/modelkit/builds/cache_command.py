@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from winml.modelkit.builds.cache import CacheContents
 
 _LONGEST_DAYS = 1e6
-"""Chosen: longer than any file is old, and no overflow of ``timedelta``."""
+"""Chosen: older than any file, without an overflow of ``timedelta``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CleanRequest:
-    """What is requested of ``winml cache clean``."""
+    """Options of ``winml cache clean``."""
 
     older_than: float | None = declare(
         None, OUTPUT, minimum=0, metavar="DAYS", default_words="all builds", is_common=True
@@ -37,14 +37,14 @@ class _CleanRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class _CleanPlan(Plan):
-    """What cleaning would do."""
+    """Plan of ``winml cache clean``."""
 
     contents: CacheContents
-    """The builds that are requested to be removed."""
+    """The builds to remove."""
 
 
 def _plan_cleaning(request: _CleanRequest) -> _CleanPlan:
-    """Return which builds would be removed. Nothing is removed."""
+    """Return the plan with the builds to remove; removes nothing."""
     from winml.modelkit.builds.cache import list_cache
 
     days = request.older_than
@@ -105,13 +105,13 @@ def _clean(**options: Any) -> None:
 
 
 def contents_document(contents: CacheContents) -> doc.Document:
-    """Describe each build, and all of the cache."""
+    """Describe each build and the whole cache."""
     total = f"{count_noun(len(contents.builds), 'build')}, {size_words(contents.size_bytes)} in {contents.root}"
     return doc.Document([_builds_table(contents), doc.Paragraph(total)])
 
 
 def _removed_document(contents: CacheContents) -> doc.Document:
-    """Describe each build that was removed, those that stay, and what was freed."""
+    """Describe the removed builds, the builds in use, and the freed space."""
     freed = f"{size_words(contents.size_bytes)} in {contents.root}"
     return doc.Document(
         [

@@ -36,7 +36,7 @@ _FIELDS = tuple(
     for field in fields_of(QuantizeFields)
     if field.name != "ep"
 )
-"""Options of the quantize stage; without one, the config applies. The execution provider is that of the build."""
+"""Options of the quantize stage; the config applies to an unstated one. The execution provider is that of the build."""
 
 
 @click.command(name="build", cls=WinMLCommand)
@@ -90,7 +90,7 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> BuildRequest:
-    """Return what the command line requests, over the config."""
+    """Return the request of the command line; options override the config."""
     from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
     from winml.modelkit.options import parse_options
@@ -100,7 +100,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     model = configured["model"]
     if not model:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
-    # Before its text is read: the names of an ONNX file are not the keys of a checkpoint.
+    # Before the sizes are parsed: inputs of an ONNX file are not the keys of a checkpoint.
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, option, str(options[option]))
@@ -123,7 +123,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
         "export": config.export and _requests.configured_export(config.export, options),
     }
     if options["min_sqnr_db"] is not None and config.compile is not None:
-        # The limit of every stage that runs: the compiled file is compared as well.
+        # The limit applies to every stage that runs: the compiled file is compared as well.
         changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
     return BuildRequest(
         model=_requests.model_request(configured),
@@ -133,12 +133,12 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
 
 
 def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListener:
-    """Return what shows progress; the names of stages whose results are there go to ``retained``."""
+    """Return a listener that shows progress and adds the names of finished stages to ``retained``."""
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.cli._progress import show_step
 
     def show_finished(event: StepEvent) -> None:
-        # The line of the running stage would stand between those of its steps.
+        # The line of the running stage would appear between the lines of its steps.
         if event.finished is not None:
             show_step(event)
 
@@ -162,7 +162,7 @@ def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
 
 
 def _next_command(result: BuildResult) -> str:
-    """Return a command that runs what was built, or shows it."""
+    """Return a command that runs the built model, or shows it."""
     import onnx
 
     from winml.modelkit.generate.run_verb import example_command
@@ -174,7 +174,7 @@ def _next_command(result: BuildResult) -> str:
     path = parts.get(DECODER) or next(iter(parts.values()))
     graph = read_structure(path).graph
     if any(value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16 for value in (*graph.input, *graph.output)):
-        return f"winml inspect {folder}"  # the CPU, where these commands run it, does not
+        return f"winml inspect {folder}"  # the CPU, which the other commands use, cannot run it
     inputs = tuple(value.name for value in graph.input)
     try:
         command = example_command(folder, *run_task(described_model(path).get("task") or "", inputs), parts)

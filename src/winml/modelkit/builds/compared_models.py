@@ -71,18 +71,18 @@ def _side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide
 
 @dataclass(frozen=True)
 class FoundPairs:
-    """What two names mean: one model on each side, or the parts of one."""
+    """Two names resolved to pairs of models: one pair, or one for each part."""
 
     names: tuple[str, str]
     """Reference and candidate, as the user wrote them."""
     parts: Mapping[str, tuple[NamedSide, NamedSide]]
-    """Name of the part → what is compared; ``model`` alone where neither is a folder of several parts."""
+    """Name of the part → reference and candidate; only ``model`` if neither name is a folder of several parts."""
     notes: tuple[str, ...] = ()
-    """Sentences on the parts of one side only."""
+    """Sentences on parts that only one of the models has."""
 
     @property
     def are_several(self) -> bool:
-        """Whether the answer is made of those of several parts."""
+        """True if several parts are compared."""
         return len(self.parts) > 1
 
     @property
@@ -91,13 +91,13 @@ class FoundPairs:
         return [side for pair in self.parts.values() for side in pair]
 
     def refuse_values(self, options: Sequence[str]) -> None:
-        """Refuse what only one graph can be fed, where several are compared.
+        """Refuse options that apply to one graph if several are compared.
 
         Args:
-            options: Options that were given and say that, as people write them.
+            options: The stated options of that kind, as users write them.
 
         Raises:
-            UsageError: names the first.
+            UsageError: several graphs are compared and an option is stated; names the first option.
         """
         if self.are_several and options:
             raise UsageError(
@@ -106,10 +106,10 @@ class FoundPairs:
             )
 
     def compare(self, options: CompareOptions, inputs: ExampleInputs | None = None) -> ModelComparison:
-        """Compare what was found.
+        """Compare the pairs of models.
 
         Args:
-            options: What both are fed, and what is compared.
+            options: Inputs of both models, and kind of the comparison.
             inputs: Example inputs of two PyTorch models.
 
         Raises:
@@ -134,15 +134,15 @@ class FoundPairs:
 
 
 def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) -> FoundPairs:
-    """Return what is compared with what: the parts of one name where a side is a folder of several.
+    """Resolve two names to pairs of models; part by part if a name is a folder of several parts.
 
     Args:
         reference: As passed by the user.
         candidate: As passed by the user.
-        submodel: The parts that are asked for; empty: all that both have.
+        submodel: Names of the parts to compare; empty: all common parts.
 
     Raises:
-        UsageError: a name means nothing that can be used, a part is not there, or no part is on both sides.
+        UsageError: a name is no usable model, a part does not exist, or the models have no common part.
         InputError: a file is damaged.
     """
     names = (reference, candidate)
@@ -173,10 +173,10 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
 
 
 def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
-    """Return what stands beside the parts of a folder: a PyTorch model beside each, a file beside the part it holds.
+    """Return part → counterpart for a folder of parts: the PyTorch model for each part, a file for its own part.
 
     Raises:
-        UsageError: the name means nothing, or nothing says which part the file is.
+        UsageError: the name is no usable model, or the part of the file is unknown.
     """
     side = found_side(name)
     if isinstance(side, ModelRequest):

@@ -1,7 +1,7 @@
 """The config of a build, its versions, and its JSON Schema.
 
-Says what every stage is to do; a section that is null skips its stage. Validates and writes itself, and decides which
-precision stands for ``auto``; what else is left out is decided in ``config_resolution.py``. Imports no model library.
+The config has one section for each stage; a null section skips its stage. Precision ``auto`` is resolved here, other
+missing values in ``config_resolution.py``. Imports no model library.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import PRECISIONS, PrecisionName
 
 SCHEMA_VERSION: Final = 1
-"""Raised when a key changes its name or meaning; :data:`MIGRATIONS` then learns how to read the version before."""
+"""Raised when a key changes its name or meaning; :data:`MIGRATIONS` then converts the previous version."""
 
 SECTIONS = ("loader", "export", "optim", "quant", "compile", "eval")
 """Keys that may be null, in the order of the stages."""
 
 AUTO_PRECISION: Final = "auto"
-"""Precision that stands for another one, by the device."""
+"""Placeholder for the usual precision of the device."""
 ProviderName = Annotated[str, pydantic.Field(min_length=1)]
 
 
@@ -49,20 +49,20 @@ class LoaderSection(LoadOptions, _ModelSection):  # type: ignore[misc]  # Option
 
 
 def loader_section(request: ModelRequest, **decided: object) -> LoaderSection:
-    """Return the section that says what a request says, and what was decided for it."""
+    """Return the ``loader`` section of a request, with decided values for some keys."""
     requested = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
     return LoaderSection(**{**requested, **decided})
 
 
 def check_load_keywords(load: Mapping[str, object], function: str) -> None:
-    """Refuse keywords that declare no option of loading, and values of the wrong kind.
+    """Refuse keywords that are no option of loading, and values of the wrong kind.
 
     Args:
-        load: The keywords a caller gave.
-        function: Whose they are, for messages.
+        load: Keywords of the caller.
+        function: Name of the called function, for messages.
 
     Raises:
-        ConfigError: names the keyword, and the nearest known one.
+        ConfigError: a keyword is unknown (names the nearest), or its value has the wrong kind.
     """
     names = [option.name for option in declared_options()]
     for name, value in load.items():
@@ -126,7 +126,7 @@ class WinMLBuildConfig(Options):
     """Determine missing values from the model. If false, all values that a stage needs are required."""
 
     def as_record(self) -> dict[str, object]:
-        """Return the JSON object, from which the same config is read: null sections stay, other nulls are left out."""
+        """Return the JSON object, which parses to the same config: null sections stay, other nulls are omitted."""
         record: dict[str, Any] = {"schema_version": self.schema_version}
         for name in SECTIONS:
             section = getattr(self, name)
@@ -138,13 +138,13 @@ class WinMLBuildConfig(Options):
 
 
 def with_values(config: WinMLBuildConfig, stated: Mapping[str, Mapping[str, Any]]) -> WinMLBuildConfig:
-    """Return a config with other values of some keys; a section that is null stays null.
+    """Return a config with other values for some keys; null sections stay null.
 
     Args:
         config: The config.
         stated: Section → key → value.
     """
-    # Sections are not made anew: what was left out of the config is to stay left out.
+    # Sections are copied, so that unset fields stay unset.
     changed = {
         name: section.model_copy(update=dict(values))
         for name, values in stated.items()
@@ -154,14 +154,14 @@ def with_values(config: WinMLBuildConfig, stated: Mapping[str, Mapping[str, Any]
 
 
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Validate parsed JSON, of this version or an earlier one, or as another tool writes it.
+    """Validate a parsed JSON config of this version, of an earlier one, or of another tool.
 
     Args:
-        value: As read.
-        source: Where it was read from, for messages.
+        value: The parsed JSON.
+        source: Origin of the JSON, for messages.
 
     Returns:
-        The config, and what was changed in it to be of this version or is not used, one sentence each.
+        The config, and one sentence for each converted or unused key.
 
     Raises:
         ConfigError: an unknown key (names the nearest), a value of the wrong kind, or a version newer than this.
@@ -176,14 +176,14 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
 
 
 def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
-    """Return a config with the precision under its present name, and what was changed."""
+    """Return a config with the current name of its precision, and a note if the name changed."""
     section = value.get("quant") if isinstance(value, dict) else None
     bits = section.get("precision") if isinstance(section, dict) else None
     name = next((name for name, precision in PRECISIONS.items() if bits in precision.older_names), None)
     if not isinstance(section, dict) or name is None:
         return value, ()
     if bits in PRECISIONS:
-        return value, ()  # a package adds a precision of this name
+        return value, ()  # an installed package adds a precision of this name
     return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)
 
 
@@ -207,11 +207,11 @@ Migration = Callable[[dict[str, object]], list[str]]
 MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
     0: (_optimize_becomes_optim, _model_id_becomes_model),
 }
-"""Version → what makes the next version of it, in place; each says what it did."""
+"""Version → functions that convert its configs to the next version in place and return notes."""
 
 
 def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...]]:
-    """Return a copy in the layout of this version, and what was changed."""
+    """Return a copy converted to this version, and notes on the changes."""
     if not isinstance(value, dict):
         return value, ()
     version = value.get("schema_version", SCHEMA_VERSION)
@@ -241,13 +241,13 @@ def _input_record(spec: Any) -> dict[str, object]:
 
 
 _AUTO_PRECISIONS = {precision.auto_device: name for name, precision in PRECISIONS.items() if precision.auto_device}
-"""Kind of device → the precision that ``auto`` stands for. Chosen: a CPU computes float32 as exactly as PyTorch does,
-and whether it gains by fewer bits depends on its instructions; GPUs compute in 16-bit floating point; NPUs compute in
-integers, and 16 bits for activations keep most of the answer."""
+"""Kind of device → precision of ``auto``. Chosen: a CPU computes float32 as exactly as PyTorch does, and its gain by
+fewer bits depends on its instructions; GPUs compute in 16-bit floating point; NPUs compute in integers, and activations
+of 16 bits preserve most of the accuracy."""
 
 
 def quantize_options(section: QuantSection) -> QuantizeOptions:
-    """Return what the stage is asked for; ``auto`` becomes the precision it stands for."""
+    """Return the options of the quantize stage, with ``auto`` resolved to a precision."""
     values = {name: getattr(section, name) for name in QuantizeOptions.model_fields}
     if section.precision == AUTO_PRECISION:
         values["precision"] = _AUTO_PRECISIONS[_device_of(section)]
@@ -255,12 +255,12 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 
 
 def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
-    """Return the options of the quantize stage; None if it quantizes nothing."""
+    """Return the options of the quantize stage; ``None`` if it quantizes nothing."""
     return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
 
 
 def idle_quantization(section: QuantSection) -> str:
-    """Return why a build that has this section quantizes nothing, or an empty string where it does."""
+    """Return the reason why a build with this section quantizes nothing; ``""`` if it quantizes."""
     options = quantize_options(section)
     # A provider and a limit request nothing by themselves.
     if options.model_copy(update={"ep": None, "min_sqnr_db": None}) == QuantizeOptions():
@@ -275,7 +275,7 @@ def idle_quantization(section: QuantSection) -> str:
 
 
 def auto_words(section: QuantSection) -> str:
-    """Say what ``auto`` stands for and why; an empty string where the section names a precision itself."""
+    """Describe the precision of ``auto`` and its reason; ``""`` if the section names another precision."""
     if section.precision != AUTO_PRECISION:
         return ""
     device = _device_of(section)
@@ -285,10 +285,10 @@ def auto_words(section: QuantSection) -> str:
 
 
 def with_precision(section: QuantSection | None, precision: str) -> QuantSection:
-    """Return a section, or an empty one where it is null, with a precision.
+    """Return a copy of a section, or a new section if it is None, with a precision.
 
     Raises:
-        ConfigError: nobody knows that precision.
+        ConfigError: the precision is unknown.
     """
     passed = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
     return QuantSection(**{**passed, "precision": precision})

@@ -124,11 +124,11 @@ def _write_config(options: dict[str, Any]) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> ConfigRequest:
-    """Return what the command line requests, over the config.
+    """Return the request of the command line; options override the config.
 
     Raises:
-        UsageError: nothing names a model.
-        ConfigError: the config or a size is wrong.
+        UsageError: no model is specified.
+        ConfigError: the config or a size is invalid.
     """
     config = _requests.read_build_config(options["config"])
     configured = _requests.configured_options(options, config)

@@ -1,6 +1,6 @@
-"""What will a build of this model do? Fills a build config from the model, reading no weights.
+"""Completes a build config from the model, without reading weights.
 
-Task, class and inputs are decided by ``models/resolution.py``, where an export begins too.
+``models/resolution.py`` decides task, class and inputs, as for an export.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from winml.modelkit.models.resolution import ResolvedModel, resolve_model
 def resolve_build_config(
     config: WinMLBuildConfig, request: ModelRequest, *, model_type: str | None = None
 ) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Return the config with everything that the model decides written into it, and null for stages that will not run.
+    """Complete a config with the values that the model determines, and null for stages that will not run.
 
     Args:
-        config: What is known already; its ``loader`` is replaced, and inputs in its ``export`` are completed.
-        request: The model, as the user asked for it.
-        model_type: transformers' model type, in place of a model; the config then names none.
+        config: The incomplete config; its ``loader`` is replaced, and the inputs in its ``export`` are completed.
+        request: The model as requested by the user.
+        model_type: Model type of transformers in place of a model; the config then names no model.
 
     Returns:
         The config, and sentences for the user.
 
     Raises:
-        UsageError: the request is wrong, or asks for a size or task this model does not have.
-        InputError: config files, the Hub, or the user's code did not deliver.
+        UsageError: the request is wrong, or its size or task does not exist in this model.
+        InputError: config files, the Hub or the user's code failed.
     """
     if config.export is not None:
         if request.input_specs is None:
@@ -62,7 +62,7 @@ def resolve_build_config(
 
 
 def _inputs_of(resolved: ResolvedModel) -> dict[str, object]:
-    """Return the keys that describe the inputs of one graph; those of several parts have no place in a config."""
+    """Return the config keys of the inputs of a single graph; ``{}`` for several parts, which have no keys."""
     if len(resolved.parts) > 1:
         return {}
     (part,) = resolved.parts

@@ -1,4 +1,4 @@
-"""What does ``winml config`` do with a request? Decides what a build of a model will do; no weight is read."""
+"""Plan and run of ``winml config``: decides the build config of a model without reading weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigRequest:
-    """What is requested of ``winml config``, of the config of a model."""
+    """Options of ``winml config`` for the config of a model."""
 
     model: ModelRequest
-    """Which model; without a name where ``model_type`` stands in its place."""
+    """The model; without a name if ``model_type`` replaces it."""
     config: WinMLBuildConfig
-    """The config to begin with, before the options below are laid over it."""
+    """The initial config; the options below override it."""
 
     model_type: str | None = declare(None, MODEL, metavar="TYPE", is_common=True)
     """Architecture, such as bert, instead of a model."""
@@ -51,20 +51,20 @@ class ConfigRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigPlan(Plan):
-    """What deciding a config would do."""
+    """Plan of ``winml config``."""
 
     request: ConfigRequest
     config: WinMLBuildConfig
-    """With the options of the request; what they leave open is decided from the model."""
+    """The config with the options of the request, before the model determines missing values."""
 
 
 def plan_config(request: ConfigRequest) -> ConfigPlan:
-    """Return what would be done. Imports no model library, writes nothing and fetches nothing.
+    """Plan ``winml config``. Imports no model library, writes nothing and fetches nothing.
 
     Raises:
-        UsageError: options do not go together, a path is wrong, or the output exists.
-        ConfigError: an option has no valid value.
-        InputError: nothing usable stands at the path of the model.
+        UsageError: options contradict each other, a path is wrong, or the output exists.
+        ConfigError: the value of an option is invalid.
+        InputError: no model exists at the path.
         WriteError: the output cannot be written.
     """
     from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs
@@ -92,13 +92,13 @@ def plan_config(request: ConfigRequest) -> ConfigPlan:
 
 
 def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Recover what killed commands left, then decide the config; whoever calls writes it.
+    """Recover files of killed commands, then decide the config; the caller writes it.
 
     Returns:
-        The config, and what was decided because nobody stated it, without the notes of the plan.
+        The config, and notes on decided values, without the notes of the plan.
 
     Raises:
-        WinMLError: the model cannot be read, or is none that can be exported.
+        WinMLError: the model cannot be read or exported.
     """
     from winml.modelkit.builds.plan import is_onnx_path, plan_build
 
@@ -107,7 +107,7 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
     if is_onnx_path(request.model.model):
         from winml.modelkit.builds.stages import without_idle_stages
 
-        # Decided by the file alone: nothing of it has to be read.
+        # The path alone decides: the file is not read.
         return without_idle_stages(plan_build(plan.config, request.model).config)
     from winml.modelkit.builds.config_resolution import resolve_build_config
 
@@ -115,7 +115,7 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
 
 
 def _files_read(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:
-    """Return the files of the model, after what names and paths show to be wrong was refused."""
+    """Return the files of the model; refuses errors that names and paths show."""
     from winml.modelkit.builds.plan import is_onnx_path, plan_build
     from winml.modelkit.models.request import resolve_source
     from winml.modelkit.ort.execution_providers import refuse_dynamic
@@ -130,11 +130,11 @@ def _files_read(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path,
 
 
 def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Return the config with what the options say, which win, and what they leave to be decided.
+    """Return the config with the options of the request, which override it, and notes.
 
     Raises:
-        UsageError: an option asks for something of a stage that is skipped.
-        ConfigError: an option has no valid value.
+        UsageError: an option applies to a skipped stage.
+        ConfigError: the value of an option is invalid.
     """
     from winml.modelkit.builds.config import parse_build_config
     from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
@@ -155,7 +155,7 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
     for name, values in passed.items():
         if getattr(request, f"no_{name}"):
             changed[name] = None
-        # A place alone begins no quantization that the config leaves out.
+        # A device or provider alone does not add a quantization that the config omits.
         elif values and not (name == "quant" and request.config.quant is None and not precision):
             section = getattr(request.config, name) or getattr(requested, name)
             changed[name] = section.model_copy(update=values)
@@ -174,7 +174,7 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
 
 
 def _with_decided_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:
-    """Return a section with the precision that the device decides where none is named, and a note on which."""
+    """Return a section with the precision of the device if it names none, and a note on ``auto``."""
     from winml.modelkit.builds.config import AUTO_PRECISION, auto_words, quantize_options, with_precision
 
     if section.precision is None:

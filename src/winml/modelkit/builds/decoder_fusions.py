@@ -1,8 +1,8 @@
-"""Which graphs are fused for ONNX Runtime even if no optimization was requested?
+"""Graphs that are fused for ONNX Runtime even if no optimization was requested.
 
-Decoders with a cache, where only ONNX Runtime can run the result in any case: the operators that hold weights in few
-bits are its own, and onnxruntime-genai is built on it. So are those that a checkpoint in few bits becomes. A level that
-is given decides by itself.
+Decoders with a cache are fused if only ONNX Runtime can run the result anyway: operators with weights in few bits are
+its own, and onnxruntime-genai is built on it. Decoders of a checkpoint with weights in few bits are fused as well. A
+stated level overrides this.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.engines.weight_only import DOMAIN
 
 _RUNTIME_MODE = "weight-only"
-"""Way to quantize whose operators are those of ONNX Runtime."""
+"""Quantization mode whose operators are those of ONNX Runtime."""
 
 
 def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) -> OptimizeOptions:
-    """Return what is done to a graph.
+    """Return the optimize options of a graph, with decoder fusions if they apply.
 
     Args:
-        section: What the config asks for.
-        model: The graph as it was exported.
+        section: Section ``optim`` of the config.
+        model: The exported graph.
         plan: The build.
     """
     if not (_is_for_onnxruntime(plan) or _has_codes(model)) or DecoderInterface.of(model) is None:
@@ -40,15 +40,15 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
 
 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
-    """Say whether a graph that a build made was fused although nobody asked for it."""
+    """Return True if a build fused a graph without a request."""
     graph = load_by_reference(model)
     return (_is_for_onnxruntime(plan) or _has_codes(graph)) and DecoderInterface.of(graph) is not None
 
 
 def note_on_half_precision(model: Path) -> str:
-    """Return what to say of a decoder that keeps its cache in 16 bits; an empty string where it does not.
+    """Return a note on a decoder with 16-bit floating-point inputs, such as its cache; ``""`` for another decoder.
 
-    The pattern of its attention has casts to float32 in it, which no fusion of decoders looks for.
+    Its attention contains casts to float32, which no fusion of decoders matches.
     """
     halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     dtypes = [value.dtype for value in load_by_reference(model).graph.inputs if value.dtype in halves]
@@ -61,14 +61,14 @@ def note_on_half_precision(model: Path) -> str:
 
 
 def _has_codes(model: ir.Model) -> bool:
-    """Say whether a graph holds weights in few bits, in operators of ONNX Runtime or to be carried over to some."""
+    """Return True if a graph has weights in few bits, as coded tensors or in operators of ONNX Runtime."""
     if any(isinstance(value.const_value, CodedTensor) for value in model.graph.initializers.values()):
         return True
     return any(node.domain == DOMAIN and QUANTIZATION_KEY in node.metadata_props for node in model.graph)
 
 
 def _is_for_onnxruntime(plan: BuildPlan) -> bool:
-    """Say whether only ONNX Runtime can run what a build makes, whatever the optimizer does."""
+    """Return True if only ONNX Runtime can run the result of a build, independent of the optimizer."""
     if plan.layout.for_onnxruntime:
         return True
     options = requested_quantization(plan.config)

@@ -83,10 +83,10 @@ def evaluate_model(
 
 
 def named_baseline(name: str | None) -> Path | ModelRequest | None:
-    """Return the baseline of a name; None for ``pytorch``, ``none`` and no name.
+    """Return the baseline of a name; ``None`` for ``pytorch``, ``none`` and no name.
 
     Raises:
-        UsageError: there is no such file, and no such checkpoint.
+        UsageError: the name is neither a file nor a checkpoint.
     """
     return None if name in (None, PYTORCH, NO_BASELINE) else found_side(str(name))
 
@@ -96,12 +96,12 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
 
     Args:
         name: ONNX file, folder of a build, or a checkpoint.
-        options: Name the baseline, and the task of a checkpoint.
-        run: Where an ONNX file runs.
-        load: How a checkpoint is loaded.
+        options: Options with the baseline, and the task of a checkpoint.
+        run: Provider and device of an ONNX file.
+        load: Load options of a checkpoint.
 
     Raises:
-        UsageError: a name means nothing.
+        UsageError: a name is no usable model.
     """
     from winml.modelkit.evaluate.evaluated_models import Subject
 
@@ -113,7 +113,7 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
 
 
 def refuse_named_adapters(load: Mapping[str, Any]) -> None:
-    """Refuse adapters that remain separate from the weights: PyTorch evaluates a checkpoint with merged ones.
+    """Refuse named adapters, which are separate from the weights: PyTorch evaluates a checkpoint with merged adapters.
 
     Raises:
         UsageError: an adapter has a name.
@@ -128,30 +128,30 @@ def refuse_named_adapters(load: Mapping[str, Any]) -> None:
 
 
 def _has_baseline(options: EvaluationOptions) -> bool | None:
-    """Return whether there is to be a baseline; None: where one is known."""
+    """Return True if a baseline is requested, False for ``none``; ``None``: a baseline is used if known."""
     return None if options.baseline is None else options.baseline != NO_BASELINE
 
 
 def refuse_missing_evaluations(options: EvaluationOptions) -> None:
-    """Refuse a data set or baseline that is not there, before the build that they are to judge.
+    """Refuse a missing data set or baseline before the build that it evaluates.
 
     Raises:
-        UsageError: names what is missing.
+        UsageError: the data set or baseline does not exist.
     """
     find_source(options.dataset, "eval.dataset")
     named_baseline(options.baseline)
 
 
 def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_section: bool = True) -> None:
-    """Refuse metrics and limits that the task does not have, and drops from a baseline that is none.
+    """Refuse metrics and limits that the task lacks, and limits on drops without a baseline.
 
     Args:
         options: The ``eval`` section of a config, or the options of a command.
-        task: The task of the model, where it is stated.
-        is_section: Whether messages name entries of the section.
+        task: The task of the model, if stated.
+        is_section: True if messages name keys of the section.
 
     Raises:
-        UsageError: names the option.
+        UsageError: a metric or limit does not apply; names the option.
     """
     from winml.modelkit.evaluate.evaluated_models import task_name
     from winml.modelkit.evaluate.evaluation import check_limits, check_unknown_task, refuse_limits_without_baseline
@@ -179,17 +179,16 @@ def evaluate_build(
     request: ModelRequest | None,
     on_step: Callable[[StepEvent], None] | None = None,
 ) -> Evaluation:
-    """Judge the model of a build.
+    """Evaluate the model of a build.
 
     Args:
-        model: Its ONNX file, config and processors beside it.
+        model: Its ONNX file, with config and processors in the same folder.
         options: The ``eval`` section.
-        request: The checkpoint it was built from, which is the baseline where no other is named; None for a build of
-            an ONNX file.
+        request: The checkpoint that it was built from, the default baseline; None for a build of an ONNX file.
         on_step: Called when a step starts and when it ends.
 
     Raises:
-        UsageError: the task cannot be judged, a column is missing, or labels are not the model's.
+        UsageError: the task has no evaluation, a column is missing, or labels are not those of the model.
         InputError: a file is missing or damaged.
         StageError: a model cannot be loaded, or cannot run a sample.
     """
@@ -199,7 +198,7 @@ def evaluate_build(
 
     baseline = named_baseline(options.baseline)
     if baseline is None and request is not None:
-        # Of how the model was read only; sizes are those of the samples.
+        # Only load options: the samples determine the sizes.
         read = {option.name: getattr(request, option.name) for option in declared_options()}
         baseline = ModelRequest(model=request.model, **read)
     subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
@@ -209,15 +208,16 @@ def evaluate_build(
 
 @contextmanager
 def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str, float]) -> Iterator[VariantEvaluator]:
-    """Return what judges quantized forms of an ONNX file, for the time of the block.
+    """Yield an evaluator of quantized variants of an ONNX file.
 
     Args:
-        model: The file, config and processors beside it.
-        options: Which samples.
-        target: Metric of the model's task, and what it has to reach.
+        model: The file, with config and processors in the same folder.
+        options: Options with the samples.
+        target: Metric of the model's task, and its required value.
 
     Raises:
-        UsageError: the task cannot be judged or has no such metric, a column is missing, or labels are not the model's.
+        UsageError: the task has no evaluation or no such metric, a column is missing, or labels are not those of the
+            model.
         InputError: a file is missing or damaged.
     """
     from winml.modelkit.evaluate.evaluated_models import Subject, opened_model
@@ -237,7 +237,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         requested = options.model_copy(update={"metrics": (name,)})
         prepared = prepared_data(evaluated, requested, stack)
         prepared = replace(prepared, preprocessor=CachedBatches.keeping(prepared.preprocessor))
-        del evaluated  # its session holds the weights, and only forms are run
+        del evaluated  # its session holds the weights, and only variants are run
 
         def judge(session: Session) -> dict[str, float]:
             scores = prepared.scores([onnx_side(session, session.name, "cpu")])

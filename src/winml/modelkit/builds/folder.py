@@ -1,7 +1,7 @@
 """Manages a build folder, and records which files in it belong to builds.
 
-One build at a time holds a folder, by a lock of the operating system that ends with its process. A file is ours only if
-the manifest lists its name: nothing else there is ever touched. Knows no stage.
+One build at a time holds a folder, by a lock of the operating system that ends with its process. A file belongs to
+builds only if the manifest lists its name; other files are never changed. Knows no stage.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from winml.modelkit.options import read_json_file
 
 
 class BuildFolder:
-    """What is in the folder of a build. Only who holds it (:func:`held_folder`) may change it.
+    """Content of a build folder. Changes require its lock (:func:`held_folder`).
 
     Attributes:
         path: The folder.
-        manifest: Of the build before; None where there was none, or none of this version.
-        notes: What is to be said about what was found, one sentence each.
+        manifest: Manifest of the earlier build; None if there is none that is readable.
+        notes: Notes on the earlier content, one sentence each.
     """
 
     def __init__(self, path: Path, names: Iterable[str], *, is_cache: bool) -> None:
-        """Look at what is there.
+        """Read the manifest and refuse files of others.
 
         Args:
             path: The folder.
-            names: Every name a build may write.
-            is_cache: Whether nobody but this tool writes into it, so that even a damaged manifest leaves no doubt.
+            names: Every name that a build may write.
+            is_cache: True if only this tool writes into the folder, so that a damaged manifest may be replaced.
 
         Raises:
-            OutputExistsError: a file of one of these names is there and no build wrote it.
+            OutputExistsError: a file of one of these names exists and no build wrote it.
             UsageError: one of these names is a link, a device or the like.
         """
         self.path = path
@@ -61,15 +61,15 @@ class BuildFolder:
     def refuse_other_model(self, model: str, files: Callable[[], object], *, rebuild: bool) -> None:
         """Refuse to replace the finished build of another model.
 
-        A model of another name with equal files is the same one, and so is one of this name whose files have changed.
+        A model of another name with equal files is the same model; so is one of this name with changed files.
 
         Args:
-            model: What is to be built.
-            files: Returns the digests of its files; None where they are not known.
-            rebuild: Whether everything is to be built anew, whatever is there.
+            model: Name of the model to build.
+            files: Returns the digests of its files; None if they are unknown.
+            rebuild: True if the build runs all stages and may replace any build.
 
         Raises:
-            OutputExistsError: names both models.
+            OutputExistsError: the folder contains the build of another model; names both.
         """
         earlier = self.manifest
         if self._is_cache or rebuild or earlier is None or earlier.status != "done":
@@ -84,10 +84,10 @@ class BuildFolder:
             )
 
     def claim(self, names: Sequence[str]) -> None:
-        """Let further names be ours, now that the parts of the model are known, and write it down.
+        """Add file names to those of the build once the parts are known, and write the manifest.
 
         Raises:
-            OutputExistsError: a file of one of these names is there and no build wrote it.
+            OutputExistsError: a file of one of these names exists and no build wrote it.
             WriteError: the manifest cannot be written.
         """
         self._refuse_foreign(names)
@@ -95,7 +95,7 @@ class BuildFolder:
         self.announce()
 
     def disown(self, names: Iterable[str]) -> None:
-        """Let files be the user's from now on: they are neither replaced nor removed."""
+        """Remove files from those of the build: they are neither replaced nor removed from now on."""
         lost = {*names}
         self._names = tuple(name for name in self._names if name not in lost)
         self._owned -= lost
@@ -134,7 +134,7 @@ class BuildFolder:
             self.notes.append(f"{path} {problem}: no result of the earlier build is reused.")
 
     def announce(self) -> None:
-        """Write down that every name of a build is ours from now on; a kill at any moment leaves no doubt about it.
+        """Write a manifest with every name of the build, so that a kill at any moment leaves no unknown file.
 
         Raises:
             WriteError: the manifest cannot be written.
@@ -147,7 +147,7 @@ class BuildFolder:
         """Write the manifest.
 
         Raises:
-            WriteError: it cannot be written.
+            WriteError: the manifest cannot be written.
         """
         path = self.path / BUILD_MANIFEST_NAME
         try:
@@ -158,36 +158,36 @@ class BuildFolder:
         self._owned = {BUILD_MANIFEST_NAME, *manifest.files}
 
     def remove_all_but(self, retained: Iterable[str]) -> None:
-        """Remove the files of earlier builds that this one did not make."""
+        """Remove the files of earlier builds except the retained ones."""
         from winml.modelkit.onnx.files.placing import remove_unused, replaceable_data  # imports onnx
 
         outdated = self._owned - {BUILD_MANIFEST_NAME, *retained}
-        # A build that was killed may not have written down the data of what it made last.
+        # The manifest of a killed build may lack the data files of its last model.
         data = [item for name in outdated for item in replaceable_data(self.path / name)]
         for name in outdated:
             path = self.path / name
             path.unlink(missing_ok=True)
             if path.parent != self.path:
                 with contextlib.suppress(OSError):
-                    path.parent.rmdir()  # where it is empty now
+                    path.parent.rmdir()  # if it is empty now
         remove_unused(self.path, data)
 
     def forget(self) -> None:
-        """Take back what :meth:`announce` wrote, where nothing came of it and nothing was there before.
+        """Remove the manifest of :meth:`announce` if the build wrote no file and the folder had no manifest before.
 
-        An interruption may come when files are in place and nobody has heard of them yet; then they stay ours.
+        An interruption may follow the placing of files that no record lists; the manifest then stays and lists them.
         """
         is_empty = not any(os.path.lexists(self.path / name) for name in self._names)
         if not self._was_built and is_empty:
             (self.path / BUILD_MANIFEST_NAME).unlink(missing_ok=True)
 
     def owned_names(self) -> tuple[str, ...]:
-        """Return every name that is ours."""
+        """Return every file name that belongs to builds."""
         return tuple(sorted({*self._owned, *self._names}))
 
 
 def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
-    """Return what every version of a manifest tells; no version where it is damaged."""
+    """Return version and files of a manifest of any version; ``(None, ())`` if it is damaged."""
     try:
         value: Any = read_json_file(path)
         version, files = value["manifest_version"], value["files"]
@@ -199,16 +199,16 @@ def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:
-    """Refuse a folder in which a build would write over its own input.
+    """Refuse a folder in which a build would overwrite its own input.
 
     Args:
-        folder: Where the build is to go.
-        inputs: Files and folders the model is read from.
-        names: Every name a build may write.
+        folder: Folder of the build.
+        inputs: Files and folders of the model.
+        names: Every name that a build may write.
 
     Raises:
-        UsageError: the folder is the checkpoint itself, or holds the input under one of the names.
-        WriteError: it cannot be written to.
+        UsageError: the folder is a file or the checkpoint itself, or contains the input under one of the names.
+        WriteError: the folder cannot be written to.
     """
     place = folder.resolve()
     if _is_reachable(folder) and not folder.is_dir():
@@ -239,17 +239,17 @@ def _is_reachable(folder: Path) -> bool:
 def held_folder(
     path: Path, names: Iterable[str], *, is_cache: bool, tell: Callable[[str], None]
 ) -> Iterator[BuildFolder]:
-    """Hold a folder for one build; made if it is missing, and removed again if nothing was put into it.
+    """Lock a folder for one build; a missing folder is created, and removed again if it stays empty.
 
     Args:
         path: The folder.
-        names: Every name a build may write.
-        is_cache: Whether nobody but this tool writes into it.
-        tell: Told in words that another build is waited for.
+        names: Every name that a build may write.
+        is_cache: True if only this tool writes into the folder.
+        tell: Receives a message if the build waits for another one.
 
     Raises:
         OutputExistsError: see :class:`BuildFolder`.
-        WriteError: the folder cannot be made or written to.
+        WriteError: the folder cannot be created or written to.
     """
     missing = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
@@ -262,11 +262,11 @@ def held_folder(
     finally:
         for parent in missing:
             with contextlib.suppress(OSError):
-                parent.rmdir()  # where it is still empty
+                parent.rmdir()  # if it is still empty
 
 
 def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
-    """Return the lock of a folder, held by us; the folder is made if it is missing."""
+    """Acquire the lock of a folder; a missing folder is created."""
     lock = filelock.FileLock(path / BUILD_LOCK_NAME)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileL
             lock.acquire(timeout=0)
         except filelock.Timeout:
             tell(f"another build works in {path}: waiting for it to end")
-            # Whom we wait for takes the folder away where it made it and put nothing into it.
+            # The other build removes the folder if it created it and wrote nothing.
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire()
             path.mkdir(parents=True, exist_ok=True)
@@ -286,6 +286,6 @@ def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileL
 
 def _release_lock(lock: filelock.BaseFileLock) -> None:
     if sys.platform != "win32":
-        # While it is still held: whoever waits for it sees that the file has lost its name, and takes a new one.
+        # The file is removed while the lock is held: a waiting build sees that the file is gone and creates a new one.
         Path(lock.lock_file).unlink(missing_ok=True)
     lock.release(force=True)

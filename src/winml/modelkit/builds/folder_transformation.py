@@ -1,7 +1,7 @@
-"""Transforms a build folder into a new one: a verb transforms each part, and companions are copied.
+"""Transforms a build folder into a new one: a command transforms each part, and companion files are copied.
 
-The result is the folder of a build without stages: every verb opens it, and the next build in it knows its files. All
-files appear together, or none. Which verb it is decides who calls it.
+The result is a build folder without stages: every command opens it, and its manifest lists the files for the next
+build. All files appear together, or none. The caller passes the transformation.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SELECTING = (*_LIMITING, "exclude", "per_module")
 
 
 def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that cannot be written, before anything is read.
+    """Refuse an output folder that cannot be written, before a model is read.
 
     Raises:
-        UsageError: it is a file or the folder that is read, a file in it exists already, or the readers of the folder
+        UsageError: the output is a file or the source folder, a file in it exists already, or the readers of the folder
             look for data files by name.
-        WriteError: it cannot be written to.
+        WriteError: the output cannot be written to.
     """
     if output.is_file():
         raise UsageError(f"output {output} is a file", hint=f"Pass a folder: {found.path} holds several files.")
@@ -70,18 +70,18 @@ def transform_folder(
     *,
     overwrite: bool,
 ) -> TransformedFolder[RecordT]:
-    """Do something with the chosen parts of a folder, and put the result beside what came along.
+    """Transform some parts of a folder into a new folder, and copy the other parts and files.
 
     Args:
-        found: The folder.
+        found: The source folder.
         output: The folder to write.
-        changed: Names of the parts that change.
-        work: Makes the file of a part, among files that are put in place together.
+        changed: Names of the parts to transform.
+        work: Writes the file of a part in the transaction that puts all files in place together.
         overwrite: Replace existing files.
 
     Raises:
-        UsageError: the output is no folder that can be written.
-        WinMLError: whatever the work raises; nothing is written.
+        UsageError: the output folder cannot be written.
+        WinMLError: any error of ``work``; no file is written.
     """
     refuse_folder_outputs(found, output, overwrite=overwrite)
     recover([output / BUILD_MANIFEST_NAME])
@@ -115,7 +115,7 @@ def transform_folder(
 
 
 def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
-    """Return the records of the files of one part, with the names they get in the folder."""
+    """Return the records of staged files of one part, under their final names in the folder."""
     folder = Path(name).parent
     return tuple(
         record.model_copy(update={"name": (folder / record.name).as_posix()})
@@ -134,7 +134,7 @@ def _manifest(
     parts = tuple(PartRecord(name=part, model=described[part]) for part in found.parts)
     companions = tuple(record for name in found.companions for record in described[f"/{name}"])
     written = (*(file for part in parts for file in part.model), *companions)
-    # The next build may remove what a build left in the folder before.
+    # The files of an earlier build in the output stay listed, so that the next build may remove them.
     earlier = find_manifest(output)
     owned = () if earlier is None else earlier.files
     return BuildManifest(
@@ -152,9 +152,9 @@ def _manifest(
 
 
 def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
-    """Return what is to be done with each part; without those of which nothing is to change.
+    """Return part → options; unchanged parts are omitted.
 
-    A selector counts for the parts that have modules of it.
+    A selector applies to the parts with a module that it matches.
 
     Raises:
         UsageError: a selector names no module of any part.
@@ -174,14 +174,14 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
 
 
 def _matching(selectors: Any, modules: Iterable[ModuleAddress]) -> Any:
-    """Return the selectors that name a module, in the form they have."""
+    """Return the selectors that match a module, as the same type of collection."""
     modules = list(modules)
     retained = [text for text in selectors if any(map(Selector(text).matches, modules))]
     return {text: selectors[text] for text in retained} if isinstance(selectors, Mapping) else type(selectors)(retained)
 
 
 def part_modules(parts: Mapping[str, Path]) -> Modules:
-    """Return the modules of each part, by tags or by names of nodes; no weight is read.
+    """Return part → modules, by tags or by names of nodes; no weights are read.
 
     Raises:
         InputError: a file is damaged.
@@ -190,10 +190,10 @@ def part_modules(parts: Mapping[str, Path]) -> Modules:
 
 
 def parts_with_module(modules: Modules, selector: str) -> list[str]:
-    """Return the parts that have a module of a selector.
+    """Return the parts with a module that a selector matches.
 
     Raises:
-        UsageError: none has; the nearest addresses are listed.
+        UsageError: no part has such a module; the nearest addresses are listed.
     """
     found = [part for part, candidates in modules.items() if any(map(Selector(selector).matches, candidates))]
     if not found:

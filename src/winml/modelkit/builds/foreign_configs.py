@@ -1,7 +1,7 @@
-"""How is a config of winml-cli translated into a build config?
+"""Translates configs of winml-cli into build configs.
 
-Its files have the same sections and no ``schema_version``. A key that means the same is read; one that changes nothing
-here is named in a note; one that would change the result, and has no counterpart, is refused by its name.
+Its files have the same sections and no ``schema_version``. A key with an equal meaning is read. A key without effect
+here is named in a note. A key that would change the result and has no counterpart is refused.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from winml.modelkit.registries import Registry
 
 Section = dict[str, object]
 ConfigReader: TypeAlias = "Callable[[dict[str, Any], str], tuple[dict[str, Any], list[str]]]"
-"""Takes a JSON object, which it leaves as it is, and where it was read from, for messages. Returns it in the words of a
-build config, with sentences on what in it is not used; any other config it returns unchanged."""
+"""(JSON object, its origin for messages) → (build config, notes on unused keys). The object is not modified; a config
+of another tool is returned unchanged."""
 
 _EXPORT_KEYS = {
     "batch_size", "export_params", "verbose", "dynamo", "enable_hierarchy_tags", "clean_onnx", "hierarchy_tag_format",
@@ -35,7 +35,7 @@ _QUANT_NAMES: Mapping[str, Mapping[str, str]] = {
     "rtn": {"rtn_block_size": "block_size", "rtn_symmetric": "symmetric"},
     "fp16": {},
 }  # fmt: skip
-"""Way to fewer bits, as winml-cli calls it → its keys that count there, and what ours are called."""
+"""Quantization mode of winml-cli → its keys that apply in the mode, with the names of ours."""
 _PLACE = {"device", "ep"}
 _QUANT_CHOICES = {
     "nodes_to_exclude": "Exclude modules: exclude, a list of selectors.",
@@ -46,16 +46,16 @@ _BITS = re.compile(r"^u?int(\d+)$")
 
 
 def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str, object], list[str]]:
-    """Return a config in our words, and sentences on what in it counts for nothing here.
+    """Translate a config of winml-cli; return the build config, and notes on unused keys.
 
-    A config that holds nothing of winml-cli's own is returned as it is.
+    A config without keys specific to winml-cli is returned unchanged.
 
     Args:
-        value: The JSON object; it stays as it is.
-        source: Where it was read from, for messages.
+        value: The JSON object; not modified.
+        source: Origin of the object, for messages.
 
     Raises:
-        ConfigError: a key would change the result, and nothing here means the same.
+        ConfigError: a key would change the result and has no counterpart.
     """
     config = {name: dict(section) if isinstance(section, dict) else section for name, section in value.items()}
     if "schema_version" in config or not _is_of_winml_cli(config):
@@ -69,7 +69,7 @@ def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str,
         if isinstance(config.get(name), dict):
             notes += [f"{name}.{words}" for words in read(config[name], source)]
         elif name in ("quant", "compile"):
-            config[name] = None  # left out, winml-cli skips these
+            config[name] = None  # winml-cli skips an omitted section
     if config.pop("skip_optimize", False):
         config["optim"] = None
     if config.get("eval"):
@@ -80,7 +80,7 @@ def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str,
 CONFIG_READERS: Registry[ConfigReader] = Registry(
     "configs", "config reader", {"winml-cli": read_winml_cli_config}, lambda: FunctionType
 )
-"""Tool → what reads its configs."""
+"""Tool → reader of its configs."""
 
 
 def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
@@ -91,7 +91,7 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
     specs = [spec for spec in _specs(config.get("export"), "output_tensors") if "shape" not in spec]
     own = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
     quant = config["quant"] if isinstance(config.get("quant"), dict) else {}
-    # Ours has rtn as an algorithm, too.
+    # Build configs have an algorithm rtn, too.
     is_quant = str(quant.get("mode")) in _QUANT_MODES or str(quant.get("algorithm")) in _QUANT_MODES - {"rtn"}
     later = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
     return bool(own or later or specs or "skip_optimize" in config)
@@ -148,7 +148,7 @@ def _read_export(export: Section, source: str) -> list[str]:
 
 
 def _read_input(spec: Section, source: str) -> None:
-    """Read the description of an input: its range of integers ends before the second number, ours with it."""
+    """Translate the description of an input: its integer range excludes the second number, ours includes it."""
     bounds, is_whole = spec.get("value_range"), str(spec.get("dtype")).startswith(("int", "uint", "bool"))
     if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
         spec["value_range"] = [bounds[0], bounds[1] - 1]
@@ -173,7 +173,7 @@ def _read_optim(optim: Section, source: str) -> list[str]:
 
 def _read_quant(quant: Section, source: str) -> list[str]:
     if "precision" in quant:
-        return []  # in our words already
+        return []  # a key of build configs only
     for key, hint in _QUANT_CHOICES.items():
         if value := quant.pop(key, None):
             _refuse(source, f"quant.{key}", value, hint)
@@ -190,7 +190,7 @@ def _read_quant(quant: Section, source: str) -> list[str]:
 
 
 def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
-    """Take out the keys by which winml-cli says how many bits; return its way there, and what we call it."""
+    """Remove the keys with mode and bits; return the mode of winml-cli, and our keys of precision and mode."""
     method = "algorithm" if "algorithm" in quant else "mode"
     way = {"qdq": "static", "w4a16": "rtn"}.get(name := str(quant.pop(method, "static")), name)
     if way == "fp16":

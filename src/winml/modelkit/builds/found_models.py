@@ -1,6 +1,6 @@
-"""Which files does a model name refer to? A file, those of a build or an export, or a PyTorch model.
+"""Resolves a model name: to an ONNX file, to the files of a build or an export, or to a PyTorch model.
 
-Work takes paths; this is where a name becomes one. Builds nothing: ``builds.build_model`` exports a PyTorch model.
+Commands call this once, and then work with paths. Builds nothing: ``builds.build_model`` exports a PyTorch model.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """What a name means, for a verb that runs ONNX files."""
+    """A resolved name, for a command that runs ONNX files."""
 
     name: str
     """Name or path as passed by the user."""
     path: Path | None = None
-    """The ONNX file; None where it is still to be exported."""
+    """The ONNX file; None if the model is not exported yet."""
     request: ModelRequest | None = None
-    """The PyTorch model, where the name means one."""
+    """The PyTorch model; None if the name is an ONNX file."""
 
     def files_read(self) -> tuple[Path, ...]:
-        """Return the files it is made of; nothing of this may be replaced by what is made from it.
+        """Return the files of the model, which no output may replace.
 
         Raises:
-            WinMLError: the name means nothing that can be used.
+            WinMLError: the name is no usable model.
         """
         source = self.request or self.path
         assert source is not None
@@ -65,10 +65,10 @@ def source_files(source: Path | ModelRequest) -> tuple[Path, ...]:
 
 
 def found_side(name: str) -> Path | ModelRequest:
-    """Return what a name means: an ONNX file, also in the folder of a build, or a PyTorch model.
+    """Resolve a name to an ONNX file, also in a build folder, or to a PyTorch model.
 
     Raises:
-        UsageError: the name means nothing that can be used.
+        UsageError: the name is no usable model.
         CheckpointError: weight files are truncated, or an index names missing shards.
     """
     if (path := onnx_file(name)) is not None:
@@ -80,26 +80,26 @@ def found_side(name: str) -> Path | ModelRequest:
 
 @dataclass(frozen=True)
 class FoundFolder:
-    """The folder of a build or of an export, for a verb that makes files of its files."""
+    """The folder of a build or of an export, for a command that transforms its files."""
 
     path: Path
     parts: Mapping[str, Path]
     """Name of the part → its file, in the order in which they run; ``model`` alone for a model of one part."""
     chosen: tuple[str, ...]
-    """The parts that are worked on."""
+    """Names of the selected parts."""
     companions: Mapping[str, Path]
-    """What readers look for beside the models: name in the folder, ``/`` between parts → file."""
+    """Companion files of the models: name in the folder, with ``/`` → file."""
     layout: str | None = None
-    """Tool whose readers it is laid out for."""
+    """Name of its layout; None: plain."""
 
     def only_part(self, reason: str) -> Path:
-        """Return the file of the only chosen part.
+        """Return the file of the only selected part.
 
         Args:
-            reason: Why there can be one only.
+            reason: Reason why several parts are not supported, for the message.
 
         Raises:
-            UsageError: several are chosen.
+            UsageError: several parts are selected.
         """
         if len(self.chosen) > 1:
             raise UsageError(
@@ -109,21 +109,21 @@ class FoundFolder:
         return self.parts[self.chosen[0]]
 
     def name_of(self, part: str) -> str:
-        """Return the name of the file of a part in the folder, ``/`` between parts."""
+        """Return the path of the file of a part, relative to the folder, with ``/``."""
         return self.parts[part].relative_to(self.path).as_posix()
 
 
 def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
-    """Return what the folder of a build or of an export holds.
+    """Return the parts and companion files in the folder of a build or of an export.
 
     Args:
         path: The folder.
-        submodel: The parts that are meant; empty: all.
+        submodel: Names of the selected parts; empty: all.
 
     Raises:
-        ModelPathError: it is none, is a checkpoint, or lacks its model.
-        UsageError: it has no part of a name.
-        InputError: a file in it is damaged.
+        ModelPathError: the path is no such folder, is a checkpoint, or lacks its model.
+        UsageError: a selected part does not exist.
+        InputError: a file in the folder is damaged.
     """
     parts = part_files(str(path))
     if not parts:
@@ -146,19 +146,19 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
 
 
 def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: bool = False) -> Mapping[str, Path]:
-    """Return the files of the parts that are meant, where a name is the folder of several parts; else nothing.
+    """Return part → file of the selected parts if a name is the folder of several parts; else ``{}``.
 
     Args:
         name: As passed by the user.
-        submodel: The parts that are meant; empty: all.
+        submodel: Names of the selected parts; empty: all.
         beside_weights: See :func:`part_files`.
 
     Raises:
-        UsageError: the folder has no part of a name.
+        UsageError: a selected part does not exist.
     """
     try:
         parts = part_files(name, beside_weights=beside_weights)
-    except InputError:  # a file in it is damaged: what is to be named is told as of any other folder
+    except InputError:  # a file in it is damaged: the error follows where the folder is opened
         return {}
     if parts:
         refuse_unknown_parts(submodel, parts, name)
@@ -166,10 +166,10 @@ def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: boo
 
 
 def refuse_unknown_parts(submodel: Iterable[str], parts: Mapping[str, object], name: str) -> None:
-    """Refuse parts that a folder does not have.
+    """Refuse names of parts that a folder does not contain.
 
     Raises:
-        UsageError: names the part, and those there are.
+        UsageError: a part does not exist; names it and the existing parts.
     """
     for part in submodel:
         if part not in parts:
@@ -177,12 +177,12 @@ def refuse_unknown_parts(submodel: Iterable[str], parts: Mapping[str, object], n
 
 
 def onnx_file(name: str) -> Path | None:
-    """Return the ONNX file a name means; None where it means a model that is still to be exported.
+    """Return the ONNX file of a name; ``None`` if the model is not exported yet.
 
-    A file of the Hub (``owner/name/path/model.onnx``) is fetched where it is not in the Hub cache.
+    A file of the Hub (``owner/name/path/model.onnx``) is fetched if the Hub cache does not contain it.
 
     Raises:
-        ModelPathError: there is no such file, a folder of a build lacks its model, or a folder is neither a build nor a
+        ModelPathError: there is no such file, a build folder lacks its model, or a folder is neither a build nor a
             checkpoint.
         HubError: the file cannot be fetched.
     """
@@ -199,11 +199,11 @@ def onnx_file(name: str) -> Path | None:
 
 
 def readable_file(name: str | os.PathLike[str]) -> Path:
-    """Return the file on this disk that the name of an ONNX file means, there or not: fetched from the Hub, no links.
+    """Return the local path of an ONNX file, fetched from the Hub if necessary and without links; it may be missing.
 
     Raises:
-        HubError: it cannot be fetched.
-        InputError: it is a link, and no ONNX file, or a data file is missing.
+        HubError: the file cannot be fetched.
+        InputError: the path is a link, and the file is no ONNX file or a data file is missing.
         WriteError: the cache cannot be written.
     """
     path = named_path(name)
@@ -214,13 +214,13 @@ def readable_file(name: str | os.PathLike[str]) -> Path:
 
 
 def _without_links(path: Path) -> Path:
-    """Return a file whose data files are no links: the file itself, or a copy of it and its data in winml's cache.
+    """Return a model file without linked data files: the file itself, or a copy with its data in the cache of winml.
 
     In the Hub cache every file is a link to a blob. onnx_ir follows no link from a model to its data, symbolic or hard,
-    and ONNX Runtime none that leads to another folder. The model's configs and tokenizer are copied as well.
+    and ONNX Runtime follows no link to another folder. The model's configs and tokenizer are copied as well.
 
     Raises:
-        InputError: it is no ONNX file, or a data file is missing.
+        InputError: the file is no ONNX file, or a data file is missing.
         WriteError: the cache cannot be written.
     """
     if not path.is_symlink():
@@ -252,17 +252,17 @@ def _without_links(path: Path) -> Path:
 
 
 def onnx_file_in(name: str) -> Path | None:
-    """Return the ONNX file where a name is the folder of a build or of an export; None where it is anything else.
+    """Return the ONNX file in the folder of a build or of an export; ``None`` for any other name.
 
     Raises:
-        ModelPathError: it is such a folder, and which file in it is meant does not show.
+        ModelPathError: the folder does not determine one model file.
     """
     folder = _named_folder(name)
     return _built_model(folder) if folder is not None and any(folder.glob(f"*{file_names.MODEL_SUFFIX}")) else None
 
 
 def _named_folder(name: str) -> Path | None:
-    """Return the folder of a name; None where it means none: whoever reads the name says what is wrong with it."""
+    """Return the folder of a name; ``None`` if it is no folder, which the reader of the name reports."""
     try:
         folder = named_path(name.strip())
     except ModelPathError:
@@ -271,16 +271,16 @@ def _named_folder(name: str) -> Path | None:
 
 
 def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
-    """Return the files of a model of several parts in the folder of a build or of an export, by the name of the part.
+    """Return part → file of a model of several parts in the folder of a build or of an export.
 
-    Empty where the name means anything else: a file, a checkpoint, a model of one part, or nothing that can be used.
+    ``{}`` for any other name: a file, a checkpoint, a model of one part, or an unusable name.
 
     Args:
         name: As passed by the user.
-        beside_weights: Also those that were exported into the folder of their checkpoint.
+        beside_weights: Include exports in the folder of their checkpoint.
 
     Raises:
-        InputError: a file in it is damaged.
+        InputError: a file in the folder is damaged.
     """
     folder = _named_folder(name)
     if folder is None:
@@ -308,15 +308,15 @@ def _manifest_in(folder: Path) -> BuildManifest | None:
 def _built_model(folder: Path) -> Path | None:
     is_built = (folder / file_names.BUILD_MANIFEST_NAME).is_file()
     models = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
-    # An export has the name the user gave it.
+    # The user chose the file name of an export.
     model = models[0] if len(models) == 1 and not is_built else folder / file_names.BUILT_MODEL_NAME
     if model.is_file():
-        # A checkpoint may hold an export beside its weights; the weights are the model then.
+        # In a checkpoint with an export beside its weights, the weights are the model.
         return None if not is_built and _holds_weights(folder) else _inside(folder, model)
     if is_built:
         parts = [*_built_parts(folder).values()]
         if len(parts) == 1 and parts[0].is_file():
-            return _inside(folder, parts[0])  # the layout of the build gave it another place
+            return _inside(folder, parts[0])  # the layout of the build has another file name
         if len(parts) > 1:
             raise ModelPathError(
                 f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
@@ -351,10 +351,10 @@ def _built_model(folder: Path) -> Path | None:
 
 
 def _inside(folder: Path, model: Path) -> Path:
-    """Return a model of a folder.
+    """Return the path of a model in a folder, checked for links.
 
     Raises:
-        InputError: it is a link to another folder, which only its own path may name.
+        InputError: the file is a link to another folder; such a file must be passed by its own path.
     """
     library_file(folder, model.relative_to(folder).as_posix())
     return model
@@ -364,18 +364,18 @@ def _holds_weights(folder: Path) -> bool:
     try:
         return find_weights(folder) is not None
     except CheckpointError:
-        return True  # damaged ones: whoever loads them says what is wrong
+        return True  # damaged weights: loading them reports the error
 
 
 _OF_CHECKPOINTS = (file_names.CHECKPOINT_CONFIG_NAME, "adapter_config.json")
-"""Files of which a folder has one where it is a checkpoint; what is missing there is said when it is loaded."""
+"""Files that identify a checkpoint folder; missing files are reported by the loader."""
 
 
 def _built_parts(folder: Path) -> dict[str, Path]:
-    """Return the files that the manifest of a finished build names, by part; empty of any other.
+    """Return part → file in the manifest of a finished build; ``{}`` for any other folder.
 
     Raises:
-        InputError: it names a file that is not below the folder.
+        InputError: the manifest names a file outside of the folder.
     """
     manifest = _manifest_in(folder)
     if manifest is None:

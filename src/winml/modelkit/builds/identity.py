@@ -1,7 +1,7 @@
 """Identifies a model by digests of everything an export reads from disk.
 
-Looks at files only: no model library is imported, no weight becomes a tensor. What a user's factory does cannot be
-told from files, so its models are never taken for the same.
+Reads files only: no model library is imported, no weight becomes a tensor. Files do not determine the model of a user's
+factory, so such models are never considered equal.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from winml.modelkit.onnx.files.foreign_names import ForeignNameError, file_below
 from winml.modelkit.onnx.files.placing import external_files
 
 _READ_SUFFIXES = (".json", ".txt")
-"""Config, tokenizer and processor files, by which class, sizes and inputs are decided."""
+"""Suffixes of config, tokenizer and processor files, which determine class, sizes and inputs."""
 
 
 class ModelIdentity:
-    """What a model is made from.
+    """Identity of a model by the digests of its files.
 
-    Files are read in the background, from :meth:`start` on: an export that has nothing to compare itself with need not
-    wait for it.
+    A background thread reads the files from :meth:`start` on: a first export need not wait for the digests.
 
     Attributes:
-        is_repeatable: Whether equal records mean equal models; a factory may return another one each time.
-        places: Files and folders on this disk that nothing may be written over.
+        is_repeatable: True if equal records mean equal models; a factory may return another model each time.
+        places: Files and folders on this disk that no output may replace.
         companions: Config, tokenizer and processor files of a checkpoint: name beside the result → file.
-        card: Its card and licence, in the same way.
+        card: Its card and licence: name beside the result → file.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class ModelIdentity:
         companions: Mapping[str, Path] = MappingProxyType({}),
         card: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
-        """Remember how the record is found out."""
+        """Store the function that computes the record."""
         self._find, self._lock, self._is_started = find, threading.Lock(), False
         self.card = card
         self.is_repeatable = is_repeatable
@@ -59,18 +58,18 @@ class ModelIdentity:
         self._record: Future[dict[str, Any]] = Future()
 
     def start(self) -> None:
-        """Begin to read the files in the background, if that was not begun."""
+        """Start to read the files in the background, once."""
         with self._lock:
             if self._is_started:
                 return
             self._is_started = True
         run = contextvars.copy_context().run
-        # A daemon: whoever interrupts a build does not wait for gigabytes to be read.
+        # A daemon: an interrupted build does not wait until gigabytes are read.
         threading.Thread(target=run, args=(self._compute_record,), name="model identity", daemon=True).start()
 
     @property
     def record(self) -> dict[str, object]:
-        """What the model is made from, JSON-ready; equal for equal models. Waits until it is known.
+        """JSON-ready digests of the model's files; equal for equal models. Waits until the files are read.
 
         Raises:
             InputError: a file cannot be read.
@@ -86,11 +85,11 @@ class ModelIdentity:
 
 
 def identify_model(request: ModelRequest) -> ModelIdentity:
-    """Return what a request stands for at this moment; of a Hub id, what is missing in its cache is fetched.
+    """Return the identity of a requested model at this moment; missing files of a Hub id are fetched.
 
     Raises:
         UsageError: the request is wrong.
-        InputError: a file cannot be read, or the Hub did not deliver.
+        InputError: a file cannot be read, or the Hub failed.
     """
     source = resolve_source(request)
     if source.kind == "script":
@@ -115,21 +114,21 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
 
 
 def identify_onnx(path: Path) -> ModelIdentity:
-    """Return what an ONNX file and its data files are at this moment.
+    """Return the identity of an ONNX file and its data files at this moment.
 
     Raises:
         ModelPathError: there is no such file.
-        InputError: it is no ONNX file, or a data file is missing or cannot be read.
+        InputError: the file is no ONNX file, or a data file is missing or cannot be read.
     """
     files = (path, *external_files(path))
     return ModelIdentity(lambda: {"files": file_digests(files)}, is_repeatable=True, places=files)
 
 
 def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
-    """Return the SHA-256 of the content of files, by their names: those of the files, where no others are given.
+    """Return name → SHA-256 of files; the names are the keys of a mapping, else the file names.
 
     Raises:
-        InputError: one cannot be read.
+        InputError: a file cannot be read.
     """
     named = files if isinstance(files, Mapping) else {path.name: path for path in files}
     digests = {}
@@ -155,15 +154,15 @@ class FileRecords:
     """Compares the files of one folder with their records by digest; each file is read once."""
 
     def __init__(self, folder: Path) -> None:
-        """Start without having read any."""
+        """Set the folder; no file is read yet."""
         self._folder = folder
         self._digests: dict[tuple[int, int, int, int], str] = {}
 
     def of(self, paths: Iterable[Path]) -> tuple[FileRecord, ...]:
-        """Return the records of files in the folder, as they are now.
+        """Return the records of files in the folder, by their current content.
 
         Raises:
-            OSError: one cannot be read.
+            OSError: a file cannot be read.
         """
         return tuple(
             FileRecord(
@@ -175,7 +174,7 @@ class FileRecords:
         )
 
     def first_changed(self, records: Sequence[FileRecord]) -> str:
-        """Return the name of the first file that is missing, outside of the folder or not as recorded, or ``""``."""
+        """Return the name of the first file that is missing, changed or outside of the folder, or ``""``."""
         for record in records:
             try:
                 path = file_below(self._folder, record.name)
@@ -187,7 +186,7 @@ class FileRecords:
         return ""
 
     def _read_digest(self, path: Path) -> str:
-        # Several names of one file, as hard links make them, are read once.
+        # A file with several names, by hard links, is read once.
         status = path.stat()
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
         if identity not in self._digests:

@@ -1,7 +1,8 @@
-"""Stages of builds that change the exported graph in memory, so that no file holds it as it was exported.
+"""Stages of builds that change the exported graph in memory, without a file of the exported graph.
 
-A graph whose weights are quantized one by one goes from the checkpoint to one file. So does that of a checkpoint with
-quantized weights, and a decoder that is fused for a runtime and not compared (docs/decisions/0010-no-float-copy.md).
+A graph whose weights are quantized one by one is written to one file directly. The same holds for the graph of a
+checkpoint with quantized weights, and for a decoder that is fused for a runtime and not compared
+(docs/decisions/0010-no-float-copy.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage, ...]:
-    """Return the stages of a build, with those before ``quantize`` or ``optimize`` as part of it if done in memory.
+    """Return the stages of a build; earlier stages become part of ``quantize`` or ``optimize`` if done in memory.
 
     Args:
         stages: The stages of every build.
@@ -56,11 +57,11 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
 
 
 def _fused_stage_name(plan: BuildPlan) -> StageName | None:
-    """Return the stage that changes the exported graph in memory; None where the export writes a file."""
+    """Return the stage that changes the exported graph in memory; ``None`` if the export writes a file."""
     if plan.onnx_path is not None:
         return None
     options = requested_quantization(plan.config)
-    # Ranges of activations and scales of a cache are measured on a file.
+    # Activation ranges and cache scales are measured on a file.
     if (
         options is not None
         and not options.needs_ranges
@@ -83,7 +84,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
 
     assert task.plan.config.quant is not None  # the graph is handed to it
     words = quantize_options(task.plan.config.quant).words
-    with contextlib.ExitStack() as stack:  # what finds weights with samples holds them until they are written
+    with contextlib.ExitStack() as stack:  # a calibrated search holds its weights until they are written
         quantizations: dict[str, Quantization] = {}
         handover = _handover_to_quantize(task.plan, stack, names, quantizations)
         outcomes = run_export(replace(task, claim_parts=claim), handover, partial(_summary, words))
@@ -101,13 +102,13 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
 def _handover_to_quantize(
     plan: BuildPlan, stack: contextlib.ExitStack, names: Sequence[str], quantizations: dict[str, Quantization]
 ) -> GraphHandover:
-    """Return the works of a build.
+    """Return the handover of exported graphs to the optimization and quantization of a build.
 
     Args:
         plan: The build.
-        stack: Ends when the files are written.
-        names: Those of all parts, once they are known.
-        quantizations: Gets the quantization of each part, by the name of its file.
+        stack: Closed after the files are written.
+        names: Names of all parts, once they are known.
+        quantizations: Output: name of the file of a part → its quantization.
     """
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.quantize.calibration.calibration_data import Calibration
@@ -124,7 +125,7 @@ def _handover_to_quantize(
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
         samples = Calibration(options, processors or path.parent, {}, plan.request.seed)
         others = [work for name, work in quantizations.items() if name != path.name]
-        # Of several parts, those that keep a limit stay in float, unless all do.
+        # Parts already within the limit may stay float, except the last one if all others did.
         all_stay = len(others) + 1 == len(names) and all(work.outcome.stays_float for work in others)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
         quantizations[path.name] = stack.enter_context(work.equipped(samples, path, goes_outside))
@@ -150,7 +151,7 @@ def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
 
 
 def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
-    """Return the optimization of a graph as a work; ``[]`` if nothing is requested."""
+    """Return the optimization of a graph as one item of work; ``[]`` if no optimization is requested."""
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.optimize.file_optimization import SingleOptimization
 
@@ -161,7 +162,7 @@ def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
 
 
 def _summary(quantized: str, part: ExportedPart) -> str:
-    """Return what was done to a part in a few words; ``quantized`` names the precision, and is empty without one."""
+    """Summarize the changes of a part in a few words; ``quantized`` names the precision, ``""`` without one."""
     from winml.modelkit.compare.words import fidelity_words
 
     compared = "not compared with PyTorch" if part.fidelity is None else fidelity_words(part.fidelity)

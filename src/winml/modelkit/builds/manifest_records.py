@@ -1,6 +1,6 @@
-"""The records of ``build_manifest.json``: what was built, from what, by which stages.
+"""The records of ``build_manifest.json``: source, stages and files of a build.
 
-They validate what they read; the JSON Schema beside this file is made from them (``scripts/build_manifest_schema.py``).
+They validate the JSON; the JSON Schema beside this file is generated from them (``scripts/build_manifest_schema.py``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from winml.modelkit.evaluate.records import Evaluation
 
 MANIFEST_VERSION: Final = 2
-"""Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` stay what they are in every one."""
+"""Raised when a key changes its name or meaning. ``manifest_version`` and ``files`` are the same in all versions."""
 READABLE_VERSIONS: Final = (1, 2)
-"""Version 1 has ``model`` and ``stages`` of the only part at the top."""
+"""Version 1 has the keys ``model`` and ``stages`` of the only part at the top level."""
 
 TOOL_NAME: Final = "winml-modelkit"
 """Key of this tool among the versions of libraries."""
@@ -107,17 +107,17 @@ class PartRecord(Options):
     @pydantic.field_validator("name")
     @classmethod
     def _name_files(cls, name: str) -> str:
-        """Refuse a name that cannot be that of files in the folder, as it is made into them.
+        """Refuse a name that is not valid in file names of the folder.
 
         Raises:
-            ValueError: it cannot.
+            ValueError: the name is not valid.
         """
         if not is_plain_name(name):
             raise ValueError(f"{name!r} is not a valid name of a part")
         return name
 
     def stage(self, name: str) -> StageRecord | None:
-        """Return the record of a stage, or None if there is no such stage."""
+        """Return the record of a stage; ``None`` if the stage is missing."""
         return next((stage for stage in self.stages if stage.name == name), None)
 
     @property
@@ -181,11 +181,11 @@ class BuildManifest(Options):
         return self.only_part.stages
 
     def part(self, name: str) -> PartRecord | None:
-        """Return the record of a part, or None if there is no such part."""
+        """Return the record of a part; ``None`` if the part is missing."""
         return next((part for part in self.parts if part.name == name), None)
 
     def stage(self, name: str) -> StageRecord | None:
-        """Return the record of a stage of the only part, or None if there is no such stage."""
+        """Return the record of a stage of the only part; ``None`` if the stage is missing."""
         return self.only_part.stage(name)
 
     def as_record(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def read_manifest(content: bytes | str) -> BuildManifest:
     """Read a manifest of any readable version.
 
     Raises:
-        ValueError: it is of another version, or damaged.
+        ValueError: the manifest has another version, or is damaged.
     """
     record = load_json(content if isinstance(content, str) else content.decode())
     if isinstance(record, dict) and record.get("manifest_version") == 1:
@@ -208,7 +208,7 @@ def read_manifest(content: bytes | str) -> BuildManifest:
 
 
 def find_manifest(folder: Path) -> BuildManifest | None:
-    """Return the manifest of a build in a folder; None where there is none that can be read."""
+    """Return the manifest of a build in a folder; ``None`` if it is missing or cannot be read."""
     try:
         return read_manifest(read_text_file(folder / BUILD_MANIFEST_NAME))
     except (OSError, ValueError):
@@ -248,7 +248,7 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
         yield f"{prefix}model", f"{model}, from {last.name if last else 'the unchanged input'}"
     yield "deploy", _deploy_words(result.manifest)
     if result.evaluation is not None:
-        # Numbers as arrays, which reading a manifest needs not.
+        # Imports numpy, which a manifest does not need.
         from winml.modelkit.evaluate.records import evaluation_words
 
         yield "judged", evaluation_words(result.evaluation)
@@ -260,7 +260,7 @@ def _file_words(file: FileRecord, folder: Path = Path()) -> str:
 
 
 def _deploy_words(manifest: BuildManifest) -> str:
-    """Return which files of the folder are needed where the model is used: each model, and how many beside them."""
+    """Describe the files to deploy: each model, and the number of files beside the models."""
     models = {file.name for part in manifest.parts for file in part.model}
     beside = [file for file in manifest.deploy if file.name not in models]
     words = [_file_words(file) for file in manifest.deploy if file.name in models]

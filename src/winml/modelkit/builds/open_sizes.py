@@ -1,6 +1,7 @@
-"""Builds a model in the cache with batch and sequence left open, as far as the model allows.
+"""Builds a model in the cache with dynamic batch and sequence, as far as the model supports them.
 
-What it takes is tried, since only the exported file shows it, and remembered in the cache. Chooses no size itself.
+Choices are tried, since only the exported file shows which sizes may be dynamic. The cache stores the result. No fixed
+size is chosen here.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _CHOICES: tuple[dict[str, bool], ...] = (
     {"dynamic_sequence": True},
     {},
 )
-"""Keys of the export section that are tried, the most open one first."""
+"""Keys of the export section to try, most dynamic sizes first."""
 
 _SIZES = {
     "input_tensors", "dynamic_batch", "dynamic_sequence", "dynamic_image_size", "dynamic_axes", "dynamic_dimensions",
 }  # fmt: skip
-"""Keys of the export section with which a caller decides the sizes."""
+"""Keys of the export section that state sizes."""
 
 
 _NO_SIZES = (errors.TaskError, errors.ModelPathError, errors.OutputExistsError, errors.WriteError)
-"""Errors that say nothing about sizes: another choice would meet them again."""
+"""Errors independent of sizes: another choice would raise them again."""
 
 
 def build_with_open_sizes(
@@ -50,16 +51,17 @@ def build_with_open_sizes(
     ep: str | None = None,
     precision: str | None = None,
 ) -> BuildResult:
-    """Build in the cache; a config that says something about sizes is built as it says.
+    """Build in the cache with dynamic sizes if possible; sizes in the config are used as stated.
 
     Args:
         request: The model.
         config: See :func:`~winml.modelkit.build_hf_model`.
-        ep: Execution provider that is to run it; one that takes fixed sizes only gets them.
+        ep: Execution provider of the model; fixed sizes if it requires them.
         precision: See :func:`~winml.modelkit.build_hf_model`.
 
     Raises:
-        WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
+        WinMLError: see :func:`~winml.modelkit.build_hf_model`; the error of the build with fixed sizes if all choices
+            fail.
     """
     plan = plan_build(passed_build_config(config, precision=precision), request)
     if not _may_be_open(plan, ep):
@@ -69,7 +71,7 @@ def build_with_open_sizes(
 
 
 def _may_be_open(plan: BuildPlan, ep: str | None = None) -> bool:
-    """Return True if the config states no sizes, and each named provider takes dynamic ones."""
+    """Return True if the config states no sizes, and each named provider supports dynamic sizes."""
     export = plan.config.export
     if export is None or export.model_fields_set & _SIZES:
         return False
@@ -77,7 +79,7 @@ def _may_be_open(plan: BuildPlan, ep: str | None = None) -> bool:
 
 
 def is_free_to_open(plan: BuildPlan) -> bool:
-    """Say whether a build for other tools leaves sizes open: who opens such a folder gives rows of any number."""
+    """Return True if a build for another tool has dynamic sizes: such a tool passes any number of rows."""
     request = plan.request
     requested = (request.shape_config, request.batch_size, request.input_specs)
     is_requested = any(value is not None for value in requested) or request.is_dynamic
@@ -85,22 +87,23 @@ def is_free_to_open(plan: BuildPlan) -> bool:
 
 
 def opened_first(plan: BuildPlan) -> BuildPlan:
-    """Return the build that :func:`build_most_open` tries first, where it is one for that; else the plan as it is."""
+    """Return the first plan that :func:`build_most_open` tries; an unsuitable plan is returned unchanged."""
     return _opened_plan(plan, _CHOICES[0]) if is_free_to_open(plan) else plan
 
 
 def build_most_open(
     plan: BuildPlan, build: Callable[[BuildPlan], BuildResult], note: Path | None = None
 ) -> BuildResult:
-    """Build with as many sizes left open as the model takes.
+    """Build with as many dynamic sizes as the model supports.
 
     Args:
-        plan: The build, which says nothing of sizes.
+        plan: The build; its config states no sizes.
         build: Builds a plan.
-        note: Where it is remembered what the model takes; None: nowhere.
+        note: File that stores the choice that works; None: not stored.
 
     Raises:
-        WinMLError: as :func:`~winml.modelkit.build_hf_model`; of the build with fixed sizes, where none is taken open.
+        WinMLError: see :func:`~winml.modelkit.build_hf_model`; the error of the build with fixed sizes if all choices
+            fail.
     """
     remembered = _remembered_choice(note) if note is not None else None
     first = [remembered] if remembered is not None else []
@@ -113,7 +116,7 @@ def build_most_open(
         except (errors.UsageError, errors.StageError, errors.VerificationError) as error:
             if isinstance(error, errors.VerificationError) and error.is_quality:
                 raise
-            # Of fixed sizes the reason is the model's; of open ones it may be that they are open.
+            # The error with fixed sizes shows a fault of the model; with dynamic sizes, these may be the cause.
             failed = error if failed is None or not choice else failed
             if note is not None and choice == remembered:
                 with contextlib.suppress(OSError):
@@ -121,7 +124,7 @@ def build_most_open(
             continue
         if note is None:
             return result
-        # A cache that cannot be written to only costs time.
+        # A read-only cache only costs time.
         with contextlib.suppress(errors.WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps(choice))
         return result
@@ -131,7 +134,7 @@ def build_most_open(
 
 def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
     config = with_values(plan.config, {"export": choice})
-    assert config.export is not None  # checked before
+    assert config.export is not None  # the caller checked it
     return replace(plan, config=config, request=configured_request(plan.request, config.export, "export.{}"))
 
 

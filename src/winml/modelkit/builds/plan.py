@@ -1,6 +1,6 @@
-"""What does a build request? The config, its model, and which options affect which stage.
+"""The plan of a build: its config, its model, and checks of options that need no loaded model.
 
-Plain data, decided before anything is loaded. Does not know how a stage works.
+Plain data, made before a model is loaded. Independent of the work of the stages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 
 
 def without_compilation() -> str:
-    """Return the remedy that leaves out the last stage, to append to a hint."""
+    """Return a sentence for hints: the option that skips the compile stage."""
     return f" {opt.no_compile} skips the stage."
 
 
@@ -52,33 +52,34 @@ class BuildPlan:
     """One build."""
 
     config: WinMLBuildConfig
-    """What every stage is to do; a section that is None skips its stage."""
+    """Options of every stage; a section that is None skips its stage."""
     request: ModelRequest
-    """The model. Of an ONNX file only its name counts."""
+    """The model. For an ONNX file, only the name matters."""
     onnx_path: Path | None = None
-    """The model where it is an ONNX file already."""
+    """The ONNX file; None for a PyTorch model."""
     switched_off: Mapping[str, str] = field(default_factory=dict)
-    """Section of the config → the option that took it out."""
+    """Section of the config → option that removed it."""
     skip_pre_normalization: bool = False
-    """Leave an ONNX file as it is where the optimizer is asked for nothing."""
+    """Leave an ONNX file unchanged if no optimization is requested."""
     verify: bool = True
     """Compare the result of each stage with its input."""
     with_companions: bool = True
     """Copy config, tokenizer and processor files of the checkpoint beside the result."""
     is_deployed: bool = True
-    """Whether somebody takes the finished model out of the folder. One that is only read there shares the data files of
-    its last stage."""
+    """True if the finished model may be moved out of the folder. A model that is only read in the folder shares the
+    data files of its last stage."""
     deploy_only: bool = False
-    """Leave only what is deployed in the folder: no file of a stage, no sidecar, no config of the build."""
+    """Leave only the files to deploy and the manifest in the folder: no files of stages, no sidecar, no build
+    config."""
 
     @property
     def layout(self) -> Layout:
-        """How the folder is arranged."""
+        """Layout of the folder."""
         return find_layout(self.config.layout)
 
 
 def is_onnx_path(model: str) -> bool:
-    """Say whether a model is named by the path of an ONNX file."""
+    """Return True if a model name is the path of an ONNX file."""
     return model.strip().lower().endswith(".onnx")
 
 
@@ -92,23 +93,23 @@ def plan_build(
     with_companions: bool = True,
     deploy_only: bool = False,
 ) -> BuildPlan:
-    """Put together what a build is to do.
+    """Make the plan of a build and refuse contradictory options.
 
     Args:
-        config: What every stage is to do. Its ``loader`` is replaced by what ``request`` says.
+        config: Options of every stage. Its ``loader`` is replaced by that of ``request``.
         request: The model.
-        switched_off: Sections that are to be left out, and the option that says so.
+        switched_off: Section to leave out → option that requests it.
         skip_pre_normalization: See :class:`BuildPlan`.
-        verify: See :class:`BuildPlan`; the export section may leave out its own comparison alone.
+        verify: See :class:`BuildPlan`; the export section may switch off the comparison of the export alone.
         with_companions: See :class:`BuildPlan`.
         deploy_only: See :class:`BuildPlan`.
 
     Raises:
         ModelPathError: an ONNX file that does not exist.
-        UsageError: an option of a PyTorch model beside an ONNX file, a precision that its mode does not lead to, an
-            option of quantization that its mode does not read, or calibration data that is not there.
-        ConfigError: the config must hold everything (``auto`` false) and does not, or lacks the export section that the
-            model needs.
+        UsageError: an option of a PyTorch model with an ONNX file, a precision that its mode does not support, an
+            option of quantization that its mode does not read, or missing calibration data.
+        ConfigError: the config must be complete (``auto`` false) and is not, or lacks the export section that the model
+            needs.
     """
     sections_off = dict(switched_off or {})
     config = _for_provider(config)
@@ -157,7 +158,7 @@ def plan_build(
 
 
 def has_coded_weights(request: ModelRequest) -> bool:
-    """Say whether a checkpoint that is on this disk has its weights in few bits; False where it cannot be read."""
+    """Return True if a checkpoint on this disk has quantized weights; False if it cannot be read."""
     path = named_path(request.model.strip())
     if request.random_weights:
         return False
@@ -169,15 +170,15 @@ def has_coded_weights(request: ModelRequest) -> bool:
             folder = cached_checkpoint(resolve_source(request), request)
         return folder is not None and folder_format(folder) is not None
     except WinMLError:
-        return False  # refused when it is loaded
+        return False  # the loader reports the error
 
 
 def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
-    """Refuse to quantize a checkpoint on this disk that is in few bits.
+    """Refuse to quantize a checkpoint on this disk whose weights are quantized.
 
     Raises:
-        UsageError: names the precision and the format.
-        CheckpointError: its format is not read.
+        UsageError: a precision is requested for such a checkpoint; names the precision and the format.
+        CheckpointError: the format of the checkpoint is not supported.
     """
     folder = named_path(request.model.strip())
     form = folder_format(folder) if folder.is_dir() and not request.random_weights else None
@@ -190,10 +191,10 @@ def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
 
 
 def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
-    """Return a config in which every stage knows the provider that ``compile.ep`` names, where it names none itself.
+    """Return a config with the provider of ``compile.ep`` in each section that names none.
 
     Raises:
-        UsageError: there is no such provider.
+        UsageError: the provider is unknown.
     """
     section, quant = config.compile, config.quant
     if section is None or section.ep is None:
@@ -204,23 +205,23 @@ def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
         name: {"ep": provider} for name, other in sections.items() if other is not None and other.ep is None
     }
     if quant is not None and "quant" in stated and quant.precision == AUTO_PRECISION and quant.device is None:
-        stated["quant"]["device"] = section.device  # decides what ``auto`` stands for, and nothing else
+        stated["quant"]["device"] = section.device  # determines precision ``auto`` only
     return with_values(config, stated)
 
 
 def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | None) -> None:
-    """Refuse capabilities that can do nothing for the provider, before the export that they would follow.
+    """Refuse capabilities that do not apply to the provider or the opset, before the export runs.
 
     Args:
-        options: What the optimizer is asked for.
-        export: What says the opset of the graph; None where it is a file's.
+        options: Options of the optimizer.
+        export: Section with the opset of the graph; None for an ONNX file.
 
     Raises:
-        UsageError: names them by their keys.
+        UsageError: a capability does not apply; names its key.
     """
     opset = options.opset
     if opset is None and export is not None:
-        # Which exporter makes the graph shows later.
+        # The exporter is known later.
         opset = export.opset_version or max(DEFAULT_OPSETS.values())
     list(options.enabled())
     if opset is not None:
@@ -228,10 +229,10 @@ def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | N
 
 
 def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
-    """Refuse a minimum SQNR in a build without a stage that it applies to.
+    """Refuse a minimum SQNR in a build that neither quantizes nor compiles.
 
     Raises:
-        UsageError: names the limit.
+        UsageError: no stage would apply the limit.
     """
     section = config.quant
     if section is None or section.min_sqnr_db is None or requested_quantization(config) is not None:
@@ -244,15 +245,15 @@ def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
 
 
 def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> None:
-    """Refuse a build whose last stage cannot run here, before the export that it would follow.
+    """Refuse a build whose compile stage cannot run on this machine, before the export runs.
 
     Args:
         plan: The build.
-        passed: Options of the command that were given, for messages; else keys of the config are named.
+        passed: Stated options of the command; messages name config keys for all others.
 
     Raises:
-        UsageError: its execution provider is not installed or compiles nothing, or needs fixed sizes.
-        StageError: it is a plug-in that the installed ONNX Runtime does not load.
+        UsageError: its execution provider is not installed, cannot compile, or needs fixed sizes.
+        StageError: the provider is a plug-in that the installed ONNX Runtime does not load.
     """
     section = plan.config.compile
     if section is None or section.ep is None or idle_compilation(plan.config):
@@ -264,14 +265,14 @@ def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> No
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
-            if "ep_options" not in passed:  # which is of this stage alone
+            if "ep_options" not in passed:  # an option of this stage only
                 error.hint += without_compilation()
             raise
         refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
 
 
 def idle_compilation(config: WinMLBuildConfig) -> str:
-    """Return why a build with this config compiles nothing, or an empty string where it does."""
+    """Return the reason why a build with this config compiles nothing; ``""`` if it compiles."""
     section = config.compile
     if section is None:
         return ""
@@ -281,7 +282,7 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
             return f"compile.ep is not set, though other sections specify {others[0]}"
         return "no execution provider is specified (compile.ep)"
     provider = find_execution_provider(section.ep)
-    # How it is to be compiled is said of no provider that a result is merely for.
+    # A section without compile options only names the target of the result.
     is_merely_for = not section.model_dump(exclude_none=True, exclude={"ep", "device", "min_sqnr_db"})
     if is_merely_for and not provider.has_compiled_form:
         return f"{provider.name} compiles when a session is created, and cannot write compiled files"
@@ -297,14 +298,14 @@ def spell_open_sizes(config: WinMLBuildConfig) -> Mapping[str, str]:
 
 
 def request_record(request: ModelRequest) -> dict[str, object]:
-    """Return a request as JSON values: all of it decides what an export makes."""
+    """Return a request as JSON values; all fields affect the exported graph."""
     record = {item.name: getattr(request, item.name) for item in fields(request)}
     record["dynamic"] = request.dynamic.model_dump(mode="json")
     if request.shape_config is not None:
         record["shape_config"] = request.shape_config.model_dump(mode="json", exclude_none=True)
     if request.input_specs is not None:
         record["input_specs"] = [spec.model_dump(mode="json", exclude_none=True) for spec in request.input_specs]
-    del record["specs_origin"]  # who said it does not count
+    del record["specs_origin"]  # the origin does not affect the graph
     return {key: value for key, value in record.items() if value not in (None, ())}
 
 
@@ -335,7 +336,7 @@ def _refuse_torch_options(request: ModelRequest) -> None:
 
 
 def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
-    """Refuse sizes for a build of an ONNX file, whose stages keep dynamic dimensions open.
+    """Refuse sizes for a build of an ONNX file, whose dynamic dimensions stay dynamic.
 
     Raises:
         UsageError: always.

@@ -1,6 +1,6 @@
-"""What would a build do? Which stages run, which results are up to date, and which files are written and removed.
+"""Plans a build: stages to run, up-to-date results, and files to write and remove.
 
-The walk over the stages with nothing but notes: writes nothing, holds no folder and fetches nothing.
+Walks over the stages and only takes notes: writes nothing, locks no folder and fetches nothing.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _TRIED = (
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBuild(Plan):
-    """What a build would do."""
+    """Plan of a build with its files."""
 
     build: BuildPlan
     folder: Path
-    """Where; in the cache, a ``*`` stands for digits that are known when the model is fetched."""
+    """Folder of the build; in the cache, a ``*`` replaces the digest while the model is not fetched."""
     is_exported: bool = False
-    """Whether a graph is exported, because no up-to-date result is known."""
+    """True if a graph is exported, because no up-to-date result is known."""
 
 
 def planned_build(
     plan: BuildPlan, output: Path | None, *, rebuild: bool = False, requested: BuildPlan | None = None
 ) -> PlannedBuild:
-    """Return what a build would do with what is there at this moment.
+    """Plan a build with the files that exist at this moment.
 
     Args:
         plan: The build.
-        output: Folder to build in; None: that of the cache.
-        rebuild: Run every stage, also those that are up to date.
-        requested: What is requested where ``plan`` is the first form of it that is tried.
+        output: Folder to build in; None: a folder of the cache.
+        rebuild: Run every stage, including up-to-date ones.
+        requested: The requested plan if ``plan`` is its first variant to try.
 
     Raises:
         UsageError: the folder is the model, or the request is wrong.
-        OutputExistsError: a file is there that no build wrote, or the finished build of another model.
+        OutputExistsError: the folder contains a file that no build wrote, or the finished build of another model.
         InputError: a file of the model is missing or cannot be read.
         WriteError: the folder cannot be written.
     """
@@ -80,7 +80,7 @@ def planned_build(
 
 
 def is_to_be_fetched(plan: BuildPlan) -> bool:
-    """Say whether the model is one of the Hub that is not on this disk, and may be fetched."""
+    """Return True if the model is a Hub id, is not on this disk, and may be fetched."""
     request = plan.request
     source = None if plan.onnx_path is not None else resolve_source(request)
     if source is None or source.kind != "hub":
@@ -88,33 +88,32 @@ def is_to_be_fetched(plan: BuildPlan) -> bool:
     import huggingface_hub
 
     if huggingface_hub.is_offline_mode():
-        return False  # refused where it is not on this disk, as the build is
+        return False  # the build refuses a missing model as well
     return cached_checkpoint(source, request) is None
 
 
 @dataclass
 class _Doubt:
-    """Why the input of a stage may be another than that of the earlier build."""
+    """Reason why the input of a stage may differ from that of the earlier build."""
 
     cause: str
     """Stage that runs, or ``recovery``."""
     is_new: bool
-    """Whether its result has no earlier one that it may be equal to."""
+    """True if its result has no earlier result that may be equal."""
 
 
 class _Outline(StageWalk):
-    """Follows the stages of one build, and notes what each would do.
+    """Walks over the stages of one build, and notes the files of each.
 
-    A stage behind one that runs is up to date where that makes the same graph as before, so it is listed with a
-    condition.
+    A stage after one that runs is up to date if that stage recreates the same graph, so it is listed with a condition.
     """
 
     def planned(self, *, is_fetched: bool) -> PlannedBuild:
-        """Return the plan; without ``is_fetched``, the files of the model are not on this disk."""
+        """Return the plan; ``is_fetched`` is False if the files of the model are not on this disk."""
         plan, folder = self.plan, self.folder
         self._interrupted = interruptions_beside([folder.path / file_names.BUILD_MANIFEST_NAME])
         self._unknown = "" if is_fetched else "no up-to-date result fits the downloaded model"
-        # Files of the folder may be put in place before a stage is looked at.
+        # Recovery may put files in place before a stage is examined.
         is_recovered = any(found.completes for found in self._interrupted)
         self._recovery = _Doubt("recovery", is_new=False) if is_recovered else None
         self._doubts: dict[str, _Doubt] = {}
@@ -147,7 +146,7 @@ class _Outline(StageWalk):
         )
 
     def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
-        """Run a stage whose input has no earlier form, whatever its earlier result is."""
+        """Run a stage with a new input, independent of its earlier result."""
         doubt = None if part is None else self._doubt(part)
         if doubt is None or not doubt.is_new:
             return super().find_or_run(stage, part)
@@ -155,14 +154,14 @@ class _Outline(StageWalk):
         return self.run_stage(stage, part, reason or f"{doubt.cause} recreates its input")
 
     def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
-        """Return no result for an input that may be another one."""
+        """Return ``None`` for an input that may change."""
         return None if part is not None and self._doubt(part) else super().stored_result(stage, part)
 
     def claim_parts(self, names: Sequence[str]) -> None:
         """Claim no name: nothing is written."""
 
     def take(self, stored: StoredResult) -> bool:
-        """List the files with the other ones of the stage."""
+        """Return True if there are files; :meth:`_note_result` lists them."""
         return bool(stored.files)
 
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
@@ -186,7 +185,7 @@ class _Outline(StageWalk):
         return "; ".join(f"{name}: {text}" for name, text in words.items())
 
     def _note_result(self, stage: Stage, part: BuiltPart) -> str:
-        """Note the files of the last result of a part; return how it comes about."""
+        """Note the files of the last result of a part; return the planned action in words."""
         record, doubt = part.records[-1], self._doubt(part)
         if record.status == "skipped":
             return f"skipped: {record.reason}"
@@ -221,7 +220,7 @@ class _Outline(StageWalk):
         return export is not None and export.hierarchy
 
     def _place(self, part: BuiltPart) -> None:
-        """Note the files of a finished part, unless they are the result already."""
+        """Note the files of a finished part, unless they are up to date."""
         doubt, retained = self._doubt(part), self.reusable_model(part)
         if retained is not None and doubt is None:
             self._kept.update(file.name for file in (retained.files if self.plan.deploy_only else retained.all_files))
@@ -236,7 +235,7 @@ class _Outline(StageWalk):
             self._add(file_names.sidecar_path(model), condition)
 
     def _place_beside(self) -> None:
-        """Note what stands beside the models, and the two files that each build writes."""
+        """Note the files beside the models, and the build config and manifest."""
         plan, folder = self.plan, self.folder.path
         copied = self.companions.outdated()
         self._kept.update(name for name in self.companions.planned if name not in copied)
@@ -270,7 +269,7 @@ class _Outline(StageWalk):
         return (*(path for path in resolve_source(plan.request).files if path.is_file()), *adapters, *samples)
 
     def _removes(self) -> tuple[Path, ...]:
-        """Return the files of earlier builds that this one does not make, or not under the same name."""
+        """Return the files of earlier builds that this build neither keeps nor writes."""
         folder = self.folder
         stays = {folder.path / name for name in self._kept} | self._writes.keys()
         if self.earlier is None:

@@ -1,8 +1,7 @@
-"""The walk over the stages of a build: which earlier result is reused, and which stage has to run.
+"""The walk over the stages of a build: decides which earlier results are reused, and which stages run.
 
-An earlier result is used again if options, input and libraries are those it was made with, and its files are as it
-wrote them. Results of other builds come from the cache. ``build.py`` runs the stages that have to; ``planned_build.py``
-lists them.
+An earlier result is reused if its options, input, libraries and files are unchanged. Results of other builds come from
+the cache. ``build.py`` runs the remaining stages; ``planned_build.py`` lists them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class StoredResult:
 
     place: Path
     records: Mapping[str, StageRecord]
-    """By name of the part."""
+    """Name of the part → record of the stage."""
 
     @property
     def files(self) -> list[FileRecord]:
@@ -55,10 +54,10 @@ class StoredResult:
         return [file for record in self.records.values() for file in record.files]
 
     def link(self, folder: Path, files: FileRecords) -> bool:
-        """Link the files into a folder; say whether they are there now.
+        """Link the files into a folder; return True if all have the recorded digests.
 
         Args:
-            folder: Where they go.
+            folder: Target folder.
             files: The digests of the files in that folder.
         """
         try:
@@ -70,29 +69,29 @@ class StoredResult:
                     copy_data(path, place) if path.suffix == ".data" else link_or_copy(path, place)
                 staged.commit()
         except OSError:
-            return False  # it is being replaced just now: ours is made anew
+            return False  # another build replaces the result now: the stage runs here
         return not files.first_changed(self.files)
 
 
 class StageStore:
     """The results of stages in a cache.
 
-    A note per result names its folder. Its files are linked or copied from there, and are used only if their digests
-    are as noted.
+    A note per result names its folder. The files are linked or copied from the folder, and are used only if their
+    digests equal the noted ones.
     """
 
     def __init__(self, root: Path) -> None:
-        """Look below ``root``, the folder of the cache."""
+        """Set the folders of notes and statistics below ``root``, the folder of the cache."""
         self._notes = root / "stages"
         self.statistics = root / "statistics"
-        """Statistics of activations, which builds of other placements or precisions of one model share."""
+        """Folder with statistics of activations, shared by builds of a model with other selections or precisions."""
 
     def add(self, records: Mapping[str, StageRecord], folder: Path) -> None:
-        """Note where a result is.
+        """Note the folder of a result.
 
         Args:
-            records: Name of the part → its record; the export makes all parts at once, another stage one.
-            folder: Where the files are.
+            records: Name of the part → its record: all parts of an export, one part of another stage.
+            folder: Folder of the files.
         """
         origin = next(iter(records.values())).origin
         assert origin is not None  # only results are added
@@ -100,19 +99,19 @@ class StageStore:
             "folder": str(folder),
             "parts": {name: record.model_dump(mode="json") for name, record in records.items()},
         }
-        # A cache that cannot be written to only costs time.
+        # A read-only cache only costs time.
         with contextlib.suppress(WriteError, OSError), unrecorded():
             write_atomically(self._note_path(origin), json.dumps(note))
 
     def find(
         self, origin: Origin, folder: Path, *, accepts: Callable[[Sequence[str]], bool] = lambda _parts: True
     ) -> StoredResult | None:
-        """Return a result of this origin whose files are as noted; changes nothing.
+        """Return a result of this origin with unchanged files, or ``None``; changes no file.
 
         Args:
-            origin: What the result has to depend on.
-            folder: Where it is wanted; a result that is there already is none of another build.
-            accepts: Says whether a result of these parts is what was looked for.
+            origin: Required origin of the result.
+            folder: Target folder; a result in this folder is ignored.
+            accepts: Returns True if a result with parts of these names is accepted.
         """
         try:
             note = read_json_file(self._note_path(origin))
@@ -131,10 +130,10 @@ class StageStore:
 
 
 _FROM_CACHE = "from the cache"
-"""Why a result is there that this folder's builds did not make."""
+"""Reason in the record of a result that another folder's build made."""
 
 _DISPLAYED_LENGTH = 24
-"""Characters of a value that are shown; a digest says nothing to people."""
+"""Maximum characters of a value in messages; longer values such as digests are omitted."""
 
 
 @dataclass(frozen=True)
@@ -142,29 +141,29 @@ class PlacedModel:
     """The files of a finished part."""
 
     files: tuple[FileRecord, ...] = ()
-    """The model and its data."""
+    """The model and its data files."""
     sidecar: FileRecord | None = None
 
     @property
     def all_files(self) -> tuple[FileRecord, ...]:
-        """The sidecar included."""
+        """The files, with the sidecar if there is one."""
         return self.files if self.sidecar is None else (*self.files, self.sidecar)
 
 
 class StageWalk(ABC):
-    """One build, stage by stage. A subclass does the work of a stage, or only writes down what it would do.
+    """One build, stage by stage. A subclass runs a stage, or only lists its files.
 
     Attributes:
         plan: The build.
         folder: The folder that it is made in.
         identity: The model that it starts from.
-        stages: The stages, in order; those that another stage does in memory among them.
-        store: Results of other builds; None: there are none.
-        earlier: Manifest of the build before in the folder.
+        stages: The stages, in order, including those that another stage runs in memory.
+        store: Results of other builds, or None.
+        earlier: Manifest of the earlier build in the folder, or None.
         files: Digests of the files of the folder.
         layout: Names of the files of the finished folder.
-        companions: Files of the checkpoint that come along.
-        parts: The parts of the model; known once its graphs are.
+        companions: Companion files of the checkpoint.
+        parts: The parts of the model; empty until its graphs are known.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class StageWalk(ABC):
         rebuild: bool,
         store: StageStore | None,
     ) -> None:
-        """Begin before the first stage; ``rebuild`` runs every stage, also those that are up to date."""
+        """Start before the first stage; ``rebuild`` runs every stage, including up-to-date ones."""
         self.plan, self.folder, self.identity, self.store = plan, folder, identity, store
         self._rebuild = rebuild
         self.earlier = folder.manifest
@@ -188,12 +187,12 @@ class StageWalk(ABC):
         self.stages = tuple(stages)
         handed_over = handed_over_stages(stages, plan)
         exports = [stage for stage in stages if stage.makes_graph]
-        # An exported graph is handed over in memory, unless a file of it is there already.
+        # An exported graph is handed over in memory, unless a file of it exists.
         if handed_over != self.stages and not all(self.earlier_result(stage, None)[0] for stage in exports):
             self.stages = handed_over
 
     def walk_stage(self, stage: Stage) -> None:
-        """Run or reuse a stage for every part; those that are finished are kept if another fails."""
+        """Run or reuse a stage for every part; finished parts are kept if another part fails."""
         skipped = skip_reason(stage, self.plan)
         if not self.parts and (skipped or not stage.makes_graph):
             self.parts = [BuiltPart(ONLY_PART, of_several=False, current=self.plan.onnx_path)]
@@ -210,11 +209,11 @@ class StageWalk(ABC):
                 self.keep_records(self.find_or_run(stage, part))
 
     def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
-        """Return the results of a stage by name of the part: of an earlier build, of the cache, or of a run.
+        """Return name of the part → result of a stage, from an earlier build, the cache, or a run.
 
         Args:
             stage: The stage.
-            part: What it changes; None for a stage that makes the graphs of all parts.
+            part: The part to change; None for a stage that makes the graphs of all parts.
 
         Raises:
             WinMLError: the stage failed.
@@ -231,15 +230,15 @@ class StageWalk(ABC):
 
     @abstractmethod
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
-        """Do the work of a stage whose result is not there, or list it; ``reason`` says why an earlier one is none."""
+        """Run a stage without a usable result, or list it; ``reason`` explains why an earlier result is not reused."""
 
     @abstractmethod
     def take(self, stored: StoredResult) -> bool:
-        """Take a result of another build into the folder; False if it is gone meanwhile."""
+        """Copy a result of another build into the folder; False if it disappeared meanwhile."""
 
     @abstractmethod
     def claim_parts(self, names: Sequence[str]) -> None:
-        """Note the names of the parts, before files of them are written."""
+        """Note the names of the parts, before their files are written."""
 
     def keep_records(self, records: Mapping[str, StageRecord]) -> None:
         """Add the results of a stage to the parts."""
@@ -248,7 +247,7 @@ class StageWalk(ABC):
                 part.add(records[part.name], self.folder.path)
 
     def reusable_model(self, part: BuiltPart) -> PlacedModel | None:
-        """Return the files of a finished part where they are the result already: a session may have them open."""
+        """Return the files of a finished part if they are up to date, else ``None``: a session may have them open."""
         earlier = self.earlier.part(part.name) if self.earlier is not None else None
         if self.earlier is None or earlier is None or not earlier.model:
             return None
@@ -263,20 +262,21 @@ class StageWalk(ABC):
 
     @property
     def input_record(self) -> dict[str, object]:
-        """The model that the build starts from, as the manifest states it."""
+        """The source model, as recorded in the manifest."""
         return {"model": self.plan.request.model, **self.identity.record}
 
     def earlier_result(self, stage: Stage, part: BuiltPart | None) -> tuple[Mapping[str, StageRecord], str]:
-        """Return what the build before made with a stage, where that is still right; else why it is made again.
+        """Return the reusable records of the earlier build for a stage, or the reason to run it again.
 
         Changes no file.
 
         Args:
             stage: The stage.
-            part: What it changes; None for a stage that makes the graphs of all parts.
+            part: The part to change; None for a stage that makes the graphs of all parts.
 
         Returns:
-            Name of the part → record, empty where the stage has to run; and the reason, empty where it never ran here.
+            Name of the part → record, ``{}`` if the stage has to run; and the reason, ``""`` if it has no earlier
+                result.
         """
         if self._rebuild:
             return {}, f"requested by {opt.rebuild}"
@@ -285,18 +285,18 @@ class StageWalk(ABC):
         return ({} if reason else earlier), reason
 
     def _earlier_records(self, stage: Stage, part: BuiltPart | None) -> dict[str, StageRecord]:
-        """Return what the build before made with a stage; empty where a part has no result of it."""
+        """Return name of the part → record of a stage in the earlier build; ``{}`` if a part has no result of it."""
         if self.earlier is None:
             return {}
         records = {
             item.name: item.stage(stage.name) for item in self.earlier.parts if part is None or item.name == part.name
         }
-        # A build that left only what is deployed kept no file of a stage.
+        # A build with ``deploy_only`` kept no file of a stage.
         results = {name: record for name, record in records.items() if record is not None and record.files}
         return results if len(results) == len(records) else {}
 
     def origin_of(self, stage: Stage, part: BuiltPart | None) -> Origin:
-        """Return what a result depends on; waits until the model's files are read."""
+        """Return the origin of a result of a stage; waits until the model's files are read."""
         return Origin(
             options=json.loads(json.dumps(stage.options(self.plan))),
             source=self._input_digests(part),
@@ -306,18 +306,18 @@ class StageWalk(ABC):
     def _input_digests(self, part: BuiltPart | None) -> dict[str, object]:
         if part is None or not part.current_files:
             return self.identity.record
-        # The sidecar says when the graph was made, which changes nothing of it.
+        # The sidecar contains the time of the export, which does not affect the graph.
         graph_files = (record for record in part.current_files if not record.name.endswith(SIDECAR_SUFFIX))
         return {record.name: record.sha256 for record in graph_files}
 
     def _reason_to_run(self, stage: Stage, part: BuiltPart | None, earlier: Mapping[str, StageRecord]) -> str:
-        """Return why earlier results cannot be used, or an empty string."""
+        """Return the reason why earlier results cannot be reused; ``""`` if they can."""
         if stage.makes_graph and not self.identity.is_repeatable:
             return "a factory may return a different model each time"
         current = self.origin_of(stage, part)
         for record in earlier.values():
             before = record.origin
-            assert before is not None  # only results are given
+            assert before is not None  # skipped stages have no files
             requested = undo_export_resolution(current.options, record)
             stated = with_new_defaults(before.options, requested)
             if changed := _changed_keys(relevant_options(stated, earlier), relevant_options(requested, earlier)):
@@ -333,7 +333,7 @@ class StageWalk(ABC):
         return ""
 
     def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
-        """Return the result of another build that serves, if there is one; changes no file."""
+        """Return a usable result of another build, or ``None``; changes no file."""
         if self.store is None or self._rebuild or (stage.makes_graph and not self.identity.is_repeatable):
             return None
         origin, folder = self.origin_of(stage, part), self.folder.path
@@ -341,7 +341,7 @@ class StageWalk(ABC):
         less = relevant_options(origin.options, (ONLY_PART,))
         if found is not None or less == origin.options:
             return found
-        # What the parts are is not known before they are loaded; what was stored tells.
+        # The parts are unknown before the model is loaded; the stored record names them.
         return self.store.find(
             origin.model_copy(update={"options": less}),
             folder,
@@ -354,7 +354,7 @@ def _as_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, Sta
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Return the dotted keys at which two JSON objects differ, with their values where these are short."""
+    """Return the dotted keys at which two JSON objects differ, with their values if both are short."""
     changes = []
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)

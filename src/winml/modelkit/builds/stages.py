@@ -1,6 +1,6 @@
-"""The stages of a build, and what each of them does.
+"""The stages of a build, with their work, options and files.
 
-Data: :data:`STAGES` says what each reads, writes and depends on, and ``build.py`` runs them in this order.
+:data:`STAGES` declares the input, output and dependencies of each stage; ``build.py`` runs them in this order.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ _GRAPH_LIBRARIES = ("onnx", "onnx-ir", "onnxruntime", "onnxscript")
 
 @dataclass
 class BuiltPart:
-    """One part of the model, as far as it is built."""
+    """One part of the model, with the results of the stages so far."""
 
     name: str
     of_several: bool
     current: Path | None
     """Result of the stages so far; None before the first."""
     current_files: tuple[FileRecord, ...] = ()
-    """Its files; empty where it is the model the build starts from."""
+    """Files of the result; empty if it is the source model."""
     records: list[StageRecord] = field(default_factory=list)
 
     def add(self, record: StageRecord, folder: Path) -> None:
-        """Take the result of the next stage."""
+        """Add the result of the next stage."""
         self.records.append(record)
         if record.files:
             self.current, self.current_files = folder / record.files[0].name, record.files
 
     @property
     def has_run(self) -> bool:
-        """Whether any stage ran, rather than that its result was reused."""
+        """True if a stage ran in this build; False if all results were reused."""
         return any(record.status == "run" for record in self.records)
 
     @property
     def exported(self) -> tuple[FileRecord, FileRecord] | None:
-        """The model that was made from PyTorch, and its sidecar; None without a sidecar."""
+        """The exported model and its sidecar; None without a sidecar."""
         for record in self.records:
             sidecar = next((file for file in record.files if file.name.endswith(file_names.SIDECAR_SUFFIX)), None)
             if sidecar is not None:
@@ -84,40 +84,40 @@ class BuiltPart:
 
 @dataclass(frozen=True)
 class StageTask:
-    """What one run of a stage is given."""
+    """Input of one run of a stage."""
 
     plan: BuildPlan
     source: Path | None
-    """Result of the stage before it, or the ONNX file the build starts from; None for the export."""
+    """Result of the previous stage, or the source ONNX file; None for the export."""
     output: Path
-    """Where its model goes, other files beside it. A stage that makes several graphs writes ``<stem>_<part>.onnx``."""
+    """Path of its model; other files are beside it. A stage that makes several graphs writes ``<stem>_<part>.onnx``."""
     on_step: Callable[[StepEvent], None] | None
     claim_parts: Callable[[Sequence[str]], None]
-    """Called by a stage that makes graphs, with the names of all parts, before it writes anything."""
+    """Called by a stage that makes graphs, with the names of all parts, before it writes a file."""
     statistics: Path | None = None
-    """Folder where statistics of activations are stored for other builds; None: nowhere."""
+    """Folder with statistics of activations, shared with other builds; None: not stored."""
     of_several: bool = False
-    """Whether the source is one of several parts."""
+    """True if the source is one of several parts."""
 
 
 @dataclass(frozen=True)
 class StageOutcome:
-    """What one run of a stage did to one part."""
+    """Result of one run of a stage for one part."""
 
     files: tuple[Path, ...]
-    """What it wrote, the model first."""
+    """Written files, the model first."""
     normalizations: int
-    """How often it brought the graph into its plain form."""
+    """Number of normalizations of the graph."""
     summary: str
     part: str = file_names.ONLY_PART
-    """Which part it made; counts for a stage that makes graphs."""
+    """Name of the part; used for a stage that makes graphs."""
     seconds: float | None = None
-    """Time it took; None: all of the run."""
+    """Seconds for this part; None: the time of the whole run."""
     notes: tuple[str, ...] = ()
     assumed: tuple[dict[str, Any], ...] = ()
-    """What the graph takes for granted of other inputs, as JSON values."""
+    """Assumptions of the graph about its inputs, as JSON values."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
-    """Sections of the config as it decided them, as JSON values."""
+    """Sections of the config as resolved by the stage, as JSON values."""
 
 
 @dataclass(frozen=True)
@@ -126,42 +126,42 @@ class Stage:
 
     name: StageName
     file: str
-    """The model it writes; of several parts, each to ``<stem>_<part>.onnx``."""
+    """File name of its model; ``<stem>_<part>.onnx`` for each of several parts."""
     section: str
     """Section of the config; null skips it."""
     libraries: tuple[str, ...]
-    """Distributions that do the work: other versions may give another result."""
+    """Distributions that it uses: other versions may lead to another result."""
     options: Callable[[BuildPlan], dict[str, Any]]
-    """What of the plan decides its result, as JSON values."""
+    """Returns the values of the plan that affect its result, as JSON values."""
     work: Callable[[StageTask], tuple[StageOutcome, ...]]
     """Returns one outcome for each graph it made."""
     makes_graph: bool = False
-    """Whether it makes the graphs of all parts from a PyTorch model, rather than changing one graph."""
+    """True if it makes the graphs of all parts from a PyTorch model; False if it changes one graph."""
     idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
-    """Why it has nothing to do although its section is no null, in a few words; empty where it has."""
+    """Returns the reason why it does nothing although its section is not null, or ""."""
     takes_bits: bool = False
-    """Whether its result answers less exactly, so that the errors of several parts add up."""
+    """True if its result is approximate, so that the errors of several parts add up."""
     handed_to: StageName | None = None
-    """Stage that does its work as well, on the graph in memory; None: it has a file of its own."""
+    """Stage that includes its work, on the graph in memory; None: it writes its own file."""
 
 
 _WITHOUT_EFFECT = {"ep", "allow_dynamic"}
-"""Keys of the export section that only decide whether it is refused."""
+"""Keys of the export section that may refuse an export, but do not affect the graph."""
 
 
 def _export_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
     decided = {"request": request_record(plan.request), "export": export}
-    # A family of a plug-in may decide the parts of any model.
+    # A model family of a plug-in may determine the parts of any model.
     return {**decided, **({"families": families} if (families := installed_sources("families")) else {})}
 
 
 def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
-    """Put back what a config says only because an earlier build wrote it there; options without an export stay.
+    """Replace values that an earlier build resolved by the requested values; options without an export stay.
 
-    The record of the stage states both forms: ``origin.options`` the request, ``resolved`` the resolved sections. A
-    value that equals the resolved one becomes the requested one.
+    The record of the stage has both: the request in ``origin.options``, the resolved sections in ``resolved``. A value
+    that equals the resolved value becomes the requested value.
     """
     before = earlier.origin.options if earlier.origin is not None else {}
     is_export = {"request", "export"} <= before.keys() & options.keys()
@@ -176,7 +176,7 @@ def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dic
     }
     dynamic = request["dynamic"]
     if any(spec.cache is not None for spec in decided.input_tensors or ()):
-        # A decoder with a cache has them open, whether that was asked for or not.
+        # These sizes of a decoder with a cache are dynamic even without a request.
         names = {current_name(item.name) for item in decided.dynamic_dimensions}
         for size in (size for size, key in _SIZES_OF_DECODERS.items() if key in names):
             export[f"dynamic_{size}"] = before["export"].get(f"dynamic_{size}")
@@ -206,10 +206,10 @@ def relevant_options(options: dict[str, Any], parts: Collection[str]) -> dict[st
 
 
 _SIZES_OF_DECODERS = {"batch": "batch_size", "sequence": "sequence_length"}
-"""Key of a request for dynamic dimensions → the dimension that a decoder with a cache has open in any case."""
+"""Key of a request for dynamic dimensions → dimension that is always dynamic in a decoder with a cache."""
 
 _INPUT_KEYS = ("input_specs", "shape_config", "batch_size", "dynamic")
-"""Keys of a request that only say what the inputs are to be."""
+"""Keys of a request that only describe the inputs."""
 
 
 def run_export(
@@ -219,8 +219,8 @@ def run_export(
 
     Args:
         task: The run of the stage.
-        handover: Works on the graphs before they are written; None: none.
-        summary: Returns what was done to a part in a few words; None: opset and comparison.
+        handover: Work on the graphs before they are written, or None.
+        summary: Returns a summary of a part in a few words; None: opset and comparison.
     """
     from winml.modelkit.export.exporting import HTPExporter
 
@@ -234,7 +234,7 @@ def run_export(
         handover=handover,
         check=partial(refuse_resolved, task.plan),
     )
-    # The build itself puts what belongs beside its result there.
+    # The build itself writes companion and adapter files.
     result = exporter.export_checkpoint(
         request, task.output, overwrite=True, with_companions=False, with_adapters=False
     )
@@ -242,10 +242,10 @@ def run_export(
 
 
 def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
-    """Refuse a model whose task the readers of the layout do not know, before its weights are loaded.
+    """Refuse a model whose task the readers of the layout do not support, before its weights are loaded.
 
     Raises:
-        TaskError: names the task and the layout.
+        TaskError: the task is not supported; names the task and the layout.
     """
     if resolved.decision is not None:
         refuse_task(plan.layout, resolved.decision.task, takes_task=True)
@@ -254,7 +254,7 @@ def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
 def export_outcomes(
     plan: BuildPlan, result: ExportResult, summary: Callable[[ExportedPart], str] | None = None
 ) -> tuple[StageOutcome, ...]:
-    """Return what an export means for a build: one outcome for each part."""
+    """Convert the result of an export to stage outcomes, one for each part."""
     resolved = _resolved_sections(plan, result)
     is_single = len(result.parts) == 1
 
@@ -275,7 +275,7 @@ def export_outcomes(
 
 
 def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, object]:
-    """Return the sections of the config as the export decided them; the inputs of several parts have no place there."""
+    """Return the sections of the config as resolved by the export; inputs only for a model of one part."""
     loader, export = plan.config.loader, plan.config.export
     assert loader is not None  # the plan fills it
     assert export is not None  # an export ran
@@ -301,7 +301,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
-    """Return from which file to which a stage goes that changes one graph."""
+    """Return the file task of a stage that changes one graph: source, output and settings."""
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.transform.graph_file import GraphFileTask
 
@@ -336,7 +336,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
         options = optimization_of(section, load_by_reference(file_task.source), task.plan)
-    # Files of this build may share data and name each other; the user's file must stay free to be changed.
+    # Files of this build may share data files; the user's source file must stay independent.
     is_ours = task.source != task.plan.onnx_path
     skips = task.plan.skip_pre_normalization
     is_skipped = skips and options.is_empty
@@ -360,10 +360,10 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str, object]:
-    """Return what decides the result of a quantization as JSON values; of rules the order decides, of data the content.
+    """Return the values that affect the result of a quantization, as JSON: rules in order, data by content.
 
     Raises:
-        InputError: data cannot be read.
+        InputError: calibration data cannot be read.
     """
     matters = {"columns": bool(options.columns), "ep": options.takes_constant_tables, "calibration_cache": False}
     idle = {name for name, is_read in matters.items() if not is_read}
@@ -375,11 +375,11 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     if options.calibration_data is not None:
         from winml.modelkit.builds.identity import file_digests
 
-        # A data set of the Hub is known by its name.
+        # A data set of the Hub is identified by its name.
         files = calibration_files(options.calibration_data)
         record["calibration_data"] = file_digests(files) if files else options.calibration_data
         if plan.onnx_path is not None and calibration_kind(options.calibration_data) != "arrays":
-            # What lies beside an ONNX file is no part of it.
+            # The identity of an ONNX file does not include the processor files beside it.
             record["processors"] = file_digests(processor_files(file_names.files_folder(plan.onnx_path)))
     return record
 
@@ -389,7 +389,7 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
     is_drawn = options.needs_samples and (data is None or calibration_kind(data) == "data set")
-    seed = {"seed": plan.request.seed} if is_drawn else {}  # decides the values that ranges are found with
+    seed = {"seed": plan.request.seed} if is_drawn else {}  # determines the samples of the calibration
     return {"quant": _quantization_record(plan, options), "verify": plan.verify, **seed}
 
 
@@ -428,7 +428,7 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
     assert section is not None  # skipped otherwise
     assert section.ep is not None
     provider = find_execution_provider(section.ep)
-    # What comes of it depends on the provider and, for the CPU, on the processor.
+    # The result depends on the version of the provider or, for the CPU, on the processor.
     produced_by = provider_version(provider) if provider.compiles else instruction_sets()
     return {
         "compile": section.model_dump(mode="json", exclude_none=True),
@@ -464,7 +464,7 @@ STAGES: tuple[Stage, ...] = (
         work=run_export,
         makes_graph=True,
     ),
-    # Before quantize: fusions look for operators that quantization takes apart.
+    # Before quantize: fusions match operators that quantization splits.
     Stage(
         name="optimize",
         file=file_names.OPTIMIZED_NAME,
@@ -483,7 +483,7 @@ STAGES: tuple[Stage, ...] = (
         idle=lambda config: "" if config.quant is None else idle_quantization(config.quant),
         takes_bits=True,
     ),
-    # Last: what is compiled for one device can no longer be changed.
+    # Last: a graph compiled for one device cannot be changed any more.
     Stage(
         name="compile",
         file=file_names.COMPILED_NAME,
@@ -502,14 +502,14 @@ _SECTION_RECORDS: Mapping[str, type[Options]] = {
     "quant": QuantizeOptions,
     "compile": CompileSection,
 }
-"""Key of the options of a stage → their record."""
+"""Key of the options of a stage → class of their record."""
 
 
 def with_new_defaults(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a finished stage, with the defaults of the options that did not exist when it ran.
 
     Args:
-        before: Options that the stage was run with, maybe by an earlier version.
+        before: Options of the earlier run, possibly of an earlier version.
         current: Options of this version.
     """
     completed = dict(before)
@@ -522,10 +522,10 @@ def with_new_defaults(before: Mapping[str, Any], current: Mapping[str, Any]) -> 
 
 
 def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Return a config with null for stages that will not run; one that is asked for something keeps its section.
+    """Return a config with null for stages that will not run; sections with stated options stay.
 
     Returns:
-        The config, and a sentence for each section that is kept although its stage will not run.
+        The config, and a sentence for each section that stays although its stage will not run.
     """
     idle, unread = [], []
     for stage in STAGES:
@@ -542,15 +542,15 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
 def names_of(
     stages: Sequence[Stage], parts: Sequence[str] = (file_names.ONLY_PART,), config: WinMLBuildConfig | None = None
 ) -> tuple[str, ...]:
-    """Return every name a build of these stages and parts may write, besides the manifest and the data of models.
+    """Return every file name that a build of these stages and parts may write, except manifest and data files.
 
     Args:
         stages: The stages.
         parts: The parts of the model.
-        config: Says how the folder is laid out; None: as builds are without a layout.
+        config: Config with the layout; None: the plain layout.
 
-    Data files are called after their content, so theirs are nobody else's; where readers look for them by name, the
-    first is among these.
+    Names of data files contain a digest of the content and are unique. If a layout numbers data files, the first one is
+    included.
     """
     of_several = tuple(parts) != (file_names.ONLY_PART,)
     layout = find_layout(None if config is None else config.layout)
@@ -568,14 +568,14 @@ def names_of(
 
 
 def adapter_names(plan: BuildPlan) -> tuple[str, ...]:
-    """Return the names, in the folder of a build, of the adapters that are switched at run time."""
+    """Return the paths, relative to the build folder, of the adapters that are selected at run time."""
     folder = Path(built_name(file_names.ONLY_PART, of_several=False, config=plan.config)).parent
     named = (named_adapter(text).name for text in plan.request.adapter)
     return tuple((folder / f"{name}{file_names.ADAPTER_SUFFIX}").as_posix() for name in named if name is not None)
 
 
 def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:
-    """Return the name of a finished part in the folder of a build, ``/`` between parts.
+    """Return the path of a finished part relative to the build folder, with ``/``.
 
     Raises:
         UsageError: the layout has no name for the precision.
@@ -586,7 +586,7 @@ def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) 
 
 
 def skip_reason(stage: Stage, plan: BuildPlan) -> str:
-    """Return why a stage does not run, or an empty string."""
+    """Return the reason why a stage does not run; ``""`` if it runs."""
     if stage.makes_graph and plan.onnx_path is not None:
         return "the model is an ONNX file already"
     if stage.section in plan.switched_off:
@@ -602,12 +602,12 @@ _NEVER = sys.maxsize
 
 
 def external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
-    """Return the size of weights from which a stage keeps them in a file of their own.
+    """Return the number of bytes from which a stage stores a weight in a data file.
 
-    The last stage writes the file as it will be deployed, so that this one is a link to it, and no second copy.
+    The last stage writes the file in its deployed form, so that the deployed file is a link and not a second copy.
 
     Args:
-        plan: What the build is to do.
+        plan: The build.
         writer: The stage.
     """
     from winml.modelkit.transform.graph_file import EXTERNAL_BYTES

@@ -1,4 +1,4 @@
-"""What does ``winml build`` do with a request? Makes a folder of a model, stage by stage; what is up to date stays."""
+"""Plan and run of ``winml build``: builds a model in a folder, stage by stage; up-to-date results stay."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 STAGES = "Stages"
 
 _SWITCHES = {"optimize": "optim", "quant": "quant", "compile": "compile"}
-"""Option that leaves a stage out → section of the config."""
+"""Option that skips a stage → section of the config."""
 
 _PLACE = ("ep", "ep_options")
-"""Options that state where the model is to run, and keys of the section ``compile``."""
+"""Options of the execution provider, also keys of the section ``compile``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """What is requested of ``winml build``."""
+    """Options of ``winml build``."""
 
     model: ModelRequest
     config: WinMLBuildConfig
-    """What every stage is to do, before the options below are laid over it."""
+    """Options of every stage; the options below override it."""
 
     output: Path | None = declare(None, OUTPUT, short="-o", is_common=True)
     """Folder to build in."""
@@ -73,18 +73,18 @@ class BuildRequest:
 
     @property
     def sections_off(self) -> dict[str, str]:
-        """Section of the config that an option leaves out → the option."""
+        """Section of the config → option that leaves it out."""
         return {section: spell(f"no_{name}") for name, section in _SWITCHES.items() if getattr(self, name) is False}
 
 
 def plan_requested_build(request: BuildRequest) -> PlannedBuild:
-    """Return what a build would do: its stages, what is up to date, and the files. Writes nothing, fetches nothing.
+    """Plan a build: stages, up-to-date results and files. Writes nothing, fetches nothing.
 
     Raises:
         UsageError: an option, a path or the config is wrong, or the folder is the model.
-        OutputExistsError: a file is there that no build wrote.
+        OutputExistsError: the folder contains a file that no build wrote.
         ConfigError: the config lacks a section that the model needs.
-        InputError: a file of the model is missing, or is none.
+        InputError: a file of the model is missing or invalid.
         WriteError: the folder cannot be written.
     """
     if (request.output is None) != request.use_cache:
@@ -98,12 +98,12 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
 
 
 def refuse_unloadable(plan: PlannedBuild) -> None:
-    """Refuse a model that the build refuses before it loads weights, for a plan that is not run.
+    """Apply the checks of a build before its weights are loaded, for a plan that is not run.
 
-    A factory is not called. Of a Hub id that is not on this machine, the small files are fetched.
+    A factory is not called. The small files of a Hub id are fetched if they are not on this machine.
 
     Raises:
-        WinMLError: as :func:`run_planned_build` raises.
+        WinMLError: see :func:`run_planned_build`.
     """
     from winml.modelkit.models.request import CHECKPOINT_KINDS, resolve_source
 
@@ -119,15 +119,15 @@ def refuse_unloadable(plan: PlannedBuild) -> None:
 
 
 def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: BuildListener) -> BuildResult:
-    """Recover what killed commands left, then build.
+    """Recover files of killed commands, then build.
 
     Args:
-        plan: What is to be done.
-        request: What it was made of.
-        listener: Who is told.
+        plan: The plan.
+        request: The request of the plan.
+        listener: Receives the progress.
 
     Raises:
-        WinMLError: as :func:`winml.modelkit.builds.build.run_build` raises.
+        WinMLError: see :func:`winml.modelkit.builds.build.run_build`.
     """
     from winml.modelkit.builds.build_model import build_plan
     from winml.modelkit.builds.open_sizes import build_most_open, is_free_to_open
@@ -138,7 +138,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
 
 
 def _refused_early(request: BuildRequest) -> BuildPlan:
-    """Return the build, after what names and paths show to be wrong was refused: no model library is imported."""
+    """Return the build plan; refuses errors that names and paths show, without importing a model library."""
     from winml.modelkit.builds.folder import refuse_input_as_output
     from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
     from winml.modelkit.models.request import resolve_source
@@ -160,7 +160,7 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
         source = resolve_source(plan.request)
         places = [source.path] if source.path is not None else []
     if request.output is not None:
-        refuse_input_as_output(request.output, places, ())  # the names of files are looked at by the plan
+        refuse_input_as_output(request.output, places, ())  # file names are checked by the plan
     else:
         from winml.modelkit.builds.build_model import refuse_deploying
 
@@ -169,10 +169,10 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
 
 
 def _config_of(request: BuildRequest) -> WinMLBuildConfig:
-    """Return the config with what the options say of stages; an option wins.
+    """Return the config with the stage options of the request, which override it.
 
     Raises:
-        UsageError: an option speaks of a stage that is left out.
+        UsageError: an option applies to a stage that is left out.
     """
     from winml.modelkit.builds.config import with_values
     from winml.modelkit.ort.execution_providers import find_execution_provider, parse_ep_options, short_name
@@ -200,10 +200,10 @@ def _config_of(request: BuildRequest) -> WinMLBuildConfig:
 
 
 def _requested_compilation(request: BuildRequest) -> CompileSection:
-    """Return the section of the stage that options request.
+    """Return the ``compile`` section for a requested compilation.
 
     Raises:
-        UsageError: the stage is left out, or nothing names a provider that it can compile for.
+        UsageError: the stage is left out, or no provider that compiles is specified.
     """
     from winml.modelkit.builds.config import CompileSection
     from winml.modelkit.ort.execution_providers import refuse_uncompilable

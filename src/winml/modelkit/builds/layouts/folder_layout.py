@@ -26,16 +26,16 @@ class FolderLayout:
     """The layout of one build.
 
     Attributes:
-        copied: Files that come along as they are: name in the folder → file.
+        copied: Files that are copied unchanged: name in the folder → file.
         rewritten: Files of the checkpoint that are written with other content: name in the folder → text.
-        written_names: What is written for the readers besides the models; known once the parts are.
+        written_names: Names of files written for the readers, except models; known once the parts are known.
     """
 
     def __init__(self, plan: BuildPlan, identity: ModelIdentity) -> None:
-        """Decide what comes along.
+        """Decide which files are copied or rewritten.
 
         Raises:
-            InputError: a file that is written anew for the readers is damaged.
+            InputError: a file to rewrite for the readers is damaged.
             TaskError: the readers have no class for the model.
         """
         self._plan = plan
@@ -55,30 +55,30 @@ class FolderLayout:
         if not self._plan.with_companions:
             return {}
         if self._plan.onnx_path is not None:
-            # Without a layout nothing is known of a reader who looks for them.
+            # Without a layout, no reader is known that expects companion files.
             return {} if self._layout is layout.PLAIN else companion_files(files_folder(self._plan.onnx_path))
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
 
     def _find_config(self, identity: ModelIdentity) -> Path | None:
-        """Return ``config.json`` of the model, also where it is not copied; None if it has none."""
+        """Return ``config.json`` of the model, even if it is not copied; ``None`` if the model has none."""
         found = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
         return found or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
 
     def model_name(self, part: BuiltPart) -> str:
-        """Return the name of a finished part in the folder, ``/`` between parts."""
+        """Return the path of a finished part relative to the folder, with ``/``."""
         return built_name(part.name, of_several=part.of_several, config=self._plan.config)
 
     def place(self, part: BuiltPart, folder: Path, files: OutputFiles) -> tuple[str, ...]:
-        """Write a finished part under its name, to be put in place with other files.
+        """Write a finished part under its final name, as part of a transaction.
 
         Args:
             part: The part.
             folder: The folder of the build.
-            files: Where it is written to.
+            files: The transaction.
 
         Returns:
-            The names of the files in the folder, the model first; without data that the part shares with its stages,
-            where nobody takes the model out of the folder.
+            The names of the files in the folder, the model first; a model that is not deployed shares data files with
+                its stages, which are omitted.
         """
         from winml.modelkit.onnx.files import writing
         from winml.modelkit.onnx.files.placing import place_copy
@@ -86,31 +86,31 @@ class FolderLayout:
         assert part.current is not None  # an export ran, or the model was an ONNX file
         path = folder / self.model_name(part)
         staged = files.reserve(path)
-        # A stage's result is ours and stays beside it; the model a build starts from is neither.
+        # The result of a stage belongs to the build and stays in the folder, unlike the source model.
         is_ours = bool(part.current_files)
         if self._layout.numbers_data:
             created = writing.place_numbered(part.current, staged, may_link=is_ours)
             for data in created[1:]:
-                files.reserve(path.with_name(data.name))  # replaces that of an earlier build, which has the same name
+                files.reserve(path.with_name(data.name))  # replaces the file of an earlier build with this name
         elif self._plan.is_deployed:
             created = writing.place_self_contained(part.current, staged, may_link=is_ours)
         else:
-            shares = is_ours and path.parent == folder  # a model names data files of its own folder only
+            shares = is_ours and path.parent == folder  # a model can name only data files of its own folder
             created = place_copy(part.current, staged, share_data=shares, may_link=is_ours)
         return tuple(path.with_name(file.name).relative_to(folder).as_posix() for file in created)
 
     def names_data_of(self, names: Sequence[str]) -> bool:
-        """Say whether data is called after its model, and as the readers look for it; the model comes first."""
+        """Return True if data files have the names that the layout requires; the first name is the model's."""
         model, data = Path(names[0]), names[1:]
         if self._layout.numbers_data:
             return list(data) == [numbered_data_path(model, number).as_posix() for number in range(len(data))]
         return not self._plan.is_deployed or all(is_data_of(model.name, Path(name).name) for name in data)
 
     def refuse(self, parts: Sequence[BuiltPart]) -> None:
-        """Refuse graphs that the readers do not know, before anything else is done with them.
+        """Refuse graphs that the readers do not support, before further stages.
 
         Raises:
-            UsageError: names what they do not know.
+            UsageError: the readers do not support a graph; names the reason.
         """
         models = [part.current for part in parts if part.current is not None]
         if self._layout is not layout.PLAIN and models:
@@ -118,7 +118,7 @@ class FolderLayout:
             self.written(parts, {})
 
     def notes(self, parts: Sequence[BuiltPart], folder: Path) -> tuple[str, ...]:
-        """Return what readers of a finished folder miss, where it is laid out for some.
+        """Return notes on files that readers of a finished folder lack; ``()`` without a layout.
 
         Args:
             parts: The finished parts.
@@ -140,7 +140,7 @@ class FolderLayout:
         return (*missing, *([f"{unfit[0].upper()}{unfit[1:]}"] if unfit else []))
 
     def written(self, parts: Sequence[BuiltPart], placed: Mapping[str, Iterable[str]]) -> dict[str, str]:
-        """Return what is written for the readers: name → text.
+        """Return the files that are written for the readers: name → text.
 
         Args:
             parts: The finished parts.
@@ -160,10 +160,10 @@ class FolderLayout:
         return texts
 
     def place_adapters(self, parts: Sequence[BuiltPart], folder: Path, files: OutputFiles) -> None:
-        """Write the adapters that are switched at run time beside their model, to be put in place with other files.
+        """Write the adapters that are selected at run time beside their model, as part of a transaction.
 
         Raises:
-            WinMLError: an adapter cannot be read any more, or not be written.
+            WinMLError: an adapter can no longer be read, or cannot be written.
         """
         names = adapter_names(self._plan)
         if not names:
@@ -171,7 +171,7 @@ class FolderLayout:
         from winml.modelkit.export.adapter_files import write_adapters
 
         adapters = [adapter for adapter in read_adapters(self._plan.request.adapter) if adapter.name is not None]
-        for part in parts:  # of which there is one
+        for part in parts:  # exactly one part
             assert part.current is not None  # an export ran
             beside = (folder / self.model_name(part)).parent
             write_adapters(adapters, part.current, lambda name, beside=beside: files.reserve(beside / name))  # type: ignore[misc]
@@ -179,22 +179,22 @@ class FolderLayout:
 
 
 class BuildCompanions:
-    """The companions in the folder of one build: config, tokenizer and processor files.
+    """The companion files in a build folder: config, tokenizer and processor files.
 
-    A file belongs to builds as long as its content is what a build wrote; one that the user changed is not replaced.
+    A file belongs to builds while its content is unchanged; a file that the user changed is not replaced.
 
     Attributes:
-        placed: What stands there; known once the models are placed.
-        records: What the manifest says of them. Until the build is done, these may be two of one name: as the earlier
-            build left it, and as this one does.
+        placed: The companion files in the folder; known once the models are placed.
+        records: Records for the manifest. Until the build is done, a name may have two: of the earlier build, and of
+            this build.
     """
 
     def __init__(self, folder: BuildFolder, sources: Mapping[str, Path]) -> None:
-        """Take over what the earlier build wrote down.
+        """Start with the records of the earlier build.
 
         Args:
-            folder: Held by the build.
-            sources: Name in the folder, ``/`` between parts → file to copy.
+            folder: Folder that the build holds.
+            sources: Path relative to the folder, with ``/`` → file to copy.
         """
         self.placed = companions.Companions()
         self.records = folder.manifest.companions if folder.manifest is not None else ()
@@ -202,7 +202,7 @@ class BuildCompanions:
         self._sources = sources
 
     def reserve(self, files: OutputFiles) -> None:
-        """Copy what is missing or outdated; the names are ours from now on, which the caller is to write down.
+        """Copy missing and outdated files, and claim their names; the caller saves the manifest.
 
         Raises:
             WriteError: a file cannot be written.
@@ -220,16 +220,16 @@ class BuildCompanions:
 
     @property
     def planned(self) -> tuple[str, ...]:
-        """Names of all files that may come along."""
+        """Names of all files that may be copied."""
         return tuple(self._sources)
 
     def outdated(self) -> tuple[str, ...]:
-        """Return the names of those that :meth:`reserve` would write; changes no file."""
+        """Return the names of the files that :meth:`reserve` would write; changes no file."""
         self._disown_changed()
         return companions.outdated_companions(self._folder.path, self._sources, owned=self._folder.owned_names())
 
     def settle(self, files: OutputFiles) -> None:
-        """Take note of what became of them in the commit."""
+        """Update records and ownership after the commit of the copied files."""
         folder = self._folder
         reserved = self.placed.names
         self.placed = companions.settled_companions(self.placed, folder.path, self._sources, files.gave_way)

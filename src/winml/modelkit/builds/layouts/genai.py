@@ -1,8 +1,8 @@
 """Describes a model for onnxruntime-genai: ``genai_config.json``, and its companion files.
 
-Names and sizes are those of the graph; what only the model's files know, such as end tokens, is taken from them. The
-type is that of a decoder of any family, which genai feeds by the names given here, or that of an encoder of recordings
-and a decoder.
+Names and sizes come from the graph; other values, such as end tokens, come from the config files of the model. The type
+is that of a decoder of any family, whose inputs genai feeds by the names in the file, or that of an audio encoder with
+a decoder.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def _value_sizes(value: onnx.ValueInfoProto) -> list[int | str]:
 
 
 def _session_section() -> dict[str, object]:
-    """Return how a graph is opened: with ONNX Runtime's defaults."""
+    """Return the session options of a graph: the defaults of ONNX Runtime."""
     return {"log_id": "onnxruntime-genai", "provider_options": []}
 
 
 def _search_section(generation: Mapping[str, object], context: int, *, shares: bool) -> dict[str, object]:
-    """Return how tokens are chosen.
+    """Return the ``search`` section, which controls the choice of tokens.
 
     Args:
         generation: ``generation_config.json`` of the checkpoint.
-        context: Tokens a text may have.
-        shares: Whether new keys and values are written into the memory of the old ones.
+        context: Maximum number of tokens of a text.
+        shares: True if new keys and values are written into the memory of the old ones.
     """
     neutral = {
         "diversity_penalty": 0.0, "do_sample": False, "early_stopping": True, "length_penalty": 1.0, "min_length": 0,
@@ -50,12 +50,12 @@ def _search_section(generation: Mapping[str, object], context: int, *, shares: b
 
 
 def _first_number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
-    """Return the first of several entries that is a number."""
+    """Return the first number among some entries of a config, or the default."""
     return next((int(config[key]) for key in keys if isinstance(config.get(key), int)), default)
 
 
 def _special_tokens(generation: Mapping[str, object], config: Mapping[str, object]) -> dict[str, Any]:
-    """Return the special tokens: numbers, or a list of end tokens. The first of these stands for missing ones."""
+    """Return the special tokens: numbers, or a list of end tokens. The first end token replaces missing tokens."""
 
     def token(key: str, default: object) -> Any:
         value = generation.get(key)
@@ -71,19 +71,19 @@ def _special_tokens(generation: Mapping[str, object], config: Mapping[str, objec
 
 
 def _first_token(value: object) -> Any:
-    """Return the first token of a list, and any other value as it is."""
+    """Return the first token of a list; any other value is returned unchanged."""
     return value[0] if isinstance(value, list) and value else value
 
 
 def _read_config(path: Path | None, name: str) -> dict[str, Any]:
-    """Return what a config says; nothing where there is none.
+    """Read a config file; ``{}`` if there is none.
 
     Args:
-        path: The file.
-        name: What it is called, for the message.
+        path: The file, or None.
+        name: Name of the file, for the message.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the file is damaged.
     """
     if path is None:
         return {}
@@ -98,7 +98,7 @@ def _read_config(path: Path | None, name: str) -> dict[str, Any]:
 _SPEECH_TYPE = "whisper"
 _FEATURES, _STATES, _TOKENS, _LOGITS = "input_features", "last_hidden_state", "input_ids", "logits"
 _FRAMES = 3000
-"""Specified: the only number of frames that genai's type takes; what is encoded is half as long."""
+"""Specified: the only number of frames that genai's type supports; the encoder output is half as long."""
 _OWN = re.compile(r"past_key_values\.\d+\.decoder\.(?:key|value)")
 _CROSS = re.compile(r"past_key_values\.\d+\.encoder\.(?:key|value)")
 _POSITIONS = ("max_target_positions", "max_position_embeddings")
@@ -111,18 +111,18 @@ def _speech_config(
 ) -> dict[str, object]:
     """Return ``genai_config.json`` of a speech recognition model: an encoder of recordings, and a decoder.
 
-    genai knows one kind, which it calls ``whisper``: thirty seconds of sound in 3000 frames, whose keys and values the
-    encoder computes once. Any two graphs with these inputs are of it, whatever the model is called.
+    genai has one such type, named ``whisper``: thirty seconds of sound in 3000 frames, with keys and values that the
+    encoder computes once. It applies to any two graphs with these inputs, independent of the model's name.
 
     Args:
-        encoder: The ONNX file, and its name in the folder.
-        decoder: The same of the decoder.
+        encoder: The ONNX file of the encoder, and its name in the folder.
+        decoder: The ONNX file of the decoder, and its name in the folder.
         config: ``config.json`` of the checkpoint.
-        generation: ``generation_config.json`` of it; empty where there is none.
+        generation: ``generation_config.json`` of the checkpoint; ``{}`` if there is none.
 
     Raises:
-        UsageError: onnxruntime-genai has no type for the graphs, or the config does not say how long a text may be;
-            names what is in the way.
+        UsageError: onnxruntime-genai has no type for the graphs, or the config states no context length; names the
+            reason.
     """
     from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
@@ -172,15 +172,15 @@ def _speech_config(
 
 
 def _names(role: str, prompt: str, side: str) -> dict[str, str]:
-    """Return how genai is told the names of keys and values, with ``%d`` for the layer."""
+    """Return the entries of genai for the names of keys and values, with ``%d`` for the layer."""
     return {f"{role}_{kind}_names": f"{prompt}.%d.{side}.{kind}" for kind in ("key", "value")}
 
 
 def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[int, int, int]:
-    """Refuse graphs that are of another kind; return layers, heads and size of a head.
+    """Refuse graphs of another type; return the number of layers, the number of heads and the size of a head.
 
     Raises:
-        UsageError: names what is in the way.
+        UsageError: onnxruntime-genai has no type for the graphs; names the reason.
     """
     passed = {value.name: _value_sizes(value) for value in encoder.input}
     taken = {value.name: _value_sizes(value) for value in decoder.input}
@@ -210,10 +210,10 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
 
 
 def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]]:
-    """Return the description with which genai makes features of recordings, by its name.
+    """Return file name → description of the audio features for genai; ``{}`` without a feature extractor.
 
     Args:
-        sources: Files of the checkpoint that come along: name → file.
+        sources: Files of the checkpoint to copy: name → file.
 
     Raises:
         InputError: the config of the feature extractor is damaged.
@@ -243,13 +243,14 @@ def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]
 
 
 _TYPE = "decoder"
-"""Specified: onnxruntime-genai's name of a model that takes tokens and a cache of keys and values, of any family."""
+"""Specified: type in onnxruntime-genai for a model of any family with tokens and a cache of keys and values as
+inputs."""
 _PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = re.compile(r"(.+\.)(\d+)(\.(?:key|value))")
 _DEFAULT_CONTEXT = 4096
-"""Chosen: for models whose config limits no positions; genai allocates nothing before it is needed."""
+"""Chosen: for models whose config limits no positions; genai allocates memory on demand."""
 _SHARING = "GroupQueryAttention"
-"""Specified: the operator that writes new keys and values into the memory of the old ones."""
+"""Specified: operator that writes new keys and values into the memory of the old ones."""
 
 
 @dataclass(frozen=True)
@@ -265,11 +266,11 @@ class _Caches:
 
 
 def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Path]) -> dict[str, str]:
-    """Return the files that tell onnxruntime-genai what a folder holds: name → text.
+    """Return the files that describe a folder to onnxruntime-genai: name → text.
 
     Args:
-        models: Part → its ONNX file, wherever it is now, and its name in the folder.
-        sources: Files of the checkpoint that come along: name → file.
+        models: Part → its current ONNX file, and its final name in the folder.
+        sources: Files of the checkpoint to copy: name → file.
 
     Raises:
         UsageError: onnxruntime-genai has no type for the graphs.
@@ -302,10 +303,10 @@ def genai_config(
         model: The ONNX file.
         name: Its name in the folder.
         config: ``config.json`` of the checkpoint.
-        generation: ``generation_config.json`` of it; empty where there is none.
+        generation: ``generation_config.json`` of the checkpoint; ``{}`` if there is none.
 
     Raises:
-        UsageError: onnxruntime-genai has no type for the graph; names the input that is in the way.
+        UsageError: onnxruntime-genai has no type for the graph; names the unsupported input.
     """
     from winml.modelkit.onnx.files.reading import read_structure, required_inputs  # imports onnx
 
@@ -372,18 +373,18 @@ def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: lis
 
 
 def _shares_buffers(graph: onnx.GraphProto, caches: _Caches) -> bool:
-    """Say whether each cache is read by an operator that writes the new one into its memory, and by nothing else."""
+    """Return True if only operators that write new keys and values into the same memory read the caches."""
     beginnings = tuple(name.partition("%d")[0] for name in caches.past_names.values())
     readers = [node.op_type for node in graph.node if any(name.startswith(beginnings) for name in node.input)]
     return bool(readers) and set(readers) == {_SHARING}
 
 
 _GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSpeechSeq2Seq")
-"""Specified by transformers: ends of the names of classes that generate text."""
+"""Specified by transformers: suffixes of the names of classes that generate text."""
 
 
 def _unknown(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of model that onnxruntime-genai has no type for, as far as the config shows it."""
+    """Return the kind of a model that onnxruntime-genai has no type for, by its config; ``""`` if none is evident."""
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if layout.is_vision_language(config, task):
@@ -407,11 +408,11 @@ GENAI = layout.Layout(
     described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME),
     describe=lambda files: genai_texts(files.models, files.sources),
     rewritten=(file_names.TOKENIZER_CONFIG_NAME,),
-    # It expects a text wherever there is an entry.
+    # onnxruntime-genai expects a string for every key.
     rewrite=lambda sources: layout.rewritten_tokenizer(
         sources, lambda record: {key: value for key, value in record.items() if value is not None}
     ),
     for_onnxruntime=True,
     pads_right=True,
 )
-"""For onnxruntime-genai."""
+"""Layout for onnxruntime-genai."""

@@ -1,8 +1,7 @@
-"""The contract of a layout: where the readers of a folder expect the finished models, their companions, and which
-models it is for.
+"""The contract of a layout: names of finished models and companion files that readers expect, and supported models.
 
-A layout places what a build has made; it changes no graph. Stages and their files are the same in every one. Imports
-nothing heavy.
+A layout places the results of a build; it changes no graph. Stages and their files are the same in every layout.
+Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -24,71 +23,71 @@ from winml.modelkit.registries import Registry
 
 @dataclass(frozen=True)
 class LayoutFiles:
-    """What a folder holds when its models are described."""
+    """Files of a folder whose models are described."""
 
     sources: Mapping[str, Path]
-    """Files of the checkpoint that come along: name → file."""
+    """Files of the checkpoint to copy: name → file."""
     models: Mapping[str, tuple[Path, str]]
-    """Part → its ONNX file, wherever it is now, and its name in the folder."""
+    """Part → its current ONNX file, and its final name in the folder."""
     data: Mapping[str, Sequence[str]]
-    """Part → names of its data files in the folder; empty before they are placed."""
+    """Part → names of its data files in the folder; empty before the files are placed."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a folder looks for one kind of readers."""
+    """Arrangement of a folder for one kind of reader."""
 
     name: str
     model_name: Callable[[str, bool, str], str]
-    """Part, whether it is one of several, precision → name of its file in the folder, ``/`` between parts."""
+    """(Part, True if one of several, precision) → path of its file relative to the folder, with ``/``."""
     readers: str = ""
-    """Who opens it."""
+    """Name of the tools that open the folder, for messages."""
     tasks: frozenset[str] | None = None
-    """Tasks the readers know; None: any."""
+    """Tasks that the readers support; None: any."""
     unknown: Callable[[Mapping[str, Any], str | None, bool], str] = lambda _config, _task, _has_cache: ""
-    """Takes ``config.json`` of the checkpoint, the task (None where the checkpoint decides) and whether a decoder has a
-    cache; returns the kind of model that the readers have no class for, or "". Called before the export."""
+    """(``config.json`` of the checkpoint, task or None if the checkpoint decides, True if a decoder has a cache) → kind
+    of model that the readers have no class for, or "". Called before the export."""
     unknown_inputs: Mapping[str, str] = field(default_factory=dict)
-    """Start of the name of a graph input → kind of model that the readers have no class for."""
+    """Prefix of the name of a graph input → kind of model that the readers have no class for."""
     described: tuple[str, ...] = ()
     """Names of the files that ``describe`` may write."""
     describe: Callable[[LayoutFiles], Mapping[str, str]] = lambda _files: {}
-    """Returns what tells the readers about the models: name → text. Raises UsageError for graphs that they have no type
-    for."""
+    """Returns the files that describe the models to the readers: name → text. Raises UsageError if the readers have no
+    type for a graph."""
     rewritten: tuple[str, ...] = ()
-    """Names of the files of the checkpoint that ``rewrite`` may write in other words."""
+    """Names of the files of the checkpoint that ``rewrite`` may change."""
     rewrite: Callable[[Mapping[str, Path]], Mapping[str, str]] = lambda _sources: {}
-    """Takes the files of the checkpoint that come along; returns those that are written in other words: name → text."""
+    """Files of the checkpoint to copy → changed files: name → text."""
     note: Callable[[Path, Mapping[str, Sequence[int | str | None]]], str] = lambda _config, _inputs: ""
-    """Takes ``config.json`` of the checkpoint, and name → sizes of what the graphs take; returns what their readers
-    cannot do with them, or an empty string."""
+    """(``config.json`` of the checkpoint, name → sizes of the graph inputs) → note on a limitation of the readers, or
+    ""."""
     with_card: bool = True
-    """Whether licence and card of the checkpoint come along."""
+    """True if licence and card of the checkpoint are copied."""
     cross_keys: Literal["decoder"] | None = None
-    """Which part of an encoder-decoder computes the keys and values of what was encoded; None: the encoder."""
+    """Part of an encoder-decoder that computes the keys and values of the encoded input; None: the encoder."""
     unread: tuple[str, ...] = ()
-    """Files of a tokenizer that alone are none to the readers."""
+    """Tokenizer files that the readers cannot use alone."""
     numbers_data: bool = False
-    """Whether readers look for weights outside by name: ``<model>_data``, ``<model>_data_1`` and so on."""
+    """True if readers expect data files by name: ``<model>_data``, ``<model>_data_1`` and so on."""
     for_onnxruntime: bool = False
-    """Whether only ONNX Runtime runs the models, so that decoders with a cache get its operators unless a level is
+    """True if only ONNX Runtime runs the models: decoders with a cache get its operators unless a level is
     requested."""
     pads_right: bool = False
-    """Whether readers pad prompts on the right, so that sliding windows of decoders have to count tokens."""
+    """True if readers pad prompts on the right, so that sliding windows of decoders have to count tokens."""
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Names of the files that are written for the readers, where they differ from those of the checkpoint."""
+        """Names of files that are written for the readers with content other than in the checkpoint."""
         return (*self.described, *self.rewritten)
 
 
 _ENCODER_STATES = "encoder_hidden_states"
-"""Specified: how optimum and transformers.js call what the encoder answered, at the decoder."""
+"""Specified: decoder input of optimum and transformers.js for the encoder output."""
 
 PLAIN: Final = Layout(
     "", lambda part, of_several, _precision: built_part_name(part, of_several=of_several), with_card=False
 )
-"""The folder of a build as it is without any of them."""
+"""Layout of a build that requests none."""
 
 LAYOUTS: Registry[Layout] = Registry(
     "layouts",
@@ -101,7 +100,7 @@ LAYOUTS: Registry[Layout] = Registry(
     lambda: Layout,
     refuse=lambda name, layout: "" if layout.name == name else f"it calls itself {layout.name}",
 )
-"""By name."""
+"""Name → layout."""
 
 LayoutName = Annotated[str, LAYOUTS]
 """Name of a layout, as a field of options."""
@@ -110,14 +109,14 @@ LayoutName = Annotated[str, LAYOUTS]
 def rewritten_tokenizer(
     sources: Mapping[str, Path], change: Callable[[Mapping[str, object]], Mapping[str, object]]
 ) -> dict[str, str]:
-    """Return the config of a tokenizer in other words, by its name; nothing where it stays as it is.
+    """Return file name → text of a changed tokenizer config; ``{}`` if it is unchanged.
 
     Args:
-        sources: Files of the checkpoint that come along: name → file.
-        change: Returns the record in other words.
+        sources: Files of the checkpoint to copy: name → file.
+        change: Returns the changed record.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the config is damaged.
     """
     path = sources.get(TOKENIZER_CONFIG_NAME)
     if path is None or TOKENIZER_NAME not in sources:
@@ -132,7 +131,7 @@ def read_source(path: Path) -> Any:
     """Read a JSON file of the checkpoint.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the file is damaged.
     """
     try:
         return read_json_file(path)
@@ -141,10 +140,10 @@ def read_source(path: Path) -> Any:
 
 
 def find_layout(name: str | None) -> Layout:
-    """Return the layout of a name; the plain one for None.
+    """Return the layout of a name; the plain layout for None.
 
     Raises:
-        UsageError: no layout has this name, as that of a plug-in that was removed since.
+        UsageError: no layout has this name, for example after the removal of a plug-in.
     """
     return PLAIN if name is None else LAYOUTS.find(name, opt.layout)
 
@@ -162,13 +161,13 @@ def is_vision_language(config: Mapping[str, Any], task: str | None) -> bool:
 
     Args:
         config: ``config.json`` of the checkpoint.
-        task: The task; None where the checkpoint decides.
+        task: The task; None if the checkpoint decides.
     """
     return "vision_config" in config and any(key in config for key in _IMAGE_TOKENS) and task in _TASKS_WITH_IMAGES
 
 
 def text_section(config: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return the part of a config that describes the decoder of text."""
+    """Return the section of a config that describes the text decoder."""
     section = config.get("text_config")
     return section if isinstance(section, dict) else config
 
@@ -191,19 +190,19 @@ def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *
 
     Args:
         layout: The layout.
-        config: ``config.json`` of the checkpoint; None: nothing is known.
-        task: The task; None where the checkpoint decides.
-        has_cache: Whether a decoder has a cache.
+        config: ``config.json`` of the checkpoint; None: unknown, and no model is refused.
+        task: The task; None if the checkpoint decides.
+        has_cache: True if a decoder has a cache.
 
     Raises:
-        TaskError: names the model and the layout.
+        TaskError: the readers have no class for the model; names the kind of model and the layout.
     """
     if config is None:
         return
     try:
         record = read_json_file(config)
     except (OSError, JsonError):
-        return  # refused with its reason by what loads the model
+        return  # the loader of the model reports the error
     if isinstance(record, dict) and (unknown := layout.unknown(record, task, has_cache)):
         raise _unknown_model(layout, unknown)
 
@@ -216,7 +215,7 @@ def _unknown_model(layout: Layout, words: str) -> TaskError:
 
 
 def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = None) -> None:
-    """Refuse graphs that the readers of a layout do not know.
+    """Refuse graphs that the readers of a layout do not support.
 
     Args:
         layout: The layout.
@@ -224,8 +223,8 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
         config: ``config.json`` of the checkpoint; None: there is none.
 
     Raises:
-        UsageError: they have another decoder in mind.
-        TaskError: they do not know the task.
+        UsageError: the readers expect another kind of decoder.
+        TaskError: the readers have no class for the task or the model.
     """
     from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
@@ -243,12 +242,12 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
     metadata = {entry.key: entry.value for entry in read_structure(models[0]).metadata_props}
     task = model_record(metadata).get("task")
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))
-    if MODEL_KEY in metadata:  # the task of a foreign file is not known
+    if MODEL_KEY in metadata:  # the task of another tool's file is unknown
         refuse_task(layout, task)
 
 
 def _reads_cross_attention_cache(model: Path) -> bool:
-    """Say whether a graph takes keys and values that another part computes."""
+    """Return True if a graph has inputs for keys and values that the encoder computes."""
     from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
     names = [value.name for value in read_structure(model).graph.input]
@@ -258,15 +257,15 @@ def _reads_cross_attention_cache(model: Path) -> bool:
 
 
 def refuse_task(layout: Layout, task: str | None, *, takes_task: bool = False) -> None:
-    """Refuse a model whose task the readers of a layout do not know.
+    """Refuse a model whose task the readers of a layout do not support.
 
     Args:
         layout: The layout.
-        task: The task; None: the model has none.
-        takes_task: Whether ``--task`` selects the task of the model, as it does for a checkpoint.
+        task: The task; None: the model has no task.
+        takes_task: True if ``--task`` selects the task of the model, as it does for a checkpoint.
 
     Raises:
-        TaskError: names the task and the tasks that are known.
+        TaskError: the task is not supported; names the supported tasks.
     """
     if layout.tasks is None or task in layout.tasks:
         return

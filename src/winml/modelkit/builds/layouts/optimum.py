@@ -1,7 +1,7 @@
-"""The layout of optimum, and that of transformers.js, which adds a file name for each precision.
+"""The layout of optimum, and the layout of transformers.js with a file name for each precision.
 
-sentence-transformers opens optimum's as well: names, a tokenizer that its transformers reads, and whether its empty
-cache fits.
+sentence-transformers opens the layout of optimum as well. Besides names, a layout has a tokenizer that earlier
+transformers read, and a note if the empty cache of optimum does not fit the graph.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _STEMS: Mapping[str, str] = {
     "model": "model", "encoder": "encoder_model", "decoder": "decoder_model_merged", "vision": "vision_encoder",
     "embedding": "embed_tokens", "text": "text_model",
 }  # fmt: skip
-"""Specified: part → how transformers.js calls the file of it; optimum's are the same for encoders and decoders."""
+"""Specified: part → file name in transformers.js; optimum has the same names for encoders and decoders."""
 
 
 def _model_stem(part: str, of_several: bool) -> str:
-    """Return the name of the file of a part, without its suffix."""
+    """Return the file name of a part, without its suffix."""
     return _STEMS.get(part, part) if of_several else "model"
 
 
@@ -51,25 +51,26 @@ _WITH_KEY_HEADS = frozenset(
         "nemotron", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm",
     }
 )  # fmt: skip
-"""Specified by optimum-onnx 0.1: model types of which it reads ``head_dim`` and ``num_key_value_heads``."""
+"""Specified by optimum-onnx 0.1: model types whose ``head_dim`` and ``num_key_value_heads`` it reads."""
 _OF_ITS_OWN = frozenset({"deepseek_v3", "bloom", "gpt_bigcode", "falcon"})
-"""Specified by the same: types with a rule for themselves."""
+"""Specified by optimum-onnx 0.1: model types with a rule of their own."""
 _WIDTHS, _HEADS = ("hidden_size", "d_model", "n_embd"), (
     "num_attention_heads", "num_heads", "n_head", "encoder_attention_heads",
 )  # fmt: skip
-"""Specified by transformers: how configs call the width of a model, and its number of heads."""
+"""Specified by transformers: config keys of the width of a model, and of its number of heads."""
 _SECTIONS = ("decoder", "text_config")
 
 
 def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | None]]) -> str:
-    """Describe the empty caches that optimum makes and a graph takes; ``""`` if both are equal or unknown.
+    """Describe a difference between the empty cache of optimum and the cache inputs of a graph; ``""`` if none is
+    known.
 
-    Before the first token, optimum gives a decoder keys and values of no token. It finds the number of heads and their
-    size in ``config.json``; model types whose heads have a size of their own are a list there.
+    Before the first token, optimum passes keys and values of length zero to a decoder. It reads the number and size of
+    heads from ``config.json``; optimum has a fixed list of the model types whose ``head_dim`` it reads.
 
     Args:
         config: ``config.json`` of the checkpoint.
-        inputs: Name → sizes of what the graphs take.
+        inputs: Name → sizes of the graph inputs.
     """
     try:
         record = read_json_file(config)
@@ -93,7 +94,7 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
 
 
 def _optimum_heads(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int, int] | None:
-    """Return the heads and their size in the cache that it makes; None where the config does not say it."""
+    """Return number and size of the heads in the empty cache of optimum; ``None`` if the config lacks them."""
     model_type = record.get("model_type")
     section = next((record[name] for name in _SECTIONS if isinstance(record.get(name), dict)), record)
     width, heads = (_first(section, keys) for keys in (_WIDTHS, _HEADS))
@@ -112,25 +113,24 @@ def _first(record: Mapping[str, Any], keys: Iterable[str]) -> int | None:
 
 _CLASS = "tokenizer_class"
 _NEW_CLASS, _OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
-"""Specified: how transformers 5 calls what reads ``tokenizer.json``, and how earlier ones and itself do."""
+"""Specified: class that reads ``tokenizer.json``: its name in transformers 5, and a name for all versions."""
 
 _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
-"""Specified: where transformers 5 lists special tokens without a role, and where earlier ones and itself look for them.
+"""Specified: key of special tokens without a role: in transformers 5, and a key that all versions read.
 """
 
 
 def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, object]:
-    """Return a config of a tokenizer in the words that earlier versions read, which version 5 reads as well."""
+    """Return a tokenizer config with the names that all versions of transformers read."""
     changed = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
     if isinstance(changed.get(_EXTRA), list):
-        # A list; as an object, which both know, the key names the role of each token.
+        # Only a list: in an object, which all versions read, keys name the roles of tokens.
         changed[_OLD_EXTRA] = [*(changed.get(_OLD_EXTRA) or ()), *changed.pop(_EXTRA)]
     return changed
 
 
 _PREPROCESSOR_NAME, _PROCESSOR_NAME = "preprocessor_config.json", "processor_config.json"
-"""Specified: the file that both readers take, and the one that holds it as a section if a processor of transformers 5
-wrote it."""
+"""Specified: file that both readers expect, and file that contains it as a section if transformers 5 wrote it."""
 _PROCESSOR_SECTIONS = ("feature_extractor", "image_processor")
 
 
@@ -157,10 +157,10 @@ _RECURRENT = "a decoder with recurrent states, of which a graph reads one token 
 
 
 def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of model that neither has a class for.
+    """Return the kind of model that neither optimum nor transformers.js has a class for, or ``""``.
 
     transformers.js runs ``embed_tokens`` on tokens alone and inserts the vectors of images itself; the embedding graph
-    of winml takes both. optimum has no class for a vision-language model.
+    of winml has inputs for both. optimum has no class for a vision-language model.
     """
     if layout.is_vision_language(config, task) or task == "image-text-to-text":
         return "a vision-language model whose embedding graph takes the vectors of images, as those of winml do"
@@ -169,7 +169,7 @@ def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: boo
 
 
 def _unknown_to_transformers_js(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of model that transformers.js has no class for."""
+    """Return the kind of model that transformers.js has no class for, or ``""``."""
     model_type, classes = config.get("model_type"), config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if unknown := _unknown_to_both(config, task, has_cache):
@@ -181,7 +181,7 @@ def _unknown_to_transformers_js(config: Mapping[str, Any], task: str | None, has
     if task is not None:
         types = TYPES.get(task)
         return f"{task} of model type {model_type}" if types is not None and model_type not in types else ""
-    # A model without a head is opened whatever its type.
+    # A model without a head is opened regardless of its type.
     is_known = not name or name.endswith("Model") or any(model_type in types for types in TYPES.values())
     return "" if is_known else f"model type {model_type}"
 
@@ -190,7 +190,7 @@ _UNKNOWN_INPUTS: Mapping[str, str] = {
     "past_recurrent.": _RECURRENT,
     "image_features": "a vision-language model whose embedding graph takes the vectors of images",
 }
-"""Start of the name of a graph input → kind of model that neither has a class for."""
+"""Prefix of the name of a graph input → kind of model that neither reader has a class for."""
 
 
 OPTIMUM = layout.Layout(
@@ -208,7 +208,7 @@ OPTIMUM = layout.Layout(
     },
     note=unfit_cache_words,
 )
-"""For ``ORTModelFor…``."""
+"""Layout for ``ORTModelFor…``."""
 
 
 def _model_name(part: str, of_several: bool, precision: str) -> str:
@@ -222,20 +222,20 @@ def _model_name(part: str, of_several: bool, precision: str) -> str:
 
 
 _SECTION, _COUNTS = "transformers.js_config", "use_external_data_format"
-"""Specified: what transformers.js reads for itself; model file → number of its data files."""
+"""Specified: section of transformers.js in the config; its key with model file → number of its data files."""
 
 
 def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
-    """Return the text of a config that counts the data files of each model, which a browser then fetches.
+    """Return the text of a config with the number of data files of each model, which a browser then fetches.
 
-    It is the text of the checkpoint if all weights are inside the models.
+    The text is that of the checkpoint if all weights are inside the models.
 
     Args:
         source: ``config.json`` of the checkpoint.
         counts: Name of each model file → number of its data files.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the config is damaged.
     """
     record = layout.read_source(source)
     outside = {name: count for name, count in counts.items() if count}
@@ -272,4 +272,4 @@ TRANSFORMERS_JS = layout.Layout(
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
 )
-"""For browsers and Node.js."""
+"""Layout for browsers and Node.js."""

@@ -53,8 +53,8 @@ _NAMES: Mapping[str, str] = {
     "mask-generation": "edgetam sam sam2 sam3_tracker",
     "image-to-text": "vision-encoder-decoder",
 }
-"""Specified by transformers.js 4.3.2, ``src/models/registry.js``. ``image-to-text`` is without the vision-language
-models that it lists there: the graphs of winml differ from those it expects."""
+"""Specified by transformers.js 4.3.2, ``src/models/registry.js``. The vision-language models of ``image-to-text`` are
+omitted: the graphs of winml differ from the expected ones."""
 
 TYPES: Mapping[str, frozenset[str]] = {task: frozenset(names.split()) for task, names in _NAMES.items()}
-"""Task → model types. A task that is not listed has no class of its own: the model is opened by any name."""
+"""Task → model types. A task without an entry has no class: models of any type are opened."""
