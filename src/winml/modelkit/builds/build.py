@@ -145,7 +145,7 @@ def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[s
 
 
 class _Build(StageWalk):
-    """One build in a folder whose lock it holds; runs the stages."""
+    """One build in a locked folder; runs the stages."""
 
     def run(self, listener: BuildListener) -> BuildResult:
         """Run or reuse every stage, and write the result under its final names."""

@@ -101,7 +101,7 @@ def file_digest(path: Path) -> str:
 def read_digest(path: Path) -> str:
     """Return the SHA-256 of a file's content; this process reads an unchanged file once.
 
-    So a build does not read a file again that was read for its plan.
+    A build therefore does not read the files of its plan again.
 
     Raises:
         OSError: the file cannot be read.

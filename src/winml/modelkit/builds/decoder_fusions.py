@@ -22,7 +22,7 @@ from winml.modelkit.optimize.options import OptimizeOptions
 from winml.modelkit.quantize.engines.weight_only import DOMAIN
 
 _RUNTIME_MODE = "weight-only"
-"""Quantization mode whose operators are those of ONNX Runtime."""
+"""Quantization mode that makes operators of ONNX Runtime."""
 
 
 def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) -> OptimizeOptions:

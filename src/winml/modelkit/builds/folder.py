@@ -32,12 +32,12 @@ class BuildFolder:
 
     Attributes:
         path: The folder.
-        manifest: Manifest of the earlier build; None if there is none that is readable.
+        manifest: Manifest of the earlier build; None if it is missing or not readable.
         notes: Notes on the earlier content, one sentence each.
     """
 
     def __init__(self, path: Path, names: Iterable[str], *, is_cache: bool) -> None:
-        """Read the manifest and refuse files of others.
+        """Read the manifest and refuse existing files that no build wrote.
 
         Args:
             path: The folder.
@@ -45,8 +45,8 @@ class BuildFolder:
             is_cache: True if only this tool writes into the folder, so that a damaged manifest may be replaced.
 
         Raises:
-            OutputExistsError: a file of one of these names exists and no build wrote it.
-            UsageError: one of these names is a link, a device or the like.
+            OutputExistsError: a file with such a name exists and no build wrote it.
+            UsageError: a file with such a name is a link, a device or the like.
         """
         self.path = path
         self.manifest: manifest_records.BuildManifest | None = None
@@ -61,7 +61,7 @@ class BuildFolder:
     def refuse_other_model(self, model: str, files: Callable[[], object], *, rebuild: bool) -> None:
         """Refuse to replace the finished build of another model.
 
-        A model of another name with equal files is the same model; so is one of this name with changed files.
+        A model with another name and equal files is the same model, and so is a model with this name and changed files.
 
         Args:
             model: Name of the model to build.
@@ -87,7 +87,7 @@ class BuildFolder:
         """Add file names to those of the build once the parts are known, and write the manifest.
 
         Raises:
-            OutputExistsError: a file of one of these names exists and no build wrote it.
+            OutputExistsError: a file with such a name exists and no build wrote it.
             WriteError: the manifest cannot be written.
         """
         self._refuse_foreign(names)

@@ -35,7 +35,7 @@ Modules = Mapping[str, list[ModuleAddress]]
 """Name of a part → its modules."""
 
 _LIMITING = ("module", "include")
-"""Options whose selectors name the only modules that change."""
+"""Options with selectors of the modules that change; other modules stay."""
 _SELECTING = (*_LIMITING, "exclude", "per_module")
 
 

@@ -84,7 +84,7 @@ class FoundFolder:
 
     path: Path
     parts: Mapping[str, Path]
-    """Name of the part → its file, in the order in which they run; ``model`` alone for a model of one part."""
+    """Name of the part → its file, in the order of execution; only ``model`` for a model of one part."""
     chosen: tuple[str, ...]
     """Names of the selected parts."""
     companions: Mapping[str, Path]
@@ -262,7 +262,7 @@ def onnx_file_in(name: str) -> Path | None:
 
 
 def _named_folder(name: str) -> Path | None:
-    """Return the folder of a name; ``None`` if it is no folder, which the reader of the name reports."""
+    """Return the folder of a name; ``None`` for other names, whose errors the caller reports."""
     try:
         folder = named_path(name.strip())
     except ModelPathError:

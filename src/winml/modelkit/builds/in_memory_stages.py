@@ -1,6 +1,6 @@
 """Stages of builds that change the exported graph in memory, without a file of the exported graph.
 
-A graph whose weights are quantized one by one is written to one file directly. The same holds for the graph of a
+A graph with weights quantized one by one is written to one file directly. The same holds for the graph of a
 checkpoint with quantized weights, and for a decoder that is fused for a runtime and not compared
 (docs/decisions/0010-no-float-copy.md).
 """

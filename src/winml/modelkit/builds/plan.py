@@ -1,6 +1,6 @@
 """The plan of a build: its config, its model, and checks of options that need no loaded model.
 
-Plain data, made before a model is loaded. Independent of the work of the stages.
+Plain data, independent of the work of the stages.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def has_coded_weights(request: ModelRequest) -> bool:
 
 
 def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
-    """Refuse to quantize a checkpoint on this disk whose weights are quantized.
+    """Refuse to quantize a checkpoint on this disk with quantized weights.
 
     Raises:
         UsageError: a precision is requested for such a checkpoint; names the precision and the format.
@@ -290,7 +290,7 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
 
 
 def spell_open_sizes(config: WinMLBuildConfig) -> Mapping[str, str]:
-    """Return the spelling of ``allow_dynamic`` for a build whose compiled file may require fixed sizes."""
+    """Return the spelling of ``allow_dynamic`` for a build with a compiled file that may require fixed sizes."""
     section = config.compile
     if section is None or section.ep is None or find_execution_provider(section.ep).takes_dynamic:
         return {}
@@ -336,7 +336,7 @@ def _refuse_torch_options(request: ModelRequest) -> None:
 
 
 def refuse_sizes(model: str, option: str, value: str) -> NoReturn:
-    """Refuse sizes for a build of an ONNX file, whose dynamic dimensions stay dynamic.
+    """Refuse sizes for a build of an ONNX file: dynamic dimensions stay dynamic.
 
     Raises:
         UsageError: always.

@@ -105,7 +105,7 @@ class _Doubt:
 class _Outline(StageWalk):
     """Walks over the stages of one build, and notes the files of each.
 
-    A stage after one that runs is up to date if that stage recreates the same graph, so it is listed with a condition.
+    A stage after a rerun is up to date if the rerun recreates the same graph, and is listed with a condition.
     """
 
     def planned(self, *, is_fetched: bool) -> PlannedBuild:

@@ -140,7 +140,7 @@ class Stage:
     idle: Callable[[WinMLBuildConfig], str] = lambda _config: ""
     """Returns the reason why it does nothing although its section is not null, or ""."""
     takes_bits: bool = False
-    """True if its result is approximate, so that the errors of several parts add up."""
+    """True if the result is approximate, so that errors of several parts add up."""
     handed_to: StageName | None = None
     """Stage that includes its work, on the graph in memory; None: it writes its own file."""
 

@@ -1,8 +1,7 @@
 """Describes a model for onnxruntime-genai: ``genai_config.json``, and its companion files.
 
 Names and sizes come from the graph; other values, such as end tokens, come from the config files of the model. The type
-is that of a decoder of any family, whose inputs genai feeds by the names in the file, or that of an audio encoder with
-a decoder.
+is a decoder of any family, with input names in the file, or an audio encoder with a decoder.
 """
 
 from __future__ import annotations
@@ -248,7 +247,7 @@ inputs."""
 _PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = re.compile(r"(.+\.)(\d+)(\.(?:key|value))")
 _DEFAULT_CONTEXT = 4096
-"""Chosen: for models whose config limits no positions; genai allocates memory on demand."""
+"""Chosen: for configs without a limit of positions; genai allocates memory on demand."""
 _SHARING = "GroupQueryAttention"
 """Specified: operator that writes new keys and values into the memory of the old ones."""
 

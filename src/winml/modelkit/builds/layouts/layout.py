@@ -23,7 +23,7 @@ from winml.modelkit.registries import Registry
 
 @dataclass(frozen=True)
 class LayoutFiles:
-    """Files of a folder whose models are described."""
+    """Input of ``describe``: files of a folder."""
 
     sources: Mapping[str, Path]
     """Files of the checkpoint to copy: name → file."""

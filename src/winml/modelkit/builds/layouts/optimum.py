@@ -51,7 +51,7 @@ _WITH_KEY_HEADS = frozenset(
         "nemotron", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm",
     }
 )  # fmt: skip
-"""Specified by optimum-onnx 0.1: model types whose ``head_dim`` and ``num_key_value_heads`` it reads."""
+"""Specified by optimum-onnx 0.1: model types with ``head_dim``, and with ``num_key_value_heads``, in its list."""
 _OF_ITS_OWN = frozenset({"deepseek_v3", "bloom", "gpt_bigcode", "falcon"})
 """Specified by optimum-onnx 0.1: model types with a rule of their own."""
 _WIDTHS, _HEADS = ("hidden_size", "d_model", "n_embd"), (
@@ -66,7 +66,7 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
     known.
 
     Before the first token, optimum passes keys and values of length zero to a decoder. It reads the number and size of
-    heads from ``config.json``; optimum has a fixed list of the model types whose ``head_dim`` it reads.
+    heads from ``config.json``; a fixed list in optimum has the model types with ``head_dim``.
 
     Args:
         config: ``config.json`` of the checkpoint.
