@@ -189,7 +189,7 @@ class _Build(StageWalk):
         if stage.makes_graph:
             self.layout.refuse(self.parts)
         elif stage.takes_bits and not skip_reason(stage, self.plan):
-            _compared_together(self.plan, self.parts, self.earlier)
+            _compare_generated_text(self.plan, self.parts, self.earlier)
             self.folder.save(self._make_manifest("unfinished", {}))
 
     def keep_records(self, records: Mapping[str, StageRecord]) -> None:
@@ -469,7 +469,7 @@ def _record_words(record: StageRecord) -> str:
 _SEPARATOR = "; "
 
 
-def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> None:
+def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> None:
     """Compare the text that quantized parts generate, and add the result to the record of the decoder.
 
     Reused parts that were compared before are not compared again, unless that build failed or was killed.
@@ -487,9 +487,9 @@ def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: Bui
     if decoder is None:
         return
     if decoder.records[-1].together:
-        if _are_of_one_build(parts, earlier):
+        if _is_same_build(parts, earlier):
             return
-        decoder.records[-1] = _with_words(decoder.records[-1], "")
+        decoder.records[-1] = _set_comparison(decoder.records[-1], "")
     if len(parts) < 2 or len(paths) < len(parts) or not plan.verify or plan.onnx_path is not None:
         return
     from winml.modelkit.export.part_export import words_of_text_together
@@ -501,17 +501,17 @@ def _compared_together(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: Bui
     least = Quantization(decoder.current or paths[file_names.DECODER], quantize_options(section), {}).least_sqnr_db
     words = words_of_text_together(plan.request, config, paths, least)
     if words is not None:
-        decoder.records[-1] = _with_words(decoder.records[-1], words)
+        decoder.records[-1] = _set_comparison(decoder.records[-1], words)
 
 
-def _are_of_one_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> bool:
+def _is_same_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> bool:
     """Return True if all parts are reused from the earlier finished build; cached parts may be of several builds."""
     if earlier is None or earlier.status != "done" or len(earlier.parts) != len(parts):
         return False
     return all(part.records[-1].status == "reused" and not part.records[-1].reason for part in parts)
 
 
-def _with_words(record: StageRecord, words: str) -> StageRecord:
+def _set_comparison(record: StageRecord, words: str) -> StageRecord:
     summary = record.summary.removesuffix(f"{_SEPARATOR}{record.together}") if record.together else record.summary
     return record.model_copy(
         update={"together": words, "summary": f"{summary}{_SEPARATOR}{words}" if words else summary}

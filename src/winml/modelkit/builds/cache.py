@@ -263,7 +263,7 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
         older_than: Minimum age of the last change; None: all builds.
     """
     root = cache_root()
-    builds = [_build_in(folder) for folder in _build_folders(root)]
+    builds = [_describe_build(folder) for folder in _build_folders(root)]
     now = datetime.now().astimezone()
     chosen = [build for build in builds if older_than is None or now - build.written > older_than]
     chosen.sort(key=lambda build: build.written, reverse=True)
@@ -290,7 +290,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
         path
         for name in _NOTE_FOLDERS
         for path in _notes(root / name)
-        if is_empty or (name == "stages" and not _leads_somewhere(path))
+        if is_empty or (name == "stages" and not _has_result(path))
     ]
     copies = [*(root / COPIES_FOLDER).rglob("*")] if is_empty else []
     freed = stored_bytes((*dead_notes, *copies))
@@ -307,7 +307,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
 
 def _build_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of builds in the cache, by their names and their manifest or lock file."""
-    for path in _entries(root / _BUILDS_FOLDER, Path.is_dir):
+    for path in _list_entries(root / _BUILDS_FOLDER, Path.is_dir):
         if _BUILD_NAME.fullmatch(path.name) and any(
             (path / name).is_file() for name in (BUILD_MANIFEST_NAME, BUILD_LOCK_NAME)
         ):
@@ -315,10 +315,10 @@ def _build_folders(root: Path) -> Iterator[Path]:
 
 
 def _notes(parent: Path) -> list[Path]:
-    return [path for path in _entries(parent, Path.is_file) if _NOTE_NAME.fullmatch(path.name)]
+    return [path for path in _list_entries(parent, Path.is_file) if _NOTE_NAME.fullmatch(path.name)]
 
 
-def _entries(parent: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
+def _list_entries(parent: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
     """Return the entries of a kind in a real folder, without links; ``[]`` if the folder cannot be read."""
     with contextlib.suppress(OSError):
         if not parent.is_symlink():
@@ -326,7 +326,7 @@ def _entries(parent: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
     return []
 
 
-def _build_in(folder: Path) -> CachedBuild:
+def _describe_build(folder: Path) -> CachedBuild:
     manifest: Any = {}
     with contextlib.suppress(OSError, ValueError):
         manifest = read_json_file(folder / BUILD_MANIFEST_NAME)
@@ -334,7 +334,7 @@ def _build_in(folder: Path) -> CachedBuild:
     described = manifest.get("input")
     model = described.get("model") if isinstance(described, dict) else None
     files = [path for path in folder.rglob("*") if path.is_file()]
-    newest = max((state.st_mtime for state in _states((folder, *files))), default=0.0)
+    newest = max((state.st_mtime for state in _read_states((folder, *files))), default=0.0)
     return CachedBuild(
         folder=folder,
         model=model if isinstance(model, str) else None,
@@ -346,17 +346,17 @@ def _build_in(folder: Path) -> CachedBuild:
 
 def stored_bytes(files: Iterable[Path]) -> int:
     """Return the total bytes of files; a file with several names counts once."""
-    return sum({(state.st_dev, state.st_ino): state.st_size for state in _states(files)}.values())
+    return sum({(state.st_dev, state.st_ino): state.st_size for state in _read_states(files)}.values())
 
 
-def _states(files: Iterable[Path]) -> Iterator[os.stat_result]:
+def _read_states(files: Iterable[Path]) -> Iterator[os.stat_result]:
     """Yield the states of files; files that a build replaced meanwhile are omitted."""
     for path in files:
         with contextlib.suppress(FileNotFoundError):
             yield path.stat()
 
 
-def _leads_somewhere(note: Path) -> bool:
+def _has_result(note: Path) -> bool:
     """Return True if the folder that a note names exists; False for a damaged note."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         return Path(read_json_file(note)["folder"]).is_dir()

@@ -62,10 +62,10 @@ def compare_models(
         return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(requested, inputs)
     if submodel:
         raise UsageError(f"submodel {submodel[0]}: selects a part of a build folder", hint="Remove it.")
-    return flow.compare_models(_side(reference), _side(candidate), requested, inputs=inputs)
+    return flow.compare_models(_resolve_side(reference), _resolve_side(candidate), requested, inputs=inputs)
 
 
-def _side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
+def _resolve_side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
     return found_side(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
 
 
@@ -158,7 +158,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     refuse_unknown_parts(submodel, parts, names[folders.index(parts)])
     requested = [part for part in parts if not submodel or part in submodel]
     left, right = (
-        dict(folder) if folder else _other_side(name, parts, requested)
+        dict(folder) if folder else _find_counterparts(name, parts, requested)
         for folder, name in zip(folders, names, strict=True)
     )
     common = [part for part in requested if part in left and part in right]
@@ -172,7 +172,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
 
 
-def _other_side(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
+def _find_counterparts(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
     """Return part → counterpart for a folder of parts: the PyTorch model for each part, a file for its own part.
 
     Raises:

@@ -130,7 +130,7 @@ class WinMLBuildConfig(Options):
         record: dict[str, Any] = {"schema_version": self.schema_version}
         for name in SECTIONS:
             section = getattr(self, name)
-            record[name] = None if section is None else _without_nulls(section.model_dump(mode="json"))
+            record[name] = None if section is None else _drop_nulls(section.model_dump(mode="json"))
         if self.export is not None and self.export.input_tensors is not None:
             record["export"]["input_tensors"] = [_input_record(spec) for spec in self.export.input_tensors]
         layout = {} if self.layout is None else {"layout": self.layout}
@@ -171,11 +171,11 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
         value, unread = read(value, source)
         foreign += unread
     migrated, notes = _migrate_to_current(value, source)
-    migrated, renamed = _with_named_precision(migrated)
+    migrated, renamed = _rename_precision(migrated)
     return parse_options(WinMLBuildConfig, migrated, source), (*foreign, *notes, *renamed)
 
 
-def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
+def _rename_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a config with the current name of its precision, and a note if the name changed."""
     section = value.get("quant") if isinstance(value, dict) else None
     bits = section.get("precision") if isinstance(section, dict) else None
@@ -187,14 +187,14 @@ def _with_named_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
     return {**value, "quant": {**section, "precision": name}}, (f"quant.precision {bits} is now called {name}",)
 
 
-def _optimize_becomes_optim(config: dict[str, object]) -> list[str]:
+def _rename_optimize(config: dict[str, object]) -> list[str]:
     if "optimize" not in config:
         return []
     config["optim"] = config.pop("optimize")
     return ["section optimize is now called optim"]
 
 
-def _model_id_becomes_model(config: dict[str, object]) -> list[str]:
+def _rename_model_id(config: dict[str, object]) -> list[str]:
     loader = config.get("loader")
     if not isinstance(loader, dict) or "model_id" not in loader:
         return []
@@ -205,7 +205,7 @@ def _model_id_becomes_model(config: dict[str, object]) -> list[str]:
 Migration = Callable[[dict[str, object]], list[str]]
 
 MIGRATIONS: Mapping[int, tuple[Migration, ...]] = {
-    0: (_optimize_becomes_optim, _model_id_becomes_model),
+    0: (_rename_optimize, _rename_model_id),
 }
 """Version → functions that convert its configs to the next version in place and return notes."""
 
@@ -229,9 +229,9 @@ def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...
     return {**config, "schema_version": SCHEMA_VERSION}, tuple(notes)
 
 
-def _without_nulls(value: object) -> Any:
+def _drop_nulls(value: object) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
     return value
 
 
@@ -250,7 +250,7 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
     """Return the options of the quantize stage, with ``auto`` resolved to a precision."""
     values = {name: getattr(section, name) for name in QuantizeOptions.model_fields}
     if section.precision == AUTO_PRECISION:
-        values["precision"] = _AUTO_PRECISIONS[_device_of(section)]
+        values["precision"] = _AUTO_PRECISIONS[_target_device(section)]
     return QuantizeOptions(**values)
 
 
@@ -278,7 +278,7 @@ def auto_words(section: QuantSection) -> str:
     """Describe the precision of ``auto`` and its reason; ``""`` if the section names another precision."""
     if section.precision != AUTO_PRECISION:
         return ""
-    device = _device_of(section)
+    device = _target_device(section)
     reason = f"on the {device}, the default of {section.ep}" if section.device is None and section.ep else ""
     reason = reason or (f"on the {device}" if section.device else f"on the {device}, the default device")
     return f"precision auto is {_AUTO_PRECISIONS[device]} {reason}"
@@ -294,7 +294,7 @@ def with_precision(section: QuantSection | None, precision: str) -> QuantSection
     return QuantSection(**{**passed, "precision": precision})
 
 
-def _device_of(section: QuantSection) -> Device:
+def _target_device(section: QuantSection) -> Device:
     if section.device is not None:
         return section.device
     return "cpu" if section.ep is None else find_execution_provider(section.ep).devices[0]

@@ -45,7 +45,7 @@ def resolve_build_config(
     export = config.export
     if export is not None:
         exporter = first_choice(export).name
-        export = export.model_copy(update={"opset_version": export.opset_for(exporter), **_inputs_of(resolved)})
+        export = export.model_copy(update={"opset_version": export.opset_for(exporter), **_input_keys(resolved)})
     notes = list(resolved.notes)
     if resolved.source.kind == "config" and not request.random_weights:
         notes.append(
@@ -61,7 +61,7 @@ def resolve_build_config(
     return config, (*notes, *idle)
 
 
-def _inputs_of(resolved: ResolvedModel) -> dict[str, object]:
+def _input_keys(resolved: ResolvedModel) -> dict[str, object]:
     """Return the config keys of the inputs of a single graph; ``{}`` for several parts, which have no keys."""
     if len(resolved.parts) > 1:
         return {}

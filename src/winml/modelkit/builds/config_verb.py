@@ -69,8 +69,8 @@ def plan_config(request: ConfigRequest) -> ConfigPlan:
     """
     from winml.modelkit.onnx.files.output_files import refuse_existing, refuse_inputs
 
-    config, notes = _config_of(request)
-    reads = _files_read(request, config)
+    config, notes = _apply_options(request)
+    reads = _check_model_files(request, config)
     outputs = [] if request.output is None else [request.output]
     if outputs:
         refuse_inputs(outputs, reads)
@@ -114,7 +114,7 @@ def run_config(plan: ConfigPlan) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
     return resolve_build_config(plan.config, request.model, model_type=request.model_type)
 
 
-def _files_read(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:
+def _check_model_files(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path, ...]:
     """Return the files of the model; refuses errors that names and paths show."""
     from winml.modelkit.builds.plan import is_onnx_path, plan_build
     from winml.modelkit.models.request import resolve_source
@@ -129,7 +129,7 @@ def _files_read(request: ConfigRequest, config: WinMLBuildConfig) -> tuple[Path,
     return () if request.model_type else resolve_source(model, needs_weights=False).files
 
 
-def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
+def _apply_options(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
     """Return the config with the options of the request, which override it, and notes.
 
     Raises:
@@ -168,12 +168,12 @@ def _config_of(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...
             f"{opt.device} npu with dynamic dimensions: {fixed} require fixed sizes. Name the provider with {opt.ep}.",
         )
     if changed.get("quant") is not None:
-        changed["quant"], decided = _with_decided_precision(changed["quant"])
+        changed["quant"], decided = _resolve_precision(changed["quant"])
         notes = (*notes, *decided)
     return request.config.model_copy(update=changed), notes
 
 
-def _with_decided_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:
+def _resolve_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:
     """Return a section with the precision of the device if it names none, and a note on ``auto``."""
     from winml.modelkit.builds.config import AUTO_PRECISION, auto_words, quantize_options, with_precision
 

@@ -33,7 +33,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
         model: The exported graph.
         plan: The build.
     """
-    if not (_is_for_onnxruntime(plan) or _has_codes(model)) or DecoderInterface.of(model) is None:
+    if not (_is_for_onnxruntime(plan) or _has_coded_weights(model)) or DecoderInterface.of(model) is None:
         return section
     options = section.with_decoder_fusions()
     return options.with_token_windows() if plan.layout.pads_right else options
@@ -42,7 +42,7 @@ def optimization_of(section: OptimizeOptions, model: ir.Model, plan: BuildPlan) 
 def is_fused(model: Path, plan: BuildPlan) -> bool:
     """Return True if a build fused a graph without a request."""
     graph = load_by_reference(model)
-    return (_is_for_onnxruntime(plan) or _has_codes(graph)) and DecoderInterface.of(graph) is not None
+    return (_is_for_onnxruntime(plan) or _has_coded_weights(graph)) and DecoderInterface.of(graph) is not None
 
 
 def note_on_half_precision(model: Path) -> str:
@@ -60,7 +60,7 @@ def note_on_half_precision(model: Path) -> str:
     )
 
 
-def _has_codes(model: ir.Model) -> bool:
+def _has_coded_weights(model: ir.Model) -> bool:
     """Return True if a graph has weights in few bits, as coded tensors or in operators of ONNX Runtime."""
     if any(isinstance(value.const_value, CodedTensor) for value in model.graph.initializers.values()):
         return True

@@ -102,8 +102,8 @@ def transform_folder(
             place = files.reserve(output / name)
             shutil.copyfile(source, place)
             staged[f"/{name}"] = (name, (place,))
-        described = {key: _described(name, paths) for key, (name, paths) in staged.items()}
-        manifest = _manifest(found, output, described, started, time.perf_counter() - clock)
+        described = {key: _final_records(name, paths) for key, (name, paths) in staged.items()}
+        manifest = _make_manifest(found, output, described, started, time.perf_counter() - clock)
         files.write_json(output / BUILD_MANIFEST_NAME, manifest.as_record())
         size_bytes = sum(files.commit(overwrite=overwrite).values())
     unchanged = {
@@ -114,7 +114,7 @@ def transform_folder(
     return TransformedFolder(found.path, output, records, unchanged, tuple(found.companions), size_bytes)
 
 
-def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
+def _final_records(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
     """Return the records of staged files of one part, under their final names in the folder."""
     folder = Path(name).parent
     return tuple(
@@ -124,7 +124,7 @@ def _described(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
     )
 
 
-def _manifest(
+def _make_manifest(
     found: FoundFolder,
     output: Path,
     described: Mapping[str, tuple[FileRecord, ...]],
@@ -167,13 +167,13 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
         parts_with_module(modules, text)
     narrowed = {}
     for part in found.chosen:
-        changes: dict[str, object] = {key: _matching(value, modules[part]) for key, value in selectors.items()}
+        changes: dict[str, object] = {key: _filter_selectors(value, modules[part]) for key, value in selectors.items()}
         if all(changes[key] for key in _LIMITING if key in changes):
             narrowed[part] = options.model_copy(update=changes)
     return narrowed
 
 
-def _matching(selectors: Any, modules: Iterable[ModuleAddress]) -> Any:
+def _filter_selectors(selectors: Any, modules: Iterable[ModuleAddress]) -> Any:
     """Return the selectors that match a module, as the same type of collection."""
     modules = list(modules)
     retained = [text for text in selectors if any(map(Selector(text).matches, modules))]

@@ -88,7 +88,7 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
         section = config.get(name)
         return set(section) if isinstance(section, dict) else set()
 
-    specs = [spec for spec in _specs(config.get("export"), "output_tensors") if "shape" not in spec]
+    specs = [spec for spec in _tensor_specs(config.get("export"), "output_tensors") if "shape" not in spec]
     own = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
     quant = config["quant"] if isinstance(config.get("quant"), dict) else {}
     # Build configs have an algorithm rtn, too.
@@ -97,7 +97,7 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
     return bool(own or later or specs or "skip_optimize" in config)
 
 
-def _specs(section: object, key: str) -> list[dict[str, object]]:
+def _tensor_specs(section: object, key: str) -> list[dict[str, object]]:
     specs = section.get(key) if isinstance(section, dict) else None
     return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
 
@@ -133,13 +133,13 @@ def _read_export(export: Section, source: str) -> list[str]:
         _refuse(source, "export.compatibility", compatibility, "Remove it.")
     if export.pop("verbose", False):
         notes.append("verbose: ignored, pass -v")
-    specs = _specs(export, "input_tensors")
+    specs = _tensor_specs(export, "input_tensors")
     if (batch := export.pop("batch_size", 1)) != 1 and not specs:
         _refuse(source, "export.batch_size", batch, f"Remove it, and pass {opt.batch_size}.")
     for spec in specs:
         _read_input(spec, source)
     export["input_tensors"] = specs or None
-    outputs = _specs(export, "output_tensors")
+    outputs = _tensor_specs(export, "output_tensors")
     if any("shape" not in spec for spec in outputs):
         names = ", ".join(str(spec.get("name")) for spec in outputs)
         notes.append(f"output_tensors {names}: ignored, the model determines the names of outputs")
@@ -177,7 +177,7 @@ def _read_quant(quant: Section, source: str) -> list[str]:
     for key, hint in _QUANT_CHOICES.items():
         if value := quant.pop(key, None):
             _refuse(source, f"quant.{key}", value, hint)
-    way, read = _way_and_precision(quant, source)
+    way, read = _take_mode(quant, source)
     for theirs, ours in _QUANT_NAMES[way].items():
         if ours in QuantizeOptions.model_fields and (value := quant.pop(theirs, None)) is not None:
             read[ours] = value
@@ -189,7 +189,7 @@ def _read_quant(quant: Section, source: str) -> list[str]:
     return [f"{', '.join(rest)}: ignored"] if rest else []
 
 
-def _way_and_precision(quant: Section, source: str) -> tuple[str, Section]:
+def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
     """Remove the keys with mode and bits; return the mode of winml-cli, and our keys of precision and mode."""
     method = "algorithm" if "algorithm" in quant else "mode"
     way = {"qdq": "static", "w4a16": "rtn"}.get(name := str(quant.pop(method, "static")), name)

@@ -136,7 +136,7 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
         parts = {file_names.ONLY_PART: model}
     refuse_unknown_parts(submodel, parts, str(path))
     chosen = tuple(part for part in parts if not submodel or part in submodel)
-    manifest = _manifest_in(path)
+    manifest = _read_manifest(path)
     if manifest is None or not manifest.deploy:
         return FoundFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
     models = {file.name for part in manifest.parts for file in part.model}
@@ -188,7 +188,7 @@ def onnx_file(name: str) -> Path | None:
     """
     path = named_path(name.strip())
     if path.is_dir():
-        return _built_model(path)
+        return _find_built_model(path)
     if path.suffix.lower() != file_names.MODEL_SUFFIX:
         return None
     found = readable_file(name.strip())
@@ -210,10 +210,10 @@ def readable_file(name: str | os.PathLike[str]) -> Path:
     remote = None if path.exists() else hub_file(name)
     if remote is not None:
         path = remote.local_path()
-    return _without_links(path) if path.is_file() else path
+    return _resolve_links(path) if path.is_file() else path
 
 
-def _without_links(path: Path) -> Path:
+def _resolve_links(path: Path) -> Path:
     """Return a model file without linked data files: the file itself, or a copy with its data in the cache of winml.
 
     In the Hub cache every file is a link to a blob. onnx_ir follows no link from a model to its data, symbolic or hard,
@@ -258,7 +258,7 @@ def onnx_file_in(name: str) -> Path | None:
         ModelPathError: the folder does not determine one model file.
     """
     folder = _named_folder(name)
-    return _built_model(folder) if folder is not None and any(folder.glob(f"*{file_names.MODEL_SUFFIX}")) else None
+    return _find_built_model(folder) if folder is not None and any(folder.glob(f"*{file_names.MODEL_SUFFIX}")) else None
 
 
 def _named_folder(name: str) -> Path | None:
@@ -288,41 +288,41 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     if (folder / file_names.BUILD_MANIFEST_NAME).is_file():
         parts = _built_parts(folder)
         is_complete = len(parts) > 1 and all(path.is_file() for path in parts.values())
-        return {part: _inside(folder, path) for part, path in parts.items()} if is_complete else {}
+        return {part: _check_path(folder, path) for part, path in parts.items()} if is_complete else {}
     files = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
     if len(files) < 2 or (not beside_weights and _holds_weights(folder)):
         return {}
     from winml.modelkit.onnx.bundle import ModelBundle, read_part_description  # imports onnx
 
-    described = {path: read_part_description(_inside(folder, path)) for path in files}
+    described = {path: read_part_description(_check_path(folder, path)) for path in files}
     of_several = [path for path, about in described.items() if about is not None and about.is_one_of_several]
     return ModelBundle.read(of_several).paths if len(of_several) > 1 else {}
 
 
-def _manifest_in(folder: Path) -> BuildManifest | None:
+def _read_manifest(folder: Path) -> BuildManifest | None:
     from winml.modelkit.builds.manifest_records import find_manifest  # imports onnx
 
     return find_manifest(folder)
 
 
-def _built_model(folder: Path) -> Path | None:
+def _find_built_model(folder: Path) -> Path | None:
     is_built = (folder / file_names.BUILD_MANIFEST_NAME).is_file()
     models = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
     # The user chose the file name of an export.
     model = models[0] if len(models) == 1 and not is_built else folder / file_names.BUILT_MODEL_NAME
     if model.is_file():
         # In a checkpoint with an export beside its weights, the weights are the model.
-        return None if not is_built and _holds_weights(folder) else _inside(folder, model)
+        return None if not is_built and _holds_weights(folder) else _check_path(folder, model)
     if is_built:
         parts = [*_built_parts(folder).values()]
         if len(parts) == 1 and parts[0].is_file():
-            return _inside(folder, parts[0])  # the layout of the build has another file name
+            return _check_path(folder, parts[0])  # the layout of the build has another file name
         if len(parts) > 1:
             raise ModelPathError(
                 f"{folder}: holds a model of several parts: {', '.join(path.name for path in parts)}",
                 hint=f"Pass one of them: {parts[0]}",
             )
-        manifest = _manifest_in(folder)
+        manifest = _read_manifest(folder)
         if manifest is not None and manifest.status == "unfinished":
             if manifest.failed:
                 reason = f": {message_words(manifest.reason)}" if manifest.reason else ""
@@ -337,7 +337,7 @@ def _built_model(folder: Path) -> Path | None:
         raise ModelPathError(
             f"{folder}: is a build folder without {file_names.BUILT_MODEL_NAME}", hint="Build it again: winml build."
         )
-    if not any((folder / pattern).is_file() for pattern in _OF_CHECKPOINTS) and not any(
+    if not any((folder / pattern).is_file() for pattern in _CHECKPOINT_FILES) and not any(
         folder.glob(f"*/{file_names.CHECKPOINT_CONFIG_NAME}")
     ):
         raise ModelPathError(
@@ -350,7 +350,7 @@ def _built_model(folder: Path) -> Path | None:
     return None
 
 
-def _inside(folder: Path, model: Path) -> Path:
+def _check_path(folder: Path, model: Path) -> Path:
     """Return the path of a model in a folder, checked for links.
 
     Raises:
@@ -367,7 +367,7 @@ def _holds_weights(folder: Path) -> bool:
         return True  # damaged weights: loading them reports the error
 
 
-_OF_CHECKPOINTS = (file_names.CHECKPOINT_CONFIG_NAME, "adapter_config.json")
+_CHECKPOINT_FILES = (file_names.CHECKPOINT_CONFIG_NAME, "adapter_config.json")
 """Files that identify a checkpoint folder; missing files are reported by the loader."""
 
 
@@ -377,7 +377,7 @@ def _built_parts(folder: Path) -> dict[str, Path]:
     Raises:
         InputError: the manifest names a file outside of the folder.
     """
-    manifest = _manifest_in(folder)
+    manifest = _read_manifest(folder)
     if manifest is None:
         return {}
     return {

@@ -97,7 +97,7 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
         return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
     folder = checkpoint_path(source, request)
     named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
-    files = tuple(_files_read(source, folder, request))
+    files = tuple(_checkpoint_files(source, folder, request))
     adapters = read_adapters(request.adapter)
     merged = adapter_files(adapters)
     return ModelIdentity(
@@ -140,7 +140,7 @@ def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
     return digests
 
 
-def _files_read(source: ModelSource, folder: Path, request: ModelRequest) -> Iterator[Path]:
+def _checkpoint_files(source: ModelSource, folder: Path, request: ModelRequest) -> Iterator[Path]:
     if source.kind == "config":
         yield folder
         return

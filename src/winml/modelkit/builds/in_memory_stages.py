@@ -87,7 +87,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     with contextlib.ExitStack() as stack:  # a calibrated search holds its weights until they are written
         quantizations: dict[str, Quantization] = {}
         handover = _handover_to_quantize(task.plan, stack, names, quantizations)
-        outcomes = run_export(replace(task, claim_parts=claim), handover, partial(_summary, words))
+        outcomes = run_export(replace(task, claim_parts=claim), handover, partial(_summarize_part, words))
     searches = [quantizations[outcome.files[0].name].outcome.search for outcome in outcomes]
     return tuple(
         outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
@@ -96,7 +96,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
-    return run_export(task, _handover_to_optimize(task.plan), partial(_summary, ""))
+    return run_export(task, _handover_to_optimize(task.plan), partial(_summarize_part, ""))
 
 
 def _handover_to_quantize(
@@ -129,7 +129,7 @@ def _handover_to_quantize(
         all_stay = len(others) + 1 == len(names) and all(work.outcome.stays_float for work in others)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
         quantizations[path.name] = stack.enter_context(work.equipped(samples, path, goes_outside))
-        return [*_optimization(plan, model), quantizations[path.name]]
+        return [*_optimization_work(plan, model), quantizations[path.name]]
 
     return GraphHandover(works, external_from_bytes=external, processors=processors)
 
@@ -143,14 +143,14 @@ def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
     codes = handover_of_codes(plan.request, export) if has_coded_weights(plan.request) else None
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
-        return [*(codes.works(path, model) if codes is not None else ()), *_optimization(plan, model)]
+        return [*(codes.works(path, model) if codes is not None else ()), *_optimization_work(plan, model)]
 
     external = external_from_bytes(plan, "optimize")
     processors = None if codes is None else codes.processors
     return GraphHandover(works, external, processors, lowers_precision=codes is not None)
 
 
-def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
+def _optimization_work(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
     """Return the optimization of a graph as one item of work; ``[]`` if no optimization is requested."""
     from winml.modelkit.builds.decoder_fusions import optimization_of
     from winml.modelkit.optimize.file_optimization import SingleOptimization
@@ -161,7 +161,7 @@ def _optimization(plan: BuildPlan, model: ir.Model) -> list[GraphWork[Any]]:
     return [] if options.is_empty else [SingleOptimization(options, {})]
 
 
-def _summary(quantized: str, part: ExportedPart) -> str:
+def _summarize_part(quantized: str, part: ExportedPart) -> str:
     """Summarize the changes of a part in a few words; ``quantized`` names the precision, ``""`` without one."""
     from winml.modelkit.compare.words import fidelity_words
 

@@ -106,7 +106,7 @@ class PartRecord(Options):
 
     @pydantic.field_validator("name")
     @classmethod
-    def _name_files(cls, name: str) -> str:
+    def _refuse_name(cls, name: str) -> str:
         """Refuse a name that is not valid in file names of the folder.
 
         Raises:

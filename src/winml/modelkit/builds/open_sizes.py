@@ -64,13 +64,13 @@ def build_with_open_sizes(
             fail.
     """
     plan = plan_build(passed_build_config(config, precision=precision), request)
-    if not _may_be_open(plan, ep):
+    if not _allows_open_sizes(plan, ep):
         return build_in_cache(plan)
     note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"
     return build_most_open(plan, build_in_cache, note)
 
 
-def _may_be_open(plan: BuildPlan, ep: str | None = None) -> bool:
+def _allows_open_sizes(plan: BuildPlan, ep: str | None = None) -> bool:
     """Return True if the config states no sizes, and each named provider supports dynamic sizes."""
     export = plan.config.export
     if export is None or export.model_fields_set & _SIZES:
@@ -83,7 +83,7 @@ def is_free_to_open(plan: BuildPlan) -> bool:
     request = plan.request
     requested = (request.shape_config, request.batch_size, request.input_specs)
     is_requested = any(value is not None for value in requested) or request.is_dynamic
-    return plan.config.layout is not None and not is_requested and _may_be_open(plan)
+    return plan.config.layout is not None and not is_requested and _allows_open_sizes(plan)
 
 
 def opened_first(plan: BuildPlan) -> BuildPlan:

@@ -112,7 +112,7 @@ def plan_build(
             needs.
     """
     sections_off = dict(switched_off or {})
-    config = _for_provider(config)
+    config = _apply_provider(config)
     config = config.model_copy(update={"loader": loader_section(request), **dict.fromkeys(sections_off)})
     if config.optim is not None:
         _refuse_optimization(config.optim, None if is_onnx_path(request.model) else config.export)
@@ -149,7 +149,7 @@ def plan_build(
             "auto is false, but export.input_tensors is missing", hint="winml config writes a complete config."
         )
     if (quantization := requested_quantization(config)) is not None:
-        _refuse_fewer_bits(request, quantization)
+        _refuse_requantization(request, quantization)
     request = configured_request(request, config.export, "export.{}")
     request = replace(request, cross_keys=find_layout(config.layout).cross_keys)
     if not verify:
@@ -173,7 +173,7 @@ def has_coded_weights(request: ModelRequest) -> bool:
         return False  # the loader reports the error
 
 
-def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
+def _refuse_requantization(request: ModelRequest, options: QuantizeOptions) -> None:
     """Refuse to quantize a checkpoint on this disk with quantized weights.
 
     Raises:
@@ -190,7 +190,7 @@ def _refuse_fewer_bits(request: ModelRequest, options: QuantizeOptions) -> None:
         )
 
 
-def _for_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
+def _apply_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
     """Return a config with the provider of ``compile.ep`` in each section that names none.
 
     Raises:

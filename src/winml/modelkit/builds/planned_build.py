@@ -124,8 +124,8 @@ class _Outline(StageWalk):
         if plan.deploy_only:  # files of stages are removed in the end
             self._writes, self._kept = {}, set()
         for part in self.parts:
-            self._place(part)
-        self._place_beside()
+            self._note_part(part)
+        self._note_other_files()
         if plan.config.eval is not None:
             is_judged = len(self.parts) == 1
             words = "evaluates the result" if is_judged else "skipped: parts are not evaluated separately"
@@ -134,11 +134,11 @@ class _Outline(StageWalk):
                 self._add(folder.path / file_names.EVALUATION_NAME)
         return PlannedBuild(
             verb="build",
-            reads=self._reads(),
+            reads=self._list_reads(),
             writes=tuple(self._writes.values()),
             steps=tuple(steps),
-            notes=(*folder.notes, *self._notes(is_fetched=is_fetched)),
-            removes=self._removes(),
+            notes=(*folder.notes, *self._list_notes(is_fetched=is_fetched)),
+            removes=self._list_removes(),
             interrupted=self._interrupted,
             build=plan,
             folder=folder.path,
@@ -147,7 +147,7 @@ class _Outline(StageWalk):
 
     def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
         """Run a stage with a new input, independent of its earlier result."""
-        doubt = None if part is None else self._doubt(part)
+        doubt = None if part is None else self._find_doubt(part)
         if doubt is None or not doubt.is_new:
             return super().find_or_run(stage, part)
         _, reason = self.earlier_result(stage, part)
@@ -155,7 +155,7 @@ class _Outline(StageWalk):
 
     def stored_result(self, stage: Stage, part: BuiltPart | None) -> StoredResult | None:
         """Return ``None`` for an input that may change."""
-        return None if part is not None and self._doubt(part) else super().stored_result(stage, part)
+        return None if part is not None and self._find_doubt(part) else super().stored_result(stage, part)
 
     def claim_parts(self, names: Sequence[str]) -> None:
         """Claim no name: nothing is written."""
@@ -174,7 +174,7 @@ class _Outline(StageWalk):
             for name, record in records.items()
         }
 
-    def _doubt(self, part: BuiltPart) -> _Doubt | None:
+    def _find_doubt(self, part: BuiltPart) -> _Doubt | None:
         return self._doubts.get(part.name, self._recovery)
 
     def _stage_words(self, stage: Stage) -> str:
@@ -186,7 +186,7 @@ class _Outline(StageWalk):
 
     def _note_result(self, stage: Stage, part: BuiltPart) -> str:
         """Note the files of the last result of a part; return the planned action in words."""
-        record, doubt = part.records[-1], self._doubt(part)
+        record, doubt = part.records[-1], self._find_doubt(part)
         if record.status == "skipped":
             return f"skipped: {record.reason}"
         if record.status == "run":
@@ -219,9 +219,9 @@ class _Outline(StageWalk):
         export = self.plan.config.export
         return export is not None and export.hierarchy
 
-    def _place(self, part: BuiltPart) -> None:
+    def _note_part(self, part: BuiltPart) -> None:
         """Note the files of a finished part, unless they are up to date."""
-        doubt, retained = self._doubt(part), self.reusable_model(part)
+        doubt, retained = self._find_doubt(part), self.reusable_model(part)
         if retained is not None and doubt is None:
             self._kept.update(file.name for file in (retained.files if self.plan.deploy_only else retained.all_files))
             return
@@ -234,7 +234,7 @@ class _Outline(StageWalk):
         if not self.plan.deploy_only and (is_described or part.exported is not None):
             self._add(file_names.sidecar_path(model), condition)
 
-    def _place_beside(self) -> None:
+    def _note_other_files(self) -> None:
         """Note the files beside the models, and the build config and manifest."""
         plan, folder = self.plan, self.folder.path
         copied = self.companions.outdated()
@@ -258,7 +258,7 @@ class _Outline(StageWalk):
     def _add_data(self, path: Path, condition: str) -> None:
         self._add(path, f"{_OUTSIDE}, and {condition}" if condition else _OUTSIDE)
 
-    def _reads(self) -> tuple[Path, ...]:
+    def _list_reads(self) -> tuple[Path, ...]:
         plan = self.plan
         quant = plan.config.quant
         data = quant.calibration_data if quant is not None else None
@@ -268,7 +268,7 @@ class _Outline(StageWalk):
         adapters = adapter_files(read_adapters(plan.request.adapter)).values()
         return (*(path for path in resolve_source(plan.request).files if path.is_file()), *adapters, *samples)
 
-    def _removes(self) -> tuple[Path, ...]:
+    def _list_removes(self) -> tuple[Path, ...]:
         """Return the files of earlier builds that this build neither keeps nor writes."""
         folder = self.folder
         stays = {folder.path / name for name in self._kept} | self._writes.keys()
@@ -277,7 +277,7 @@ class _Outline(StageWalk):
         owned = [folder.path / name for name in self.earlier.files]
         return tuple(path for path in owned if path not in stays and path.is_file())
 
-    def _notes(self, *, is_fetched: bool) -> list[str]:
+    def _list_notes(self, *, is_fetched: bool) -> list[str]:
         plan = self.plan
         notes = []
         if not is_fetched:

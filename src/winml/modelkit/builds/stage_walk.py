@@ -221,11 +221,11 @@ class StageWalk(ABC):
         earlier, reason = self.earlier_result(stage, part)
         if earlier:
             self.claim_parts(tuple(earlier))
-            return _as_reused(earlier, "")
+            return _mark_reused(earlier, "")
         if stored := self.stored_result(stage, part):
             self.claim_parts(tuple(stored.records))
             if self.take(stored):
-                return _as_reused(stored.records, _FROM_CACHE)
+                return _mark_reused(stored.records, _FROM_CACHE)
         return self.run_stage(stage, part, reason)
 
     @abstractmethod
@@ -349,7 +349,7 @@ class StageWalk(ABC):
         )
 
 
-def _as_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, StageRecord]:
+def _mark_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, StageRecord]:
     return {name: record.model_copy(update={"status": "reused", "reason": reason}) for name, record in records.items()}
 
 

@@ -145,13 +145,13 @@ class Stage:
     """Stage that includes its work, on the graph in memory; None: it writes its own file."""
 
 
-_WITHOUT_EFFECT = {"ep", "allow_dynamic"}
+_REFUSAL_KEYS = {"ep", "allow_dynamic"}
 """Keys of the export section that may refuse an export, but do not affect the graph."""
 
 
 def _export_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.export is not None  # skipped otherwise
-    export = plan.config.export.model_dump(mode="json", exclude=_WITHOUT_EFFECT)
+    export = plan.config.export.model_dump(mode="json", exclude=_REFUSAL_KEYS)
     decided = {"request": request_record(plan.request), "export": export}
     # A model family of a plug-in may determine the parts of any model.
     return {**decided, **({"families": families} if (families := installed_sources("families")) else {})}
@@ -319,7 +319,7 @@ def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
     )
 
 
-def _outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) -> tuple[StageOutcome, ...]:
+def _make_outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) -> tuple[StageOutcome, ...]:
     files = tuple(file.path for file in result.files)
     return (StageOutcome(files, result.normalizations, summary, notes=(*notes, *result.notes)),)
 
@@ -350,7 +350,7 @@ def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
         return (StageOutcome(files, normalizations=0, summary=summary),)
     fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
     summary = f"from {result.before.nodes}{f': {fired}' if fired else ''}"
-    return _outcomes(
+    return _make_outcomes(
         result,
         summary,
         (f"{opt.skip_pre_normalization} is ignored: the requested optimizations need the plain form.",)
@@ -403,7 +403,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     result = make_file(file_task, work)
     found = [] if result.budget is None else [result.budget.note]
     words = auto_words(section)
-    return _outcomes(
+    return _make_outcomes(
         result, _quantized_words(result), [*([f"{words[0].upper()}{words[1:]}."] if words else []), *found]
     )
 
@@ -451,7 +451,7 @@ def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
         raise
     parts = f", {len(result.parts)} compiled, {len(result.outside)} outside" if result.parts else ""
     summary = f"for {result.compiled['provider']}{parts}, {comparison_words(result.comparison)}"
-    return _outcomes(result, summary)
+    return _make_outcomes(result, summary)
 
 
 STAGES: tuple[Stage, ...] = (

@@ -90,7 +90,7 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
     if (request.output is None) != request.use_cache:
         both = f"-o and {opt.use_cache} cannot be combined" if request.use_cache else "no output folder is specified"
         raise UsageError(both, hint=f"Use -o FOLDER or {opt.use_cache}.")
-    plan = _refused_early(request)
+    plan = _make_plan(request)
     from winml.modelkit.builds.open_sizes import opened_first
     from winml.modelkit.builds.planned_build import planned_build
 
@@ -137,7 +137,7 @@ def run_planned_build(plan: PlannedBuild, request: BuildRequest, listener: Build
     return build_most_open(plan.build, build) if is_free_to_open(plan.build) else build(plan.build)
 
 
-def _refused_early(request: BuildRequest) -> BuildPlan:
+def _make_plan(request: BuildRequest) -> BuildPlan:
     """Return the build plan; refuses errors that names and paths show, without importing a model library."""
     from winml.modelkit.builds.folder import refuse_input_as_output
     from winml.modelkit.builds.plan import plan_build, refuse_missing_compiler
@@ -145,7 +145,7 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
     from winml.modelkit.ort.execution_providers import refuse_dynamic
 
     plan = plan_build(
-        _config_of(request),
+        _apply_options(request),
         request.model,
         switched_off=request.sections_off,
         skip_pre_normalization=request.skip_pre_normalization,
@@ -168,7 +168,7 @@ def _refused_early(request: BuildRequest) -> BuildPlan:
     return plan
 
 
-def _config_of(request: BuildRequest) -> WinMLBuildConfig:
+def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
     """Return the config with the stage options of the request, which override it.
 
     Raises:

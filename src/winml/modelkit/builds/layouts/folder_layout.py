@@ -40,7 +40,7 @@ class FolderLayout:
         """
         self._plan = plan
         self._layout = plan.layout
-        self._sources = self._found_sources(identity)
+        self._sources = self._find_sources(identity)
         self._config = self._find_config(identity)
         if plan.onnx_path is None and resolve_source(plan.request, needs_weights=False).kind == "script":
             layout.refuse_task(self._layout, None)
@@ -51,7 +51,7 @@ class FolderLayout:
         self.copied = {name: source for name, source in self._sources.items() if name not in written}
         self.written_names: tuple[str, ...] = ()
 
-    def _found_sources(self, identity: ModelIdentity) -> dict[str, Path]:
+    def _find_sources(self, identity: ModelIdentity) -> dict[str, Path]:
         if not self._plan.with_companions:
             return {}
         if self._plan.onnx_path is not None:

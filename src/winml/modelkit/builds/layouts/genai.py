@@ -98,8 +98,8 @@ _SPEECH_TYPE = "whisper"
 _FEATURES, _STATES, _TOKENS, _LOGITS = "input_features", "last_hidden_state", "input_ids", "logits"
 _FRAMES = 3000
 """Specified: the only number of frames that genai's type supports; the encoder output is half as long."""
-_OWN = re.compile(r"past_key_values\.\d+\.decoder\.(?:key|value)")
-_CROSS = re.compile(r"past_key_values\.\d+\.encoder\.(?:key|value)")
+_SELF_CACHE = re.compile(r"past_key_values\.\d+\.decoder\.(?:key|value)")
+_CROSS_CACHE = re.compile(r"past_key_values\.\d+\.encoder\.(?:key|value)")
 _POSITIONS = ("max_target_positions", "max_position_embeddings")
 _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 _PROCESSOR_FIELDS = ("n_fft", "hop_length", "chunk_length", "feature_size")
@@ -126,7 +126,7 @@ def _speech_config(
     from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
     graphs = [read_structure(path).graph for path, _ in (encoder, decoder)]
-    layers, heads, head_size = _refuse_others(*graphs)
+    layers, heads, head_size = _check_speech_graphs(*graphs)
     hidden_size = int(_value_sizes(next(value for value in graphs[0].output if value.name == _STATES))[-1])
     vocabulary = _value_sizes(next(value for value in graphs[1].output if value.name == _LOGITS))[-1]
     context = _first_number(config, _POSITIONS, 0)
@@ -153,7 +153,7 @@ def _speech_config(
             "filename": encoder[1],
             **shape,
             "inputs": {"audio_features": _FEATURES},
-            "outputs": {"encoder_hidden_states": _STATES, **_names("cross_present", "present", "encoder")},
+            "outputs": {"encoder_hidden_states": _STATES, **_cache_names("cross_present", "present", "encoder")},
         },
         "decoder": {
             "session_options": _session_section(),
@@ -161,21 +161,21 @@ def _speech_config(
             **shape,
             "inputs": {
                 "input_ids": _TOKENS,
-                **_names("past", "past_key_values", "decoder"),
-                **_names("cross_past", "past_key_values", "encoder"),
+                **_cache_names("past", "past_key_values", "decoder"),
+                **_cache_names("cross_past", "past_key_values", "encoder"),
             },
-            "outputs": {"logits": _LOGITS, **_names("present", "present", "decoder")},
+            "outputs": {"logits": _LOGITS, **_cache_names("present", "present", "decoder")},
         },
     }
     return {"model": described, "search": _search_section(generation, context, shares=False)}
 
 
-def _names(role: str, prompt: str, side: str) -> dict[str, str]:
+def _cache_names(role: str, prompt: str, side: str) -> dict[str, str]:
     """Return the entries of genai for the names of keys and values, with ``%d`` for the layer."""
     return {f"{role}_{kind}_names": f"{prompt}.%d.{side}.{kind}" for kind in ("key", "value")}
 
 
-def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[int, int, int]:
+def _check_speech_graphs(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[int, int, int]:
     """Refuse graphs of another type; return the number of layers, the number of heads and the size of a head.
 
     Raises:
@@ -184,8 +184,8 @@ def _refuse_others(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[
     passed = {value.name: _value_sizes(value) for value in encoder.input}
     taken = {value.name: _value_sizes(value) for value in decoder.input}
     answered = {value.name for value in encoder.output}
-    cross = {name: sizes for name, sizes in taken.items() if _CROSS.fullmatch(name)}
-    states = {name: sizes for name, sizes in taken.items() if name in cross or _OWN.fullmatch(name)}
+    cross = {name: sizes for name, sizes in taken.items() if _CROSS_CACHE.fullmatch(name)}
+    states = {name: sizes for name, sizes in taken.items() if name in cross or _SELF_CACHE.fullmatch(name)}
     other = [name for name in taken if name not in states and name != _TOKENS]
     shapes = {(sizes[1], sizes[3]) for sizes in states.values()}
     problem = ""
@@ -241,14 +241,14 @@ def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]
     return {file_names.AUDIO_PROCESSOR_NAME: {"feature_extraction": {"sequence": sequence}}}
 
 
-_TYPE = "decoder"
+_DECODER_TYPE = "decoder"
 """Specified: type in onnxruntime-genai for a model of any family with tokens and a cache of keys and values as
 inputs."""
 _PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = re.compile(r"(.+\.)(\d+)(\.(?:key|value))")
 _DEFAULT_CONTEXT = 4096
 """Chosen: for configs without a limit of positions; genai allocates memory on demand."""
-_SHARING = "GroupQueryAttention"
+_SHARING_OPERATOR = "GroupQueryAttention"
 """Specified: operator that writes new keys and values into the memory of the old ones."""
 
 
@@ -311,7 +311,7 @@ def genai_config(
 
     graph = read_structure(model).graph
     inputs = {value.name: value for value in required_inputs(graph)}
-    caches = _caches(model, inputs, [value.name for value in graph.output])
+    caches = _read_caches(model, inputs, [value.name for value in graph.output])
     vocabulary = _value_sizes(next(value for value in graph.output if value.name == "logits"))[-1]
     text = layout.text_section(config)
     limit = next((text[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if text.get(key)), None)
@@ -337,7 +337,7 @@ def genai_config(
         "num_key_value_heads": caches.heads,
     }
     described = {
-        "type": _TYPE,
+        "type": _DECODER_TYPE,
         **_special_tokens(generation, config),
         "vocab_size": _first_number(text, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
         "context_length": context,
@@ -346,7 +346,7 @@ def genai_config(
     return {"model": described, "search": _search_section(generation, context, shares=_shares_buffers(graph, caches))}
 
 
-def _caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
+def _read_caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
     found = {name: match for name in inputs if (match := _CACHE.fullmatch(name))}
     other = [name for name in inputs if name not in found and name not in _PLAIN_INPUTS]
     if not found or other or "logits" not in outputs:
@@ -375,20 +375,20 @@ def _shares_buffers(graph: onnx.GraphProto, caches: _Caches) -> bool:
     """Return True if only operators that write new keys and values into the same memory read the caches."""
     beginnings = tuple(name.partition("%d")[0] for name in caches.past_names.values())
     readers = [node.op_type for node in graph.node if any(name.startswith(beginnings) for name in node.input)]
-    return bool(readers) and set(readers) == {_SHARING}
+    return bool(readers) and set(readers) == {_SHARING_OPERATOR}
 
 
-_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSpeechSeq2Seq")
+_GENERATING_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForSpeechSeq2Seq")
 """Specified by transformers: suffixes of the names of classes that generate text."""
 
 
-def _unknown(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
+def _unknown_kind(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
     """Return the kind of a model that onnxruntime-genai has no type for, by its config; ``""`` if none is evident."""
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if layout.is_vision_language(config, task):
         return "a vision-language model in three graphs"
-    if task is None and "For" in name and not name.endswith(_GENERATING):
+    if task is None and "For" in name and not name.endswith(_GENERATING_CLASSES):
         return f"{name}, which generates no text"
     if config.get("is_encoder_decoder") is True and not isinstance(config.get("num_mel_bins"), int):
         return "an encoder-decoder without audio as input"
@@ -403,7 +403,7 @@ GENAI = layout.Layout(
     lambda part, of_several, _precision: file_names.built_part_name(part, of_several=of_several),
     readers="onnxruntime-genai",
     tasks=frozenset({"text-generation", "automatic-speech-recognition"}),
-    unknown=_unknown,
+    unknown=_unknown_kind,
     described=(file_names.GENAI_CONFIG_NAME, file_names.AUDIO_PROCESSOR_NAME),
     describe=lambda files: genai_texts(files.models, files.sources),
     rewritten=(file_names.TOKENIZER_CONFIG_NAME,),

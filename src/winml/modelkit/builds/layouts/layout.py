@@ -204,10 +204,10 @@ def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *
     except (OSError, JsonError):
         return  # the loader of the model reports the error
     if isinstance(record, dict) and (unknown := layout.unknown(record, task, has_cache)):
-        raise _unknown_model(layout, unknown)
+        raise _unknown_model_error(layout, unknown)
 
 
-def _unknown_model(layout: Layout, words: str) -> TaskError:
+def _unknown_model_error(layout: Layout, words: str) -> TaskError:
     return TaskError(
         f"{opt.layout} {layout.name}: no class of {layout.readers} is for {words}",
         hint=f"Remove {opt.layout}: winml run, winml generate and WinMLAutoModel open the folder.",
@@ -238,7 +238,7 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
     inputs = [value.name for path in models for value in read_structure(path).graph.input]
     for start, words in layout.unknown_inputs.items():
         if any(name.startswith(start) for name in inputs):
-            raise _unknown_model(layout, words)
+            raise _unknown_model_error(layout, words)
     metadata = {entry.key: entry.value for entry in read_structure(models[0]).metadata_props}
     task = model_record(metadata).get("task")
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))

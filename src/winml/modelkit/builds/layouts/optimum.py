@@ -52,7 +52,7 @@ _WITH_KEY_HEADS = frozenset(
     }
 )  # fmt: skip
 """Specified by optimum-onnx 0.1: model types with ``head_dim``, and with ``num_key_value_heads``, in its list."""
-_OF_ITS_OWN = frozenset({"deepseek_v3", "bloom", "gpt_bigcode", "falcon"})
+_SPECIAL_TYPES = frozenset({"deepseek_v3", "bloom", "gpt_bigcode", "falcon"})
 """Specified by optimum-onnx 0.1: model types with a rule of their own."""
 _WIDTHS, _HEADS = ("hidden_size", "d_model", "n_embd"), (
     "num_attention_heads", "num_heads", "n_head", "encoder_attention_heads",
@@ -77,7 +77,7 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
     except (OSError, JsonError):
         return ""
     shapes = [shape for name, shape in inputs.items() if name.startswith("past_key_values.") and name.endswith(".key")]
-    if not isinstance(record, dict) or not shapes or len(shapes[0]) != 4 or record.get("model_type") in _OF_ITS_OWN:
+    if not isinstance(record, dict) or not shapes or len(shapes[0]) != 4 or record.get("model_type") in _SPECIAL_TYPES:
         return ""
     is_encoded = any(".encoder." in name for name in inputs)
     passed = _optimum_heads(record, is_encoded=is_encoded)
@@ -97,17 +97,17 @@ def _optimum_heads(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int,
     """Return number and size of the heads in the empty cache of optimum; ``None`` if the config lacks them."""
     model_type = record.get("model_type")
     section = next((record[name] for name in _SECTIONS if isinstance(record.get(name), dict)), record)
-    width, heads = (_first(section, keys) for keys in (_WIDTHS, _HEADS))
+    width, heads = (_first_number(section, keys) for keys in (_WIDTHS, _HEADS))
     if width is None or not heads:
         return None
     if is_encoded:
         return heads, width // heads
-    size = _first(section, ("head_dim",)) if model_type in _WITH_HEAD_SIZE else None
-    key_heads = _first(section, ("num_key_value_heads",)) if model_type in _WITH_KEY_HEADS else None
+    size = _first_number(section, ("head_dim",)) if model_type in _WITH_HEAD_SIZE else None
+    key_heads = _first_number(section, ("num_key_value_heads",)) if model_type in _WITH_KEY_HEADS else None
     return key_heads or heads, size or width // heads
 
 
-def _first(record: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+def _first_number(record: Mapping[str, Any], keys: Iterable[str]) -> int | None:
     return next((record[key] for key in keys if isinstance(record.get(key), int)), None)
 
 
@@ -120,7 +120,7 @@ _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 """
 
 
-def _as_before_transformers_5(record: Mapping[str, Any]) -> dict[str, object]:
+def _use_older_names(record: Mapping[str, Any]) -> dict[str, object]:
     """Return a tokenizer config with the names that all versions of transformers read."""
     changed = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
     if isinstance(changed.get(_EXTRA), list):
@@ -134,7 +134,7 @@ _PREPROCESSOR_NAME, _PROCESSOR_NAME = "preprocessor_config.json", "processor_con
 _PROCESSOR_SECTIONS = ("feature_extractor", "image_processor")
 
 
-def _preprocessor(sources: Mapping[str, Path]) -> dict[str, str]:
+def _preprocessor_text(sources: Mapping[str, Path]) -> dict[str, str]:
     """Return ``preprocessor_config.json`` of a checkpoint with ``processor_config.json`` alone; ``{}`` for others.
 
     Raises:
@@ -203,8 +203,8 @@ OPTIMUM = layout.Layout(
     cross_keys="decoder",
     rewritten=(TOKENIZER_CONFIG_NAME, _PREPROCESSOR_NAME),
     rewrite=lambda sources: {
-        **layout.rewritten_tokenizer(sources, _as_before_transformers_5),
-        **_preprocessor(sources),
+        **layout.rewritten_tokenizer(sources, _use_older_names),
+        **_preprocessor_text(sources),
     },
     note=unfit_cache_words,
 )
@@ -249,7 +249,7 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
     return json.dumps({**record, _SECTION: section}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _described(files: layout.LayoutFiles) -> dict[str, str]:
+def _describe_data(files: layout.LayoutFiles) -> dict[str, str]:
     config = files.sources.get(CHECKPOINT_CONFIG_NAME)
     if config is None:
         return {}
@@ -266,9 +266,9 @@ TRANSFORMERS_JS = layout.Layout(
     unknown_inputs=_UNKNOWN_INPUTS,
     cross_keys="decoder",
     described=(CHECKPOINT_CONFIG_NAME,),
-    describe=_described,
+    describe=_describe_data,
     rewritten=(_PREPROCESSOR_NAME,),
-    rewrite=_preprocessor,
+    rewrite=_preprocessor_text,
     unread=("vocab.txt", TOKENIZER_CONFIG_NAME),
     numbers_data=True,
 )
