@@ -131,9 +131,9 @@ def run_build(
     store = cache.store if cache is not None else None
     names = names_of_build(plan, stages)
     refuse_input_as_output(folder, identity.places, (*names, file_names.BUILD_MANIFEST_NAME))
-    with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as held:
-        held.refuse_other_model(plan.request.model, lambda: identity.record.get("files"), rebuild=rebuild)
-        return _Build(plan, held, identity, stages, rebuild=rebuild, store=store).run(listener)
+    with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as build_folder:
+        build_folder.refuse_other_model(plan.request.model, lambda: identity.record.get("files"), rebuild=rebuild)
+        return _Build(plan, build_folder, identity, stages, rebuild=rebuild, store=store).run(listener)
 
 
 def names_of_build(plan: BuildPlan, stages: Sequence[Stage] = STAGES) -> tuple[str, ...]:
@@ -150,9 +150,9 @@ class _Build(StageWalk):
     def run(self, listener: BuildListener) -> BuildResult:
         """Run or reuse every stage, and write the result under its final names."""
         folder = self.folder
-        judging = [] if self.plan.config.eval is None else [EVAL_STEP]
+        eval_steps = [] if self.plan.config.eval is None else [EVAL_STEP]
         self._listener = listener
-        self._clock = StepClock([*(stage.name for stage in self.stages), *judging], listener.on_stage)
+        self._clock = StepClock([*(stage.name for stage in self.stages), *eval_steps], listener.on_stage)
         self._started = datetime.now(timezone.utc).astimezone()
         self._started_at = time.perf_counter()
         folder.announce()
@@ -283,14 +283,14 @@ class _Build(StageWalk):
         parts = tuple(self._part_record(part, status, models.get(part.name, PlacedModel())) for part in self.parts)
         stage_files = (file for part in parts for record in part.stages for file in record.files)
         model_files = (file for part in parts for file in (*part.model, part.sidecar) if file is not None)
-        written = {file.name for file in (*stage_files, *model_files)}
-        finished = (
+        part_files = {file.name for file in (*stage_files, *model_files)}
+        final_names = (
             *self.companions.placed.names,
             *self.layout.written_names,
             file_names.BUILD_CONFIG_NAME,
             file_names.BUILD_MANIFEST_NAME,
         )
-        names = tuple(sorted({*written, *(finished if status == "done" else self.folder.owned_names())}))
+        names = tuple(sorted({*part_files, *(final_names if status == "done" else self.folder.owned_names())}))
         libraries = dict.fromkeys(name for stage in self.stages for name in stage.libraries)
         return BuildManifest(
             status=status,
@@ -310,16 +310,16 @@ class _Build(StageWalk):
     def _deployed_files(self, models: Mapping[str, PlacedModel]) -> tuple[FileRecord, ...]:
         """Return the records of the files to deploy: models, and files that readers expect beside them."""
         placed = self.companions.placed
-        beside = (*placed.names, *placed.kept, *self.layout.written_names)
+        companions = (*placed.names, *placed.kept, *self.layout.written_names)
         folder = self.folder.path
-        records = self.files.of(folder / name for name in dict.fromkeys(beside))
+        records = self.files.of(folder / name for name in dict.fromkeys(companions))
         return (*(file for model in models.values() for file in model.files), *records)
 
     def _stage_notes(self) -> list[str]:
         """Return the notes of all stages, prefixed with the part name unless all parts have the note."""
         notes = {part.name: [note for record in part.records for note in record.notes] for part in self.parts}
-        common = {note for found in notes.values() for note in found if all(note in other for other in notes.values())}
-        reported = (note if note in common else f"{name}: {note}" for name, found in notes.items() for note in found)
+        common = {note for texts in notes.values() for note in texts if all(note in other for other in notes.values())}
+        reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
     def _unoptimized_notes(self) -> tuple[str, ...]:
@@ -330,8 +330,8 @@ class _Build(StageWalk):
         from winml.modelkit.builds.decoder_fusions import is_fused, note_on_half_precision  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
-        if fused := [model for model in models if is_fused(model, self.plan)]:
-            return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused))))
+        if fused_models := [model for model in models if is_fused(model, self.plan)]:
+            return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused_models))))
         *levels, last = (level for level in LEVELS if level != "none")
         note = (
             f"Nothing was optimized: no level was requested. Pass {opt.level} {', '.join(levels)} or {last} "
@@ -340,21 +340,21 @@ class _Build(StageWalk):
         return (note,)
 
     def _part_record(self, part: BuiltPart, status: str, placed: PlacedModel) -> PartRecord:
-        finished = {record.name for record in part.records}
+        finished_stages = {record.name for record in part.records}
         # Earlier results of stages that have not run yet may be reused, by this build or by the next one after a kill.
         earlier = None if status == "done" or self.earlier is None else self.earlier.part(part.name)
-        waiting = () if earlier is None else earlier.stages
-        stages = (*part.records, *(record for record in waiting if record.name not in finished))
+        earlier_stages = () if earlier is None else earlier.stages
+        stages = (*part.records, *(record for record in earlier_stages if record.name not in finished_stages))
         return PartRecord(name=part.name, model=placed.files, sidecar=placed.sidecar, stages=stages)
 
     def _place_models(self) -> dict[str, PlacedModel]:
         """Write the last result of each part under its final name, and the resolved config; return part → files."""
         folder = self.folder.path
-        retained = {part.name: self.reusable_model(part) for part in self.parts}
+        reusable = {part.name: self.reusable_model(part) for part in self.parts}
         names: dict[str, tuple[str, ...]] = {}
         with OutputFiles() as files:
             for part in self.parts:
-                if (model := retained[part.name]) is not None:
+                if (model := reusable[part.name]) is not None:
                     names[part.name] = tuple(file.name for file in model.files)
                     continue
                 path = folder / self.layout.model_name(part)
@@ -362,8 +362,8 @@ class _Build(StageWalk):
                 self._write_sidecar(part, path, names[part.name], files)
             if self.plan.layout.numbers_data:
                 # A name that is not derived from the content may be that of a user's file.
-                owned = self.folder.owned_names()
-                self.folder.claim([name for _, *data in names.values() for name in data if name not in owned])
+                owned_names = self.folder.owned_names()
+                self.folder.claim([name for _, *data in names.values() for name in data if name not in owned_names])
             self.companions.reserve(files)
             # The manifest lists the next files before they are put in place, so that a kill leaves no unknown file.
             self.folder.save(self._make_manifest("unfinished", {}))
@@ -373,15 +373,15 @@ class _Build(StageWalk):
             self.layout.place_adapters(self.parts, folder, files)
             written = {path.relative_to(folder.absolute()).as_posix() for path in files.commit()}
         self.companions.settle(files)
-        placed = {}
+        placed_models = {}
         for part in self.parts:
             path = folder / self.layout.model_name(part)
             sidecar = file_names.sidecar_path(path)
-            described = sidecar.relative_to(folder).as_posix() in written
-            placed[part.name] = retained[part.name] or PlacedModel(
-                self.files.of((path, *external_files(path))), self.files.of([sidecar])[0] if described else None
+            has_sidecar = sidecar.relative_to(folder).as_posix() in written
+            placed_models[part.name] = reusable[part.name] or PlacedModel(
+                self.files.of((path, *external_files(path))), self.files.of([sidecar])[0] if has_sidecar else None
             )
-        return placed
+        return placed_models
 
     def _write_sidecar(self, part: BuiltPart, path: Path, names: Sequence[str], files: OutputFiles) -> None:
         """Write the sidecar of a finished part, if the export wrote one and it describes the export.
@@ -413,16 +413,16 @@ class _Build(StageWalk):
         # The file of the stage has the same nodes, and less is read if its weights are external.
         model = ir.serde.deserialize_model(read_structure(folder / part.current_files[0].name))
         tags = [(node.name or "", tag) for node in all_nodes(model) if (tag := read_tag(node))]
-        written = files.reserve(path)
-        model_file = file_record(written.name, written)
-        described = DescribedFile(
+        staged_model = files.reserve(path)
+        model_file = file_record(staged_model.name, staged_model)
+        described_file = DescribedFile(
             sha256=model_file.sha256,
             files=((model_file.name, model_file.size_bytes), *data.items()),
             nodes={name: tag.tag for name, tag in tags},
             root_nodes=tuple(name for name, tag in tags if tag.source == "root"),
             coverage=measure_coverage(model),
         )
-        files.write_text(file_names.sidecar_path(path), adapted_sidecar_json(record, described))
+        files.write_text(file_names.sidecar_path(path), adapted_sidecar_json(record, described_file))
 
     def _resolved_config(self) -> dict[str, object]:
         config = self.plan.config.as_record()

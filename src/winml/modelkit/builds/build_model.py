@@ -76,10 +76,10 @@ def build_hf_model(
         VerificationError: the outputs of a stage's result differ from those of its input.
     """
     check_load_keywords(load, "build_hf_model")
-    passed = passed_build_config(config, listener, precision=precision)
-    with spell_options(_section_keys(passed)):
+    build_config = passed_build_config(config, listener, precision=precision)
+    with spell_options(_section_keys(build_config)):
         plan = plan_build(
-            passed,
+            build_config,
             ModelRequest(os.fspath(model) if isinstance(model, os.PathLike) else model, **load),
             verify=verify,
             with_companions=with_companions,
@@ -104,9 +104,9 @@ def build_onnx_model(
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
-    passed = passed_build_config(config, listener, precision=precision)
-    with spell_options(_section_keys(passed)):
-        plan = plan_build(passed, request, verify=verify, deploy_only=deploy_only)
+    build_config = passed_build_config(config, listener, precision=precision)
+    with spell_options(_section_keys(build_config)):
+        plan = plan_build(build_config, request, verify=verify, deploy_only=deploy_only)
         return build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 

@@ -107,10 +107,10 @@ def read_digest(path: Path) -> str:
         OSError: the file cannot be read.
     """
     state = _file_state(path)
-    known = (path.stat().st_dev, *state)
-    content_digest = _READ.get(known) or hash_file(path)
+    identity = (path.stat().st_dev, *state)
+    content_digest = _READ.get(identity) or hash_file(path)
     if _file_state(path) == state and _is_settled(path):
-        _READ[known] = content_digest
+        _READ[identity] = content_digest
     return content_digest
 
 
@@ -176,10 +176,10 @@ def place_state(name: str, is_left_out: Callable[[Path], bool] = lambda _folder:
 
 
 def _files_below(folder: Path, is_left_out: Callable[[Path], bool]) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
-        here = Path(place)
-        folders[:] = [name for name in folders if name[0] != "." and not is_left_out(here / name)]
-        yield from (here / name for name in names if (here / name).is_file())
+    for root, folders, names in os.walk(folder):
+        current = Path(root)
+        folders[:] = [name for name in folders if name[0] != "." and not is_left_out(current / name)]
+        yield from (current / name for name in names if (current / name).is_file())
 
 
 def _data_files(path: Path) -> tuple[Path, ...]:
@@ -331,8 +331,8 @@ def _describe_build(folder: Path) -> CachedBuild:
     with contextlib.suppress(OSError, ValueError):
         manifest = read_json_file(folder / BUILD_MANIFEST_NAME)
     manifest = manifest if isinstance(manifest, dict) else {}
-    described = manifest.get("input")
-    model = described.get("model") if isinstance(described, dict) else None
+    source = manifest.get("input")
+    model = source.get("model") if isinstance(source, dict) else None
     files = [path for path in folder.rglob("*") if path.is_file()]
     newest = max((state.st_mtime for state in _read_states((folder, *files))), default=0.0)
     return CachedBuild(

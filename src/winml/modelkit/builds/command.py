@@ -73,14 +73,14 @@ def command(context: click.Context, /, **options: Any) -> None:
     with library_output_to_stderr():
         plan = plan_requested_build(request)
     end_dry_run(plan, options, refuse_unloadable)
-    retained: list[str] = []
+    finished_stages: list[str] = []
     try:
         with library_output_to_stderr():
-            result = run_planned_build(plan, request, _listener(options, retained))
+            result = run_planned_build(plan, request, _listener(options, finished_stages))
     except KeyboardInterrupt:
         ending = (
-            f"completed: {', '.join(retained)}; the same command resumes there"
-            if retained
+            f"completed: {', '.join(finished_stages)}; the same command resumes there"
+            if finished_stages
             else resuming_words() or "no stage was completed"
         )
         raise Interrupted(ending) from None
@@ -118,16 +118,16 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
         base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
         section = parse_options(QuantSection, {**base, **stated}, "options")
     _requests.name_section_keys(config.compile, ("ep", "ep_options"), options, "compile.{}")
-    changed: dict[str, Any] = {
+    sections: dict[str, Any] = {
         "quant": section,
         "export": config.export and _requests.configured_export(config.export, options),
     }
     if options["min_sqnr_db"] is not None and config.compile is not None:
         # The limit applies to every stage that runs: the compiled file is compared as well.
-        changed["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
+        sections["compile"] = config.compile.model_copy(update={"min_sqnr_db": options["min_sqnr_db"]})
     return BuildRequest(
         model=_requests.model_request(configured),
-        config=config.model_copy(update=changed),
+        config=config.model_copy(update=sections),
         **_requests.stated_fields(BuildRequest, options),
     )
 

@@ -53,16 +53,16 @@ def compare_models(
     """
     from winml.modelkit.compare import comparing as flow
 
-    known = [field.name for field in fields(flow.CompareOptions)]
+    field_names = [field.name for field in fields(flow.CompareOptions)]
     for name in changes:
-        if name not in known:
-            raise ConfigError(unknown_key_message(name, known, "compare_models"))
-    requested = replace(options or flow.CompareOptions(), **changes)
+        if name not in field_names:
+            raise ConfigError(unknown_key_message(name, field_names, "compare_models"))
+    merged_options = replace(options or flow.CompareOptions(), **changes)
     if isinstance(reference, (str, os.PathLike)) and isinstance(candidate, (str, os.PathLike)):
-        return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(requested, inputs)
+        return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(merged_options, inputs)
     if submodel:
         raise UsageError(f"submodel {submodel[0]}: selects a part of a build folder", hint="Remove it.")
-    return flow.compare_models(_resolve_side(reference), _resolve_side(candidate), requested, inputs=inputs)
+    return flow.compare_models(_resolve_side(reference), _resolve_side(candidate), merged_options, inputs=inputs)
 
 
 def _resolve_side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
@@ -117,14 +117,14 @@ class FoundPairs:
         """
         from winml.modelkit.compare import comparing as flow
 
-        passed: dict[str, object] = {
+        single_inputs: dict[str, object] = {
             "step": options.step,
             "data_set": options.data_set,
             "input_data": options.run.input_data,
             "inputs": inputs,
         }
         self.refuse_values(
-            [name for name, value in passed.items() if value is not None] + (["names"] if options.names else [])
+            [name for name, value in single_inputs.items() if value is not None] + (["names"] if options.names else [])
         )
         if self.are_several:
             return flow.compare_parts(self.parts, self.names, options, self.notes)
@@ -162,13 +162,13 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
         for folder, name in zip(folders, names, strict=True)
     )
     common = [part for part in requested if part in left and part in right]
-    missing = [part for part in dict.fromkeys((*left, *right)) if (part in left) != (part in right)]
+    unmatched = [part for part in dict.fromkeys((*left, *right)) if (part in left) != (part in right)]
     if not common or (submodel and len(common) < len(requested)):
         raise UsageError(
             f"{reference} has the parts {', '.join(left)}, {candidate} {', '.join(right)}",
             hint="Only parts that both models have can be compared.",
         )
-    notes = (f"Not compared, in one model only: {', '.join(missing)}.",) if missing and not submodel else ()
+    notes = (f"Not compared, in one model only: {', '.join(unmatched)}.",) if unmatched and not submodel else ()
     return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
 
 

@@ -50,8 +50,8 @@ class LoaderSection(LoadOptions, _ModelSection):  # type: ignore[misc]  # Option
 
 def loader_section(request: ModelRequest, **decided: object) -> LoaderSection:
     """Return the ``loader`` section of a request, with decided values for some keys."""
-    requested = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
-    return LoaderSection(**{**requested, **decided})
+    values = {name: getattr(request, name) for name in LoaderSection.model_fields if hasattr(request, name)}
+    return LoaderSection(**{**values, **decided})
 
 
 def check_load_keywords(load: Mapping[str, object], function: str) -> None:
@@ -145,12 +145,12 @@ def with_values(config: WinMLBuildConfig, stated: Mapping[str, Mapping[str, Any]
         stated: Section → key → value.
     """
     # Sections are copied, so that unset fields stay unset.
-    changed = {
+    sections = {
         name: section.model_copy(update=dict(values))
         for name, values in stated.items()
         if (section := getattr(config, name)) is not None
     }
-    return config.model_copy(update=changed)
+    return config.model_copy(update=sections)
 
 
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
@@ -290,8 +290,8 @@ def with_precision(section: QuantSection | None, precision: str) -> QuantSection
     Raises:
         ConfigError: the precision is unknown.
     """
-    passed = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
-    return QuantSection(**{**passed, "precision": precision})
+    values = {} if section is None else {name: getattr(section, name) for name in section.model_fields_set}
+    return QuantSection(**{**values, "precision": precision})
 
 
 def _target_device(section: QuantSection) -> Device:

@@ -139,26 +139,26 @@ def _apply_options(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str,
     from winml.modelkit.builds.config import parse_build_config
     from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS
 
-    stated = {"device": request.device, "ep": request.ep}
-    place = {key: value for key, value in stated.items() if value is not None}
+    target_options = {"device": request.device, "ep": request.ep}
+    target = {key: value for key, value in target_options.items() if value is not None}
     precision = {} if request.precision is None else {"precision": request.precision}
     if precision and request.no_quant:
         raise UsageError(f"{opt.precision} has no effect with {opt.no_quant}", hint="Omit one of them.")
-    if place and request.no_quant and request.no_compile:
+    if target and request.no_quant and request.no_compile:
         raise UsageError(
-            f"{spell(next(iter(place)))} has no effect with {opt.no_quant} and {opt.no_compile}",
+            f"{spell(next(iter(target)))} has no effect with {opt.no_quant} and {opt.no_compile}",
             hint="Omit it.",
         )
-    passed = {"quant": {**precision, **place}, "compile": place}
-    requested = parse_build_config({name: values for name, values in passed.items() if values}, "options")[0]
-    changed: dict[str, Any] = {}
-    for name, values in passed.items():
+    section_values = {"quant": {**precision, **target}, "compile": target}
+    parsed = parse_build_config({name: values for name, values in section_values.items() if values}, "options")[0]
+    sections: dict[str, Any] = {}
+    for name, values in section_values.items():
         if getattr(request, f"no_{name}"):
-            changed[name] = None
+            sections[name] = None
         # A device or provider alone does not add a quantization that the config omits.
         elif values and not (name == "quant" and request.config.quant is None and not precision):
-            section = getattr(request.config, name) or getattr(requested, name)
-            changed[name] = section.model_copy(update=values)
+            section = getattr(request.config, name) or getattr(parsed, name)
+            sections[name] = section.model_copy(update=values)
     export = request.config.export
     is_dynamic = request.model.is_dynamic or (export is not None and not export.dynamic.is_empty)
     notes: tuple[str, ...] = ()
@@ -167,10 +167,10 @@ def _apply_options(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str,
         notes = (
             f"{opt.device} npu with dynamic dimensions: {fixed} require fixed sizes. Name the provider with {opt.ep}.",
         )
-    if changed.get("quant") is not None:
-        changed["quant"], decided = _resolve_precision(changed["quant"])
-        notes = (*notes, *decided)
-    return request.config.model_copy(update=changed), notes
+    if sections.get("quant") is not None:
+        sections["quant"], precision_notes = _resolve_precision(sections["quant"])
+        notes = (*notes, *precision_notes)
+    return request.config.model_copy(update=sections), notes
 
 
 def _resolve_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:

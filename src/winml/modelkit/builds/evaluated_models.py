@@ -65,20 +65,20 @@ def evaluate_model(
     from winml.modelkit.evaluate.evaluation import evaluate
     from winml.modelkit.ort.opened_model import RunOptions
 
-    known = (*EvaluationOptions.model_fields, *_RUN_OPTIONS, *_LOAD_OPTIONS)
+    flag_names = (*EvaluationOptions.model_fields, *_RUN_OPTIONS, *_LOAD_OPTIONS)
     for flag in flags:
-        if flag not in known:
-            raise ConfigError(unknown_key_message(flag, known, _NAME))
+        if flag not in flag_names:
+            raise ConfigError(unknown_key_message(flag, flag_names, _NAME))
     name = os.fspath(model)
     run = RunOptions(name, **{key: flags.pop(key) for key in _RUN_OPTIONS if key in flags})
     load = {key: flags.pop(key) for key in _LOAD_OPTIONS if key in flags}
-    passed = {"dataset": os.fspath(dataset)} if dataset is not None else {}
-    if options is not None and (both := [*passed, *flags]):
+    dataset_options = {"dataset": os.fspath(dataset)} if dataset is not None else {}
+    if options is not None and (both := [*dataset_options, *flags]):
         raise UsageError(
             f"{_NAME}: options= and {both[0]} are both passed",
             hint=f"Pass one of them, or options.model_copy(update={{{both[0]!r}: …}}).",
         )
-    requested = options or parse_options(EvaluationOptions, {**passed, **flags}, _NAME)
+    requested = options or parse_options(EvaluationOptions, {**dataset_options, **flags}, _NAME)
     return evaluate(named_subject(name, requested, run, **load), requested, on_step=on_step, progress=progress)
 
 
@@ -234,8 +234,8 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         evaluated = opened_model(Subject(model, RunOptions(str(model))), options.task, stack)
         task = evaluated.task
         metrics = chosen_metrics(task_definition(task), (name,), "target")
-        requested = options.model_copy(update={"metrics": (name,)})
-        prepared = prepared_data(evaluated, requested, stack)
+        metric_options = options.model_copy(update={"metrics": (name,)})
+        prepared = prepared_data(evaluated, metric_options, stack)
         prepared = replace(prepared, preprocessor=CachedBatches.keeping(prepared.preprocessor))
         del evaluated  # its session holds the weights, and only variants are run
 
@@ -246,5 +246,5 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         source = find_source(options.dataset)
         root = source.folder or Path()
         digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
-        request = {**requested.model_dump(mode="json"), "content": digests, "task": task}
+        request = {**metric_options.model_dump(mode="json"), "content": digests, "task": task}
         yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)

@@ -74,12 +74,12 @@ class BuildFolder:
         earlier = self.manifest
         if self._is_cache or rebuild or earlier is None or earlier.status != "done":
             return
-        before = str(earlier.input.get("model", model))
-        if before == model or Path(before).resolve() == Path(model).resolve():
+        earlier_model = str(earlier.input.get("model", model))
+        if earlier_model == model or Path(earlier_model).resolve() == Path(model).resolve():
             return
-        if (found := earlier.input.get("files")) is None or found != files():
+        if (digests := earlier.input.get("files")) is None or digests != files():
             raise OutputExistsError(
-                f"output {self.path} holds the build of {before}, and {model} is requested",
+                f"output {self.path} holds the build of {earlier_model}, and {model} is requested",
                 hint=f"Choose another folder, or replace the build with {opt.rebuild}.",
             )
 
@@ -140,8 +140,8 @@ class BuildFolder:
             WriteError: the manifest cannot be written.
         """
         earlier = self.manifest or manifest_records.BuildManifest(status="unfinished", files=())
-        changed = {"status": "unfinished", "failed": None, "reason": None, "files": self.owned_names()}
-        self.save(earlier.model_copy(update=changed))
+        values = {"status": "unfinished", "failed": None, "reason": None, "files": self.owned_names()}
+        self.save(earlier.model_copy(update=values))
 
     def save(self, manifest: manifest_records.BuildManifest) -> None:
         """Write the manifest.
@@ -210,14 +210,14 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
         UsageError: the folder is a file or the checkpoint itself, or contains the input under one of the names.
         WriteError: the folder cannot be written to.
     """
-    place = folder.resolve()
+    target = folder.resolve()
     if _is_reachable(folder) and not folder.is_dir():
         raise UsageError(f"output {folder} is a file", hint="Pass a folder: a build writes several files.")
     for source in inputs:
-        if source.resolve() == place:
+        if source.resolve() == target:
             raise UsageError(f"output {folder} is the folder of the source model", hint="Choose another folder.")
-        written = {place / name for name in names}
-        if source.resolve() in written or source.absolute() in written:
+        outputs = {target / name for name in names}
+        if source.resolve() in outputs or source.absolute() in outputs:
             raise UsageError(
                 f"output {folder} holds the input {source}, which the build would replace",
                 hint="Choose another folder.",
@@ -251,7 +251,7 @@ def held_folder(
         OutputExistsError: see :class:`BuildFolder`.
         WriteError: the folder cannot be created or written to.
     """
-    missing = [parent for parent in (path, *path.parents) if not parent.exists()]
+    new_folders = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
         lock = _acquire_lock(path, tell)
         try:
@@ -260,7 +260,7 @@ def held_folder(
         finally:
             _release_lock(lock)
     finally:
-        for parent in missing:
+        for parent in new_folders:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # if it is still empty
 

@@ -92,18 +92,18 @@ def transform_folder(
         staged: dict[str, tuple[str, tuple[Path, ...]]] = {}
         for part, source in found.parts.items():
             name = found.name_of(part)
-            place = files.reserve(output / name)
+            target = files.reserve(output / name)
             if part in changed:
                 records[part] = work(part, files)
             else:
-                place_self_contained(source, place, may_link=False)
-            staged[part] = (name, (place, *external_files(place)))
+                place_self_contained(source, target, may_link=False)
+            staged[part] = (name, (target, *external_files(target)))
         for name, source in found.companions.items():
-            place = files.reserve(output / name)
-            shutil.copyfile(source, place)
-            staged[f"/{name}"] = (name, (place,))
-        described = {key: _final_records(name, paths) for key, (name, paths) in staged.items()}
-        manifest = _make_manifest(found, output, described, started, time.perf_counter() - clock)
+            target = files.reserve(output / name)
+            shutil.copyfile(source, target)
+            staged[f"/{name}"] = (name, (target,))
+        part_records = {key: _final_records(name, paths) for key, (name, paths) in staged.items()}
+        manifest = _make_manifest(found, output, part_records, started, time.perf_counter() - clock)
         files.write_json(output / BUILD_MANIFEST_NAME, manifest.as_record())
         size_bytes = sum(files.commit(overwrite=overwrite).values())
     unchanged = {
@@ -133,16 +133,16 @@ def _make_manifest(
 ) -> BuildManifest:
     parts = tuple(PartRecord(name=part, model=described[part]) for part in found.parts)
     companions = tuple(record for name in found.companions for record in described[f"/{name}"])
-    written = (*(file for part in parts for file in part.model), *companions)
+    new_files = (*(file for part in parts for file in part.model), *companions)
     # The files of an earlier build in the output stay listed, so that the next build may remove them.
     earlier = find_manifest(output)
-    owned = () if earlier is None else earlier.files
+    earlier_files = () if earlier is None else earlier.files
     return BuildManifest(
         status="done",
-        files=tuple(sorted({*owned, *(file.name for file in written), BUILD_MANIFEST_NAME})),
+        files=tuple(sorted({*earlier_files, *(file.name for file in new_files), BUILD_MANIFEST_NAME})),
         parts=parts,
         companions=companions,
-        deploy=written,
+        deploy=new_files,
         layout=found.layout,
         input={"model": str(found.path)},
         started=started.isoformat(timespec="seconds"),
@@ -176,8 +176,8 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
 def _filter_selectors(selectors: Any, modules: Iterable[ModuleAddress]) -> Any:
     """Return the selectors that match a module, as the same type of collection."""
     modules = list(modules)
-    retained = [text for text in selectors if any(map(Selector(text).matches, modules))]
-    return {text: selectors[text] for text in retained} if isinstance(selectors, Mapping) else type(selectors)(retained)
+    texts = [text for text in selectors if any(map(Selector(text).matches, modules))]
+    return {text: selectors[text] for text in texts} if isinstance(selectors, Mapping) else type(selectors)(texts)
 
 
 def part_modules(parts: Mapping[str, Path]) -> Modules:
@@ -195,7 +195,7 @@ def parts_with_module(modules: Modules, selector: str) -> list[str]:
     Raises:
         UsageError: no part has such a module; the nearest addresses are listed.
     """
-    found = [part for part, candidates in modules.items() if any(map(Selector(selector).matches, candidates))]
-    if not found:
+    part_names = [part for part, candidates in modules.items() if any(map(Selector(selector).matches, candidates))]
+    if not part_names:
         select([module for candidates in modules.values() for module in candidates], selector)
-    return found
+    return part_names

@@ -89,12 +89,12 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
         return set(section) if isinstance(section, dict) else set()
 
     specs = [spec for spec in _tensor_specs(config.get("export"), "output_tensors") if "shape" not in spec]
-    own = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
+    foreign_keys = keys("export") & _EXPORT_KEYS or keys("loader") & _LOADER_KEYS
     quant = config["quant"] if isinstance(config.get("quant"), dict) else {}
     # Build configs have an algorithm rtn, too.
     is_quant = str(quant.get("mode")) in _QUANT_MODES or str(quant.get("algorithm")) in _QUANT_MODES - {"rtn"}
-    later = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
-    return bool(own or later or specs or "skip_optimize" in config)
+    has_later_keys = keys("quant") & _QUANT_KEYS or is_quant or "execution_provider" in keys("compile")
+    return bool(foreign_keys or has_later_keys or specs or "skip_optimize" in config)
 
 
 def _tensor_specs(section: object, key: str) -> list[dict[str, object]]:
@@ -153,8 +153,8 @@ def _read_input(spec: Section, source: str) -> None:
     if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
         spec["value_range"] = [bounds[0], bounds[1] - 1]
     if runs := spec.pop("dummy_value_runs", None):
-        place = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
-        _refuse(source, place, runs, "Set the first values of each row as first_values, [[value, count], …].")
+        key = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
+        _refuse(source, key, runs, "Set the first values of each row as first_values, [[value, count], …].")
 
 
 def _read_optim(optim: Section, source: str) -> list[str]:
@@ -177,43 +177,43 @@ def _read_quant(quant: Section, source: str) -> list[str]:
     for key, hint in _QUANT_CHOICES.items():
         if value := quant.pop(key, None):
             _refuse(source, f"quant.{key}", value, hint)
-    way, read = _take_mode(quant, source)
-    for theirs, ours in _QUANT_NAMES[way].items():
+    mode, options = _take_mode(quant, source)
+    for theirs, ours in _QUANT_NAMES[mode].items():
         if ours in QuantizeOptions.model_fields and (value := quant.pop(theirs, None)) is not None:
-            read[ours] = value
-    elsewhere = {key for names in _QUANT_NAMES.values() for key in names} - _QUANT_NAMES[way].keys()
+            options[ours] = value
+    elsewhere = {key for names in _QUANT_NAMES.values() for key in names} - _QUANT_NAMES[mode].keys()
     rest = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]
     for key in set(quant) - _PLACE:
         del quant[key]
-    quant.update(read)
+    quant.update(options)
     return [f"{', '.join(rest)}: ignored"] if rest else []
 
 
 def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
     """Remove the keys with mode and bits; return the mode of winml-cli, and our keys of precision and mode."""
-    method = "algorithm" if "algorithm" in quant else "mode"
-    way = {"qdq": "static", "w4a16": "rtn"}.get(name := str(quant.pop(method, "static")), name)
-    if way == "fp16":
-        return way, {"precision": "fp16"}
-    if way == "rtn":
+    mode_key = "algorithm" if "algorithm" in quant else "mode"
+    mode = {"qdq": "static", "w4a16": "rtn"}.get(name := str(quant.pop(mode_key, "static")), name)
+    if mode == "fp16":
+        return mode, {"precision": "fp16"}
+    if mode == "rtn":
         if (width := quant.pop("rtn_bits", 4)) not in (4, 8):
             _refuse(source, "quant.rtn_bits", width, "Weight-only quantization takes 4 or 8 bits.")
-        return way, {"precision": f"int{width}", "mode": "weight-only"}
+        return mode, {"precision": f"int{width}", "mode": "weight-only"}
     types = [str(quant.pop(key, "uint8")) for key in ("weight_type", "activation_type")]
     bits = [_BITS.sub(r"\1", name) for name in types]
-    if way == "dynamic" and bits[0] == "8":
-        return way, {"precision": types[0], "mode": way}
-    if way == "static" and bits[0] == "8":
-        return way, {"precision": f"w8a{bits[1]}"}
+    if mode == "dynamic" and bits[0] == "8":
+        return mode, {"precision": types[0], "mode": mode}
+    if mode == "static" and bits[0] == "8":
+        return mode, {"precision": f"w8a{bits[1]}"}
     hint = "Set key precision instead."
-    _refuse(source, f"quant.{method}", f"{way}, weights {types[0]}, activations {types[1]}", hint)
+    _refuse(source, f"quant.{mode_key}", f"{mode}, weights {types[0]}, activations {types[1]}", hint)
 
 
 def _read_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
     provider = section.pop("execution_provider", None)
-    rest = [key for key in section if key not in _PLACE]
-    for key in rest:
+    ignored = [key for key in section if key not in _PLACE]
+    for key in ignored:
         del section[key]
     if provider:
         section["ep"] = provider
-    return [f"{', '.join(rest)}: ignored, no stage reads them yet"] if rest else []
+    return [f"{', '.join(ignored)}: ignored, no stage reads them yet"] if ignored else []

@@ -141,8 +141,8 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
         return FoundFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
     models = {file.name for part in manifest.parts for file in part.model}
     names = [file.name for file in manifest.deploy if file.name not in models]
-    beside = {name: path / name for name in names if name_problem(path, name) is None}
-    return FoundFolder(path, parts, chosen, beside, manifest.layout)
+    companions = {name: path / name for name in names if name_problem(path, name) is None}
+    return FoundFolder(path, parts, chosen, companions, manifest.layout)
 
 
 def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: bool = False) -> Mapping[str, Path]:
@@ -191,11 +191,11 @@ def onnx_file(name: str) -> Path | None:
         return _find_built_model(path)
     if path.suffix.lower() != file_names.MODEL_SUFFIX:
         return None
-    found = readable_file(name.strip())
-    if not found.is_file():
+    local_path = readable_file(name.strip())
+    if not local_path.is_file():
         problem = "is not a regular file" if path.exists() else "no such file"
         raise ModelPathError(f"{path}: {problem}", hint="Pass the path of an ONNX file.")
-    return found
+    return local_path
 
 
 def readable_file(name: str | os.PathLike[str]) -> Path:
@@ -231,9 +231,9 @@ def _resolve_links(path: Path) -> Path:
     data = external_files(path)
     if not any(file.is_symlink() for file in data):
         return path
-    above = file_names.files_folder(path)
-    files = {file.relative_to(above).as_posix(): file.resolve() for file in (path, *data)}
-    files |= {name: file.resolve() for name, file in companion_files(above).items()}
+    root = file_names.files_folder(path)
+    files = {file.relative_to(root).as_posix(): file.resolve() for file in (path, *data)}
+    files |= {name: file.resolve() for name, file in companion_files(root).items()}
     key = hashlib.sha256("\n".join(f"{name}:{file}" for name, file in sorted(files.items())).encode()).hexdigest()
     folder = cache_root() / COPIES_FOLDER / key[:32]
     if not folder.is_dir():
@@ -248,7 +248,7 @@ def _resolve_links(path: Path) -> Path:
             raise write_error(folder, error) from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    return folder / path.relative_to(above)
+    return folder / path.relative_to(root)
 
 
 def onnx_file_in(name: str) -> Path | None:
@@ -294,9 +294,9 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
         return {}
     from winml.modelkit.onnx.bundle import ModelBundle, read_part_description  # imports onnx
 
-    described = {path: read_part_description(_check_path(folder, path)) for path in files}
-    of_several = [path for path, about in described.items() if about is not None and about.is_one_of_several]
-    return ModelBundle.read(of_several).paths if len(of_several) > 1 else {}
+    descriptions = {path: read_part_description(_check_path(folder, path)) for path in files}
+    part_paths = [path for path, about in descriptions.items() if about is not None and about.is_one_of_several]
+    return ModelBundle.read(part_paths).paths if len(part_paths) > 1 else {}
 
 
 def _read_manifest(folder: Path) -> BuildManifest | None:

@@ -45,15 +45,15 @@ def handed_over_stages(stages: Sequence[Stage], plan: BuildPlan) -> tuple[Stage,
     def options(plan: BuildPlan) -> dict[str, object]:
         return {key: value for stage in (*before, fused) for key, value in stage.options(plan).items()}
 
-    changed = {stage.name: replace(stage, makes_graph=False, handed_to=name) for stage in before}
-    changed[name] = replace(
+    by_stage = {stage.name: replace(stage, makes_graph=False, handed_to=name) for stage in before}
+    by_stage[name] = replace(
         fused,
         libraries=tuple(dict.fromkeys(library for stage in (*before, fused) for library in stage.libraries)),
         options=options,
         work=_run_quantize if name == "quantize" else _run_optimize,
         makes_graph=True,
     )
-    return tuple(changed.get(stage.name, stage) for stage in stages)
+    return tuple(by_stage.get(stage.name, stage) for stage in stages)
 
 
 def _fused_stage_name(plan: BuildPlan) -> StageName | None:

@@ -262,12 +262,12 @@ def _file_words(file: FileRecord, folder: Path = Path()) -> str:
 def _deploy_words(manifest: BuildManifest) -> str:
     """Describe the files to deploy: each model, and the number of files beside the models."""
     models = {file.name for part in manifest.parts for file in part.model}
-    beside = [file for file in manifest.deploy if file.name not in models]
+    other_files = [file for file in manifest.deploy if file.name not in models]
     words = [_file_words(file) for file in manifest.deploy if file.name in models]
-    if beside:
-        size = size_words(sum(file.size_bytes for file in beside))
-        several = f"{len(beside)} config and tokenizer files ({size})"
-        words.append(several if len(beside) > 1 else _file_words(beside[0]))
+    if other_files:
+        size = size_words(sum(file.size_bytes for file in other_files))
+        several = f"{len(other_files)} config and tokenizer files ({size})"
+        words.append(several if len(other_files) > 1 else _file_words(other_files[0]))
     total = size_words(sum(file.size_bytes for file in manifest.deploy))
     return ", ".join(words) + (f"; {total} in total" if len(words) > 1 else "")
 

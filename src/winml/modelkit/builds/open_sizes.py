@@ -81,8 +81,8 @@ def _allows_open_sizes(plan: BuildPlan, ep: str | None = None) -> bool:
 def is_free_to_open(plan: BuildPlan) -> bool:
     """Return True if a build for another tool has dynamic sizes: such a tool passes any number of rows."""
     request = plan.request
-    requested = (request.shape_config, request.batch_size, request.input_specs)
-    is_requested = any(value is not None for value in requested) or request.is_dynamic
+    stated_sizes = (request.shape_config, request.batch_size, request.input_specs)
+    is_requested = any(value is not None for value in stated_sizes) or request.is_dynamic
     return plan.config.layout is not None and not is_requested and _allows_open_sizes(plan)
 
 
@@ -107,7 +107,7 @@ def build_most_open(
     """
     remembered = _remembered_choice(note) if note is not None else None
     first = [remembered] if remembered is not None else []
-    failed: errors.WinMLError | None = None
+    last_error: errors.WinMLError | None = None
     for choice in (*first, *(choice for choice in _CHOICES if choice not in first)):
         try:
             result = build(_opened_plan(plan, choice))
@@ -117,7 +117,7 @@ def build_most_open(
             if isinstance(error, errors.VerificationError) and error.is_quality:
                 raise
             # The error with fixed sizes shows a fault of the model; with dynamic sizes, these may be the cause.
-            failed = error if failed is None or not choice else failed
+            last_error = error if last_error is None or not choice else last_error
             if note is not None and choice == remembered:
                 with contextlib.suppress(OSError):
                     note.unlink()
@@ -128,8 +128,8 @@ def build_most_open(
         with contextlib.suppress(errors.WriteError, OSError), unrecorded():
             write_atomically(note, json.dumps(choice))
         return result
-    assert failed is not None  # every choice returns or fails
-    raise failed
+    assert last_error is not None  # every choice returns or fails
+    raise last_error
 
 
 def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:

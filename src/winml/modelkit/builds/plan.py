@@ -201,12 +201,12 @@ def _apply_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
         return config
     provider = short_name(find_execution_provider(section.ep).name)
     sections = {name: getattr(config, name) for name in ("export", "optim", "quant")}
-    stated: dict[str, dict[str, Any]] = {
+    values: dict[str, dict[str, Any]] = {
         name: {"ep": provider} for name, other in sections.items() if other is not None and other.ep is None
     }
-    if quant is not None and "quant" in stated and quant.precision == AUTO_PRECISION and quant.device is None:
-        stated["quant"]["device"] = section.device  # determines precision ``auto`` only
-    return with_values(config, stated)
+    if quant is not None and "quant" in values and quant.precision == AUTO_PRECISION and quant.device is None:
+        values["quant"]["device"] = section.device  # determines precision ``auto`` only
+    return with_values(config, values)
 
 
 def _refuse_optimization(options: OptimizeOptions, export: WinMLExportConfig | None) -> None:
@@ -311,7 +311,7 @@ def request_record(request: ModelRequest) -> dict[str, object]:
 
 def _refuse_torch_options(request: ModelRequest) -> None:
     dynamic = request.dynamic
-    passed = {
+    option_values = {
         **{
             spell(option.name): is_not_default(option.name, getattr(request, option.name))
             for option in declared_options()
@@ -323,7 +323,7 @@ def _refuse_torch_options(request: ModelRequest) -> None:
         opt.dynamic_image_size: dynamic.image_size,
         opt.dynamic_axes: dynamic.axes,
     }
-    for option, value in passed.items():
+    for option, value in option_values.items():
         if value:
             raise UsageError(
                 f"{option} does not apply to {request.model}, which is an ONNX file",

@@ -65,14 +65,14 @@ def planned_build(
         identity = None if is_to_be_fetched(plan) else identify_plan(plan)
         folder = output if output is not None else cache_folder(plan, identity)
         names = names_of_build(plan)
-        places = () if identity is None else identity.places
-        refuse_input_as_output(folder, places, (*names, file_names.BUILD_MANIFEST_NAME))
-        held = BuildFolder(folder, names, is_cache=output is None)
+        source_paths = () if identity is None else identity.places
+        refuse_input_as_output(folder, source_paths, (*names, file_names.BUILD_MANIFEST_NAME))
+        target = BuildFolder(folder, names, is_cache=output is None)
         files = (lambda: None) if identity is None else (lambda: identity.record.get("files"))
-        held.refuse_other_model(plan.request.model, files, rebuild=rebuild)
+        target.refuse_other_model(plan.request.model, files, rebuild=rebuild)
         store = StageStore(cache_root()) if output is None and identity is not None else None
         unknown = ModelIdentity(dict, is_repeatable=False, places=())
-        outline = _Outline(plan, held, identity or unknown, STAGES, rebuild=rebuild or identity is None, store=store)
+        outline = _Outline(plan, target, identity or unknown, STAGES, rebuild=rebuild or identity is None, store=store)
         planned = outline.planned(is_fetched=identity is not None)
         if requested is None or requested is plan:
             return planned
@@ -221,11 +221,11 @@ class _Outline(StageWalk):
 
     def _note_part(self, part: BuiltPart) -> None:
         """Note the files of a finished part, unless they are up to date."""
-        doubt, retained = self._find_doubt(part), self.reusable_model(part)
-        if retained is not None and doubt is None:
-            self._kept.update(file.name for file in (retained.files if self.plan.deploy_only else retained.all_files))
+        doubt, reusable = self._find_doubt(part), self.reusable_model(part)
+        if reusable is not None and doubt is None:
+            self._kept.update(file.name for file in (reusable.files if self.plan.deploy_only else reusable.all_files))
             return
-        condition = f"{doubt.cause} changes its input" if retained is not None and doubt is not None else self._unknown
+        condition = f"{doubt.cause} changes its input" if reusable is not None and doubt is not None else self._unknown
         model = self.folder.path / self.layout.model_name(part)
         self._add(model, condition)
         numbered = self.plan.layout.numbers_data
@@ -237,9 +237,9 @@ class _Outline(StageWalk):
     def _note_other_files(self) -> None:
         """Note the files beside the models, and the build config and manifest."""
         plan, folder = self.plan, self.folder.path
-        copied = self.companions.outdated()
-        self._kept.update(name for name in self.companions.planned if name not in copied)
-        for name in copied:
+        copied_names = self.companions.outdated()
+        self._kept.update(name for name in self.companions.planned if name not in copied_names)
+        for name in copied_names:
             self._add(folder / name)
         layout = plan.layout
         for name in self.layout.rewritten:
@@ -271,11 +271,11 @@ class _Outline(StageWalk):
     def _list_removes(self) -> tuple[Path, ...]:
         """Return the files of earlier builds that this build neither keeps nor writes."""
         folder = self.folder
-        stays = {folder.path / name for name in self._kept} | self._writes.keys()
+        current_files = {folder.path / name for name in self._kept} | self._writes.keys()
         if self.earlier is None:
             return ()
-        owned = [folder.path / name for name in self.earlier.files]
-        return tuple(path for path in owned if path not in stays and path.is_file())
+        earlier_files = [folder.path / name for name in self.earlier.files]
+        return tuple(path for path in earlier_files if path not in current_files and path.is_file())
 
     def _list_notes(self, *, is_fetched: bool) -> list[str]:
         plan = self.plan

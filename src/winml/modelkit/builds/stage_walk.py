@@ -64,9 +64,9 @@ class StoredResult:
             with OutputFiles() as staged:
                 for file in self.files:
                     path = self.place / file.name
-                    place = staged.reserve(folder / path.name)
+                    target = staged.reserve(folder / path.name)
                     # onnx refuses data files that have two names.
-                    copy_data(path, place) if path.suffix == ".data" else link_or_copy(path, place)
+                    copy_data(path, target) if path.suffix == ".data" else link_or_copy(path, target)
                 staged.commit()
         except OSError:
             return False  # another build replaces the result now: the stage runs here
@@ -121,9 +121,9 @@ class StageStore:
             place = Path(note["folder"]).resolve()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pydantic.ValidationError):
             return None
-        found = StoredResult(place, records)
+        result = StoredResult(place, records)
         is_usable = all(record.origin == origin for record in records.values()) and accepts(tuple(records))
-        return found if is_usable and place != folder and not FileRecords(place).first_changed(found.files) else None
+        return result if is_usable and place != folder and not FileRecords(place).first_changed(result.files) else None
 
     def _note_path(self, origin: Origin) -> Path:
         return self._notes / f"{digest(origin.model_dump(mode='json'))}.json"
@@ -201,8 +201,8 @@ class StageWalk(ABC):
                 part.records.append(StageRecord(name=stage.name, status="skipped", reason=skipped))
         elif stage.makes_graph:
             records = self.find_or_run(stage, None)
-            before = self.parts[0].records if self.parts else []
-            self.parts = [BuiltPart(name, name != ONLY_PART, current=None, records=[*before]) for name in records]
+            earlier = self.parts[0].records if self.parts else []
+            self.parts = [BuiltPart(name, name != ONLY_PART, current=None, records=[*earlier]) for name in records]
             self.keep_records(records)
         else:
             for part in self.parts:
@@ -256,9 +256,9 @@ class StageWalk(ABC):
         is_same = is_same and self.layout.names_data_of([file.name for file in earlier.model])
         if not is_same or part.has_run:
             return None
-        retained = PlacedModel(earlier.model, earlier.sidecar)
-        is_described = (retained.sidecar is not None) == (part.exported is not None)
-        return retained if is_described and not self.files.first_changed(retained.all_files) else None
+        reusable = PlacedModel(earlier.model, earlier.sidecar)
+        is_described = (reusable.sidecar is not None) == (part.exported is not None)
+        return reusable if is_described and not self.files.first_changed(reusable.all_files) else None
 
     @property
     def input_record(self) -> dict[str, object]:
@@ -316,16 +316,16 @@ class StageWalk(ABC):
             return "a factory may return a different model each time"
         current = self.origin_of(stage, part)
         for record in earlier.values():
-            before = record.origin
-            assert before is not None  # skipped stages have no files
-            requested = undo_export_resolution(current.options, record)
-            stated = with_new_defaults(before.options, requested)
-            if changed := _changed_keys(relevant_options(stated, earlier), relevant_options(requested, earlier)):
-                return f"options changed: {', '.join(changed)}"
-            if before.source != current.source:
-                return f"its input changed: {', '.join(_changed_keys(before.source, current.source))}"
-            if changed := _changed_keys(before.versions, current.versions):
-                return f"versions changed: {', '.join(changed)}"
+            origin = record.origin
+            assert origin is not None  # skipped stages have no files
+            new = undo_export_resolution(current.options, record)
+            old = with_new_defaults(origin.options, new)
+            if changes := _changed_keys(relevant_options(old, earlier), relevant_options(new, earlier)):
+                return f"options changed: {', '.join(changes)}"
+            if origin.source != current.source:
+                return f"its input changed: {', '.join(_changed_keys(origin.source, current.source))}"
+            if changes := _changed_keys(origin.versions, current.versions):
+                return f"versions changed: {', '.join(changes)}"
             if damaged := self.files.first_changed(record.files):
                 path = self.folder.path / damaged
                 self.folder.notes.append(f"{path} is missing or damaged: rebuilt.")
@@ -337,15 +337,15 @@ class StageWalk(ABC):
         if self.store is None or self._rebuild or (stage.makes_graph and not self.identity.is_repeatable):
             return None
         origin, folder = self.origin_of(stage, part), self.folder.path
-        found = self.store.find(origin, folder)
-        less = relevant_options(origin.options, (ONLY_PART,))
-        if found is not None or less == origin.options:
-            return found
+        result = self.store.find(origin, folder)
+        reduced_options = relevant_options(origin.options, (ONLY_PART,))
+        if result is not None or reduced_options == origin.options:
+            return result
         # The parts are unknown before the model is loaded; the stored record names them.
         return self.store.find(
-            origin.model_copy(update={"options": less}),
+            origin.model_copy(update={"options": reduced_options}),
             folder,
-            accepts=lambda names: relevant_options(origin.options, names) == less,
+            accepts=lambda names: relevant_options(origin.options, names) == reduced_options,
         )
 
 

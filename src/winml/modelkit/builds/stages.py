@@ -152,9 +152,9 @@ _REFUSAL_KEYS = {"ep", "allow_dynamic"}
 def _export_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_REFUSAL_KEYS)
-    decided = {"request": request_record(plan.request), "export": export}
+    record = {"request": request_record(plan.request), "export": export}
     # A model family of a plug-in may determine the parts of any model.
-    return {**decided, **({"families": families} if (families := installed_sources("families")) else {})}
+    return {**record, **({"families": families} if (families := installed_sources("families")) else {})}
 
 
 def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dict[str, Any]:
@@ -163,37 +163,37 @@ def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dic
     The record of the stage has both: the request in ``origin.options``, the resolved sections in ``resolved``. A value
     that equals the resolved value becomes the requested value.
     """
-    before = earlier.origin.options if earlier.origin is not None else {}
-    is_export = {"request", "export"} <= before.keys() & options.keys()
+    earlier_options = earlier.origin.options if earlier.origin is not None else {}
+    is_export = {"request", "export"} <= earlier_options.keys() & options.keys()
     if not is_export or not {"loader", "export"} <= earlier.resolved.keys():
         return options
-    decided = WinMLExportConfig.model_validate_json(json.dumps(earlier.resolved["export"]))
-    written, loader = decided.model_dump(mode="json"), earlier.resolved["loader"]
-    request, asked = options["request"], before["request"]
+    resolved_export = WinMLExportConfig.model_validate_json(json.dumps(earlier.resolved["export"]))
+    resolved_values, loader = resolved_export.model_dump(mode="json"), earlier.resolved["loader"]
+    request, old_request = options["request"], earlier_options["request"]
     export = {
-        key: before["export"].get(key, value) if value is not None and value == written[key] else value
+        key: earlier_options["export"].get(key, value) if value is not None and value == resolved_values[key] else value
         for key, value in options["export"].items()
     }
     dynamic = request["dynamic"]
-    if any(spec.cache is not None for spec in decided.input_tensors or ()):
+    if any(spec.cache is not None for spec in resolved_export.input_tensors or ()):
         # These sizes of a decoder with a cache are dynamic even without a request.
-        names = {current_name(item.name) for item in decided.dynamic_dimensions}
+        names = {current_name(item.name) for item in resolved_export.dynamic_dimensions}
         for size in (size for size, key in _SIZES_OF_DECODERS.items() if key in names):
-            export[f"dynamic_{size}"] = before["export"].get(f"dynamic_{size}")
-            dynamic = {**dynamic, size: asked["dynamic"].get(size)}
-    returned = [key for key in ("task", "model_class") if key in request and request[key] == loader.get(key)]
-    inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in decided.input_tensors or ()]
-    open_sizes = {"dimensions": written["dynamic_dimensions"]}
+            export[f"dynamic_{size}"] = earlier_options["export"].get(f"dynamic_{size}")
+            dynamic = {**dynamic, size: old_request["dynamic"].get(size)}
+    restored_keys = [key for key in ("task", "model_class") if key in request and request[key] == loader.get(key)]
+    inputs = [spec.model_dump(mode="json", exclude_none=True) for spec in resolved_export.input_tensors or ()]
+    open_sizes = {"dimensions": resolved_values["dynamic_dimensions"]}
     is_implied = all(
-        not value or value in (asked["dynamic"].get(key), open_sizes.get(key)) for key, value in dynamic.items()
+        not value or value in (old_request["dynamic"].get(key), open_sizes.get(key)) for key, value in dynamic.items()
     )
     if request.get("input_specs") == inputs and is_implied:
-        returned += _INPUT_KEYS
-    repeated = {**request, "dynamic": dynamic}
-    request = {key: value for key, value in repeated.items() if key not in returned}
+        restored_keys += _INPUT_KEYS
+    restored_request = {**request, "dynamic": dynamic}
+    request = {key: value for key, value in restored_request.items() if key not in restored_keys}
     return {
         **options,
-        "request": {**request, **{key: asked[key] for key in returned if key in asked}},
+        "request": {**request, **{key: old_request[key] for key in restored_keys if key in old_request}},
         "export": export,
     }
 
@@ -281,12 +281,12 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
     assert export is not None  # an export ran
     loader = loader.model_copy(update={"task": result.model.task, "model_class": result.model.class_name})
     if result.parts[0].name == file_names.ONLY_PART:
-        decided = {
+        export_values = {
             "opset_version": result.only_part.opset_produced,
             "input_tensors": result.only_part.inputs,
             "dynamic_dimensions": result.only_part.dimensions,
         }
-        export = export.model_copy(update=decided)
+        export = export.model_copy(update=export_values)
     record = plan.config.model_copy(update={"loader": loader, "export": export}).as_record()
     return {"loader": record["loader"], "export": record["export"]}
 
@@ -294,10 +294,10 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
 def _optimize_options(plan: BuildPlan) -> dict[str, object]:
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
-    added = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
-    fused = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
-    decided = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
-    return {**decided, **fused, **added}
+    plug_in_record = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
+    fusion_record = {"fuses_decoders": True} if plan.layout.for_onnxruntime else {}
+    record = {"optim": flags, "skip_pre_normalization": plan.skip_pre_normalization, "verify": plan.verify}
+    return {**record, **fusion_record, **plug_in_record}
 
 
 def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
@@ -365,9 +365,9 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
     Raises:
         InputError: calibration data cannot be read.
     """
-    matters = {"columns": bool(options.columns), "ep": options.takes_constant_tables, "calibration_cache": False}
-    idle = {name for name, is_read in matters.items() if not is_read}
-    record = options.model_dump(mode="json", exclude_none=True, exclude=idle)
+    usage = {"columns": bool(options.columns), "ep": options.takes_constant_tables, "calibration_cache": False}
+    unused_options = {name for name, is_read in usage.items() if not is_read}
+    record = options.model_dump(mode="json", exclude_none=True, exclude=unused_options)
     if plug_ins := options.plug_ins():
         record["plug_ins"] = plug_ins
     record["per_module"] = [list(rule) for rule in options.per_module.items()]
@@ -401,22 +401,22 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     assert section is not None  # skipped otherwise
     work = Quantization(file_task.source, quantize_options(section), {}, may_stay_float=file_task.of_several)
     result = make_file(file_task, work)
-    found = [] if result.budget is None else [result.budget.note]
+    budget_notes = [] if result.budget is None else [result.budget.note]
     words = auto_words(section)
     return _make_outcomes(
-        result, _quantized_words(result), [*([f"{words[0].upper()}{words[1:]}."] if words else []), *found]
+        result, _quantized_words(result), [*([f"{words[0].upper()}{words[1:]}."] if words else []), *budget_notes]
     )
 
 
 def _quantized_words(result: QuantizedFile) -> str:
     from winml.modelkit.compare.words import comparison_words
 
-    left = ", ".join(f"{count} not quantized ({reason})" for reason, count in result.left.items())
+    skips = ", ".join(f"{count} not quantized ({reason})" for reason, count in result.left.items())
     weights = (
-        f"{result.precision} ({', '.join(result.modes)}), {result.quantized} quantized{f', {left}' if left else ''}"
+        f"{result.precision} ({', '.join(result.modes)}), {result.quantized} quantized{f', {skips}' if skips else ''}"
     )
-    done = [*([weights] if result.modes else []), *([f"KV cache {result.kv_cache}"] if result.kv_cache else [])]
-    return f"{', '.join(done)}, {comparison_words(result.fidelity)}"
+    results = [*([weights] if result.modes else []), *([f"KV cache {result.kv_cache}"] if result.kv_cache else [])]
+    return f"{', '.join(results)}, {comparison_words(result.fidelity)}"
 
 
 def _compile_options(plan: BuildPlan) -> dict[str, object]:
@@ -512,13 +512,13 @@ def with_new_defaults(before: Mapping[str, Any], current: Mapping[str, Any]) -> 
         before: Options of the earlier run, possibly of an earlier version.
         current: Options of this version.
     """
-    completed = dict(before)
+    options = dict(before)
     for name, record in _SECTION_RECORDS.items():
         if isinstance(before.get(name), dict) and isinstance(current.get(name), dict):
             defaults = record().model_dump(mode="json")
             new = {key: defaults[key] for key in current[name] if key in defaults and key not in before[name]}
-            completed[name] = {**before[name], **new}
-    return completed
+            options[name] = {**before[name], **new}
+    return options
 
 
 def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
@@ -527,16 +527,16 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
     Returns:
         The config, and a sentence for each section that stays although its stage will not run.
     """
-    idle, unread = [], []
+    idle_sections, notes = [], []
     for stage in STAGES:
         section = getattr(config, stage.section)
         if section is None or not (reason := stage.idle(config)):
             continue
         if section.model_dump(exclude_none=True, exclude_defaults=True):
-            unread.append(f"the {stage.name} stage will be skipped: {reason}")
+            notes.append(f"the {stage.name} stage will be skipped: {reason}")
         else:
-            idle.append(stage.section)
-    return config.model_copy(update=dict.fromkeys(idle)), tuple(unread)
+            idle_sections.append(stage.section)
+    return config.model_copy(update=dict.fromkeys(idle_sections)), tuple(notes)
 
 
 def names_of(
@@ -612,7 +612,7 @@ def external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
     """
     from winml.modelkit.transform.graph_file import EXTERNAL_BYTES
 
-    later = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
-    is_last = all(skip_reason(stage, plan) for stage in later)
+    later_stages = STAGES[[stage.name for stage in STAGES].index(writer) + 1 :]
+    is_last = all(skip_reason(stage, plan) for stage in later_stages)
     is_inside = plan.is_deployed and not plan.layout.numbers_data
     return _NEVER if is_last and is_inside else EXTERNAL_BYTES

@@ -154,13 +154,13 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
         deploy_only=request.deploy_only,
     )
     refuse_missing_compiler(plan, [option for option in _PLACE if getattr(request, option)])
-    export, places = plan.config.export, list[Path]()
+    export, source_paths = plan.config.export, list[Path]()
     if export is not None:
         refuse_dynamic(export.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=export.allow_dynamic)
         source = resolve_source(plan.request)
-        places = [source.path] if source.path is not None else []
+        source_paths = [source.path] if source.path is not None else []
     if request.output is not None:
-        refuse_input_as_output(request.output, places, ())  # file names are checked by the plan
+        refuse_input_as_output(request.output, source_paths, ())  # file names are checked by the plan
     else:
         from winml.modelkit.builds.build_model import refuse_deploying
 
@@ -185,18 +185,18 @@ def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
         sections["optim"]["level"] = request.level
     if request.ep is not None:
         provider = short_name(find_execution_provider(request.ep).name)
-        for stated in sections.values():
-            stated["ep"] = provider
+        for section_values in sections.values():
+            section_values["ep"] = provider
     if request.ep_options:
         sections["compile"]["ep_options"] = parse_ep_options(request.ep_options)
     if request.exporter != "auto":
         sections["export"]["exporter"] = request.exporter
     if request.accept_assumptions:
         sections["export"]["accept_assumptions"] = True
-    changed: dict[str, Any] = {} if request.layout is None else {"layout": request.layout}
+    values: dict[str, Any] = {} if request.layout is None else {"layout": request.layout}
     if request.compile or request.ep_options:
-        changed["compile"] = _requested_compilation(request)
-    return with_values(config.model_copy(update=changed), sections)
+        values["compile"] = _requested_compilation(request)
+    return with_values(config.model_copy(update=values), sections)
 
 
 def _requested_compilation(request: BuildRequest) -> CompileSection:

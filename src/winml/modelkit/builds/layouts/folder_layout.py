@@ -47,8 +47,8 @@ class FolderLayout:
         task = None if plan.request.task is None else canonical_task(plan.request.task)
         layout.refuse_unknown_type(self._layout, self._config, task, has_cache=plan.request.cache)
         self.rewritten = self._layout.rewrite(self._sources)
-        written = {*self.rewritten, *self._layout.described}
-        self.copied = {name: source for name, source in self._sources.items() if name not in written}
+        changed_names = {*self.rewritten, *self._layout.described}
+        self.copied = {name: source for name, source in self._sources.items() if name not in changed_names}
         self.written_names: tuple[str, ...] = ()
 
     def _find_sources(self, identity: ModelIdentity) -> dict[str, Path]:
@@ -61,8 +61,8 @@ class FolderLayout:
 
     def _find_config(self, identity: ModelIdentity) -> Path | None:
         """Return ``config.json`` of the model, even if it is not copied; ``None`` if the model has none."""
-        found = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
-        return found or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
+        config = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
+        return config or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
 
     def model_name(self, part: BuiltPart) -> str:
         """Return the path of a finished part relative to the folder, with ``/``."""
@@ -209,14 +209,14 @@ class BuildCompanions:
         """
         folder = self._folder
         self._disown_changed()
-        owned = folder.owned_names()
-        self.placed = companions.reserve_companions(files, folder.path, self._sources, owned=owned)
+        owned_names = folder.owned_names()
+        self.placed = companions.reserve_companions(files, folder.path, self._sources, owned=owned_names)
         folder.disown(self.placed.kept)
-        new = [name for name in self.placed.names if name not in owned]
+        new = [name for name in self.placed.names if name not in owned_names]
         if new:
             folder.claim(new)
-        coming = (file_record(name, self._sources[name]) for name in self.placed.names)
-        self.records = tuple(dict.fromkeys((*self.records, *coming)))
+        new_records = (file_record(name, self._sources[name]) for name in self.placed.names)
+        self.records = tuple(dict.fromkeys((*self.records, *new_records)))
 
     @property
     def planned(self) -> tuple[str, ...]:

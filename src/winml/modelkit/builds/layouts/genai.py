@@ -39,13 +39,13 @@ def _search_section(generation: Mapping[str, object], context: int, *, shares: b
         context: Maximum number of tokens of a text.
         shares: True if new keys and values are written into the memory of the old ones.
     """
-    neutral = {
+    defaults = {
         "diversity_penalty": 0.0, "do_sample": False, "early_stopping": True, "length_penalty": 1.0, "min_length": 0,
         "no_repeat_ngram_size": 0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
         "temperature": 1.0, "top_k": 50, "top_p": 1.0,
     }  # fmt: skip
-    passed = {key: generation[key] for key in neutral if generation.get(key) is not None}
-    return {**neutral, **passed, "max_length": context, "past_present_share_buffer": shares}
+    stated_values = {key: generation[key] for key in defaults if generation.get(key) is not None}
+    return {**defaults, **stated_values, "max_length": context, "past_present_share_buffer": shares}
 
 
 def _first_number(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:
@@ -61,11 +61,11 @@ def _special_tokens(generation: Mapping[str, object], config: Mapping[str, objec
         value = layout.text_section(config).get(key, config.get(key)) if value is None else value
         return default if value is None else value
 
-    ends = token("eos_token_id", 0)
+    end_tokens = token("eos_token_id", 0)
     return {
-        "bos_token_id": token("bos_token_id", _first_token(ends)),
-        "eos_token_id": ends,
-        "pad_token_id": _first_token(token("pad_token_id", _first_token(ends))),
+        "bos_token_id": token("bos_token_id", _first_token(end_tokens)),
+        "eos_token_id": end_tokens,
+        "pad_token_id": _first_token(token("pad_token_id", _first_token(end_tokens))),
     }
 
 
@@ -143,7 +143,7 @@ def _speech_config(
         "num_hidden_layers": layers,
         "num_key_value_heads": heads,
     }
-    described = {
+    section = {
         "type": _SPEECH_TYPE,
         **_special_tokens(generation, config),
         "vocab_size": _first_number(config, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
@@ -167,7 +167,7 @@ def _speech_config(
             "outputs": {"logits": _LOGITS, **_cache_names("present", "present", "decoder")},
         },
     }
-    return {"model": described, "search": _search_section(generation, context, shares=False)}
+    return {"model": section, "search": _search_section(generation, context, shares=False)}
 
 
 def _cache_names(role: str, prompt: str, side: str) -> dict[str, str]:
@@ -181,23 +181,23 @@ def _check_speech_graphs(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> 
     Raises:
         UsageError: onnxruntime-genai has no type for the graphs; names the reason.
     """
-    passed = {value.name: _value_sizes(value) for value in encoder.input}
-    taken = {value.name: _value_sizes(value) for value in decoder.input}
-    answered = {value.name for value in encoder.output}
-    cross = {name: sizes for name, sizes in taken.items() if _CROSS_CACHE.fullmatch(name)}
-    states = {name: sizes for name, sizes in taken.items() if name in cross or _SELF_CACHE.fullmatch(name)}
-    other = [name for name in taken if name not in states and name != _TOKENS]
+    encoder_inputs = {value.name: _value_sizes(value) for value in encoder.input}
+    inputs = {value.name: _value_sizes(value) for value in decoder.input}
+    outputs = {value.name for value in encoder.output}
+    cross = {name: sizes for name, sizes in inputs.items() if _CROSS_CACHE.fullmatch(name)}
+    states = {name: sizes for name, sizes in inputs.items() if name in cross or _SELF_CACHE.fullmatch(name)}
+    extra = [name for name in inputs if name not in states and name != _TOKENS]
     shapes = {(sizes[1], sizes[3]) for sizes in states.values()}
     problem = ""
-    if set(passed) != {_FEATURES}:
-        problem = f"an encoder with inputs {', '.join(passed)}; expected {_FEATURES} only"
-    elif passed[_FEATURES][-1] not in (_FRAMES,):
-        problem = f"{passed[_FEATURES][-1]} frames of audio; expected {_FRAMES}"
-    elif other or not cross:
-        problem = f"a decoder with inputs {', '.join(other or taken)}; expected {_TOKENS}, keys and values by layer"
+    if set(encoder_inputs) != {_FEATURES}:
+        problem = f"an encoder with inputs {', '.join(encoder_inputs)}; expected {_FEATURES} only"
+    elif encoder_inputs[_FEATURES][-1] not in (_FRAMES,):
+        problem = f"{encoder_inputs[_FEATURES][-1]} frames of audio; expected {_FRAMES}"
+    elif extra or not cross:
+        problem = f"a decoder with inputs {', '.join(extra or inputs)}; expected {_TOKENS}, keys and values by layer"
     elif len(shapes) != 1 or {sizes[2] for sizes in cross.values()} != {_FRAMES // 2}:
         problem = f"caches of several sizes; expected one for all layers, of {_FRAMES // 2} entries at the encoder"
-    elif missing := {name.replace("past_key_values", "present") for name in cross} - answered:
+    elif missing := {name.replace("past_key_values", "present") for name in cross} - outputs:
         problem = f"an encoder without output {min(missing)}"
     if problem:
         raise UsageError(
@@ -217,10 +217,10 @@ def _audio_processor(sources: Mapping[str, Path]) -> dict[str, dict[str, object]
     Raises:
         InputError: the config of the feature extractor is damaged.
     """
-    found = next((name for name in _PROCESSOR_FILES if name in sources), None)
-    if found is None:
+    config_name = next((name for name in _PROCESSOR_FILES if name in sources), None)
+    if config_name is None:
         return {}
-    record = _read_config(sources[found], found)
+    record = _read_config(sources[config_name], config_name)
     record = record.get("feature_extractor", record)
     if not all(isinstance(record.get(field), int) for field in _PROCESSOR_FIELDS):
         return {}
@@ -280,8 +280,8 @@ def genai_texts(models: Mapping[str, tuple[Path, str]], sources: Mapping[str, Pa
         for name in (file_names.CHECKPOINT_CONFIG_NAME, file_names.GENERATION_CONFIG_NAME)
     )
     if set(models) == {file_names.ENCODER, file_names.DECODER}:
-        described = _speech_config(models[file_names.ENCODER], models[file_names.DECODER], config, generation)
-        texts = {file_names.GENAI_CONFIG_NAME: described, **_audio_processor(sources)}
+        speech_config = _speech_config(models[file_names.ENCODER], models[file_names.DECODER], config, generation)
+        texts = {file_names.GENAI_CONFIG_NAME: speech_config, **_audio_processor(sources)}
     elif set(models) == {file_names.ONLY_PART}:
         texts = {file_names.GENAI_CONFIG_NAME: genai_config(*models[file_names.ONLY_PART], config, generation)}
     else:
@@ -336,27 +336,27 @@ def genai_config(
         "num_hidden_layers": caches.layers,
         "num_key_value_heads": caches.heads,
     }
-    described = {
+    section = {
         "type": _DECODER_TYPE,
         **_special_tokens(generation, config),
         "vocab_size": _first_number(text, ("vocab_size",), vocabulary if isinstance(vocabulary, int) else 0),
         "context_length": context,
         "decoder": decoder,
     }
-    return {"model": described, "search": _search_section(generation, context, shares=_shares_buffers(graph, caches))}
+    return {"model": section, "search": _search_section(generation, context, shares=_shares_buffers(graph, caches))}
 
 
 def _read_caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
-    found = {name: match for name in inputs if (match := _CACHE.fullmatch(name))}
-    other = [name for name in inputs if name not in found and name not in _PLAIN_INPUTS]
-    if not found or other or "logits" not in outputs:
-        problem = f"takes {other[0]!r}" if other else "has no cache" if not found else "has no logits"
+    caches = {name: match for name in inputs if (match := _CACHE.fullmatch(name))}
+    extra = [name for name in inputs if name not in caches and name not in _PLAIN_INPUTS]
+    if not caches or extra or "logits" not in outputs:
+        problem = f"takes {extra[0]!r}" if extra else "has no cache" if not caches else "has no logits"
         raise UsageError(
             f"{opt.layout} genai: onnxruntime-genai has no type for {model.name}, which {problem}; expected "
             f"{', '.join(_PLAIN_INPUTS)}, keys and values by layer, and logits",
             hint=f"Remove {opt.layout}: winml generate and WinMLModelForCausalLM run the model.",
         )
-    sizes = {name: _value_sizes(value) for name, value in inputs.items() if name in found}
+    sizes = {name: _value_sizes(value) for name, value in inputs.items() if name in caches}
     shapes = {(size[1], size[3]) for size in sizes.values() if len(size) == 4}
     if len(shapes) != 1 or not all(isinstance(number, int) for number in next(iter(shapes))):
         raise UsageError(
@@ -365,9 +365,9 @@ def _read_caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs
             hint=f"Remove {opt.layout}: winml generate and WinMLModelForCausalLM run the model.",
         )
     heads, head_size = next(iter(shapes))
-    past = {match[3][1:]: f"{match[1]}%d{match[3]}" for match in found.values()}
+    past = {match[3][1:]: f"{match[1]}%d{match[3]}" for match in caches.values()}
     present = {match[3][1:]: f"{match[1]}%d{match[3]}" for name in outputs if (match := _CACHE.fullmatch(name))}
-    layers = len({int(match[2]) for match in found.values()})
+    layers = len({int(match[2]) for match in caches.values()})
     return _Caches(past, present, layers, int(heads), int(head_size))
 
 

@@ -122,9 +122,9 @@ def rewritten_tokenizer(
     if path is None or TOKENIZER_NAME not in sources:
         return {}
     record = read_source(path)
-    if not isinstance(record, dict) or (changed := change(record)) == record:
+    if not isinstance(record, dict) or (new_record := change(record)) == record:
         return {}
-    return {TOKENIZER_CONFIG_NAME: json.dumps(changed, indent=2, ensure_ascii=False) + "\n"}
+    return {TOKENIZER_CONFIG_NAME: json.dumps(new_record, indent=2, ensure_ascii=False) + "\n"}
 
 
 def read_source(path: Path) -> Any:

@@ -80,14 +80,14 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
     if not isinstance(record, dict) or not shapes or len(shapes[0]) != 4 or record.get("model_type") in _SPECIAL_TYPES:
         return ""
     is_encoded = any(".encoder." in name for name in inputs)
-    passed = _optimum_heads(record, is_encoded=is_encoded)
+    empty = _optimum_heads(record, is_encoded=is_encoded)
     heads, size = shapes[0][1], shapes[0][3]
-    if passed is None or not isinstance(heads, int) or not isinstance(size, int) or passed == (heads, size):
+    if empty is None or not isinstance(heads, int) or not isinstance(size, int) or empty == (heads, size):
         return ""
     decoder = "model.decoder" if is_encoded else "model"
     names = f"{decoder}.{'num_attention_heads' if is_encoded else 'num_key_value_heads'}"
     return (
-        f"optimum-onnx 0.1 makes an empty cache of {passed[0]} heads of {passed[1]} values from {config.name}, and the "
+        f"optimum-onnx 0.1 makes an empty cache of {empty[0]} heads of {empty[1]} values from {config.name}, and the "
         f"graph takes {heads} heads of {size}: its generate() fails. After loading, set {names} = {heads} and "
         f"{decoder}.embed_size_per_head = {size}; or generate with WinMLAutoModel."
     )
@@ -122,11 +122,11 @@ _EXTRA, _OLD_EXTRA = "extra_special_tokens", "additional_special_tokens"
 
 def _use_older_names(record: Mapping[str, Any]) -> dict[str, object]:
     """Return a tokenizer config with the names that all versions of transformers read."""
-    changed = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
-    if isinstance(changed.get(_EXTRA), list):
+    new_record = {**record, **({_CLASS: _OLD_CLASS} if record.get(_CLASS) == _NEW_CLASS else {})}
+    if isinstance(new_record.get(_EXTRA), list):
         # Only a list: in an object, which all versions read, keys name the roles of tokens.
-        changed[_OLD_EXTRA] = [*(changed.get(_OLD_EXTRA) or ()), *changed.pop(_EXTRA)]
-    return changed
+        new_record[_OLD_EXTRA] = [*(new_record.get(_OLD_EXTRA) or ()), *new_record.pop(_EXTRA)]
+    return new_record
 
 
 _PREPROCESSOR_NAME, _PROCESSOR_NAME = "preprocessor_config.json", "processor_config.json"
