@@ -18,29 +18,29 @@ from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 
 _STATES = "states_of_modules"
 """Chosen: name of the argument that takes the states of modules, and of the output that returns the new states."""
-_Place = tuple[str, str]
+_AttributePath = tuple[str, str]
 """Path of a module, and name of an attribute."""
 
 
 @contextmanager
-def found_states(model: nn.Module) -> Iterator[dict[_Place, torch.Tensor]]:
+def found_states(model: nn.Module) -> Iterator[dict[_AttributePath, torch.Tensor]]:
     """Collect the tensors that a block assigns to attributes of modules, and restore the attributes.
 
     Yields:
         (module path, attribute) → tensor; filled at the end of the block.
     """
-    before = {path: dict(vars(module)) for path, module in model.named_modules()}
-    found: dict[_Place, torch.Tensor] = {}
+    old_attributes = {path: dict(vars(module)) for path, module in model.named_modules()}
+    new_tensors: dict[_AttributePath, torch.Tensor] = {}
     try:
-        yield found
+        yield new_tensors
     finally:
         for path, module in model.named_modules():
             for name, value in list(vars(module).items()):
-                is_new = value is not before[path].get(name)
+                is_new = value is not old_attributes[path].get(name)
                 if is_new and isinstance(value, torch.Tensor):
-                    found[path, name] = value
-                if is_new and name in before[path]:
-                    vars(module)[name] = before[path][name]
+                    new_tensors[path, name] = value
+                if is_new and name in old_attributes[path]:
+                    vars(module)[name] = old_attributes[path][name]
                 elif is_new:
                     del vars(module)[name]
 
@@ -53,30 +53,30 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
         argument: Parameter of the forward that takes the cache; the forward changes the cache in place.
     """
 
-    def entry(model: nn.Module) -> Callable[..., Any]:
+    def wrap(model: nn.Module) -> Callable[..., Any]:
         forward = model.forward
         signature = inspect.signature(forward)
-        further = inspect.Parameter(_STATES, inspect.Parameter.KEYWORD_ONLY, default=None)
-        parameters = sorted([*signature.parameters.values(), further], key=lambda parameter: parameter.kind)
+        states_parameter = inspect.Parameter(_STATES, inspect.Parameter.KEYWORD_ONLY, default=None)
+        parameters = sorted([*signature.parameters.values(), states_parameter], key=lambda parameter: parameter.kind)
 
         @functools.wraps(forward)
         def call(*args: object, **arguments: Any) -> Any:
-            passed: Mapping[_Place, torch.Tensor] | None = arguments.pop(_STATES, None)
-            if passed is None:
+            module_states: Mapping[_AttributePath, torch.Tensor] | None = arguments.pop(_STATES, None)
+            if module_states is None:
                 # Called as by a user: the modules keep their states.
                 return forward(*args, **arguments)
-            for (path, name), tensor in passed.items():
+            for (path, name), tensor in module_states.items():
                 setattr(model.get_submodule(path), name, tensor)
             outputs = forward(*args, **arguments)
-            retained = {
+            new_states = {
                 (item.path, item.attribute): getattr(model.get_submodule(item.path), item.attribute) for item in states
             }
-            return {**outputs, argument: arguments[argument], _STATES: retained}
+            return {**outputs, argument: arguments[argument], _STATES: new_states}
 
         call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return call
 
-    return entry
+    return wrap
 
 
 DECODER_TOKENS, _MASK, _POSITIONS = "decoder_input_ids", "attention_mask", "position_ids"
@@ -117,8 +117,8 @@ def arguments_with_cache(
 
     def results(outputs: Any) -> dict[str, object]:
         field = cache_field(outputs, layout.argument)
-        retained = {name: value for name, value in outputs.items() if name not in (field, _STATES)}
-        return {**retained, **_states_of(layout, outputs[field], outputs.get(_STATES, {}))}
+        other_outputs = {name: value for name, value in outputs.items() if name not in (field, _STATES)}
+        return {**other_outputs, **_states_by_output(layout, outputs[field], outputs.get(_STATES, {}))}
 
     return NestedArguments((*names, layout.argument, *([_STATES] if layout.of_modules else [])), {}, build, results)
 
@@ -139,26 +139,26 @@ def encoder_arguments(
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
-        first = tensors[names[0]]
-        tokens = torch.full((first.shape[0], 1), start, dtype=torch.int64, device=first.device)
+        first_input = tensors[names[0]]
+        tokens = torch.full((first_input.shape[0], 1), start, dtype=torch.int64, device=first_input.device)
         return {**{name: tensors[name] for name in names}, DECODER_TOKENS: tokens}
 
     def results(outputs: Any) -> dict[str, object]:
         cross = outputs[cache_field(outputs, layout.cross.argument)].cross_attention_cache
-        retained = _states_of(layout.cross, cross) if with_cross else {}
+        cross_states = _states_by_output(layout.cross, cross) if with_cross else {}
         mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
-        return {ENCODER_OUTPUT_STATES: outputs["encoder_last_hidden_state"], **mask, **retained}
+        return {ENCODER_OUTPUT_STATES: outputs["encoder_last_hidden_state"], **mask, **cross_states}
 
     return NestedArguments((*names, DECODER_TOKENS), {}, build, results)
 
 
-_OWN_OF_DECODER = {_MASK: "decoder_attention_mask", _POSITIONS: "decoder_position_ids"}
+_OWN_ARGUMENTS = {_MASK: "decoder_attention_mask", _POSITIONS: "decoder_position_ids"}
 """Specified: names of the decoder's own mask and positions as graph inputs → arguments of transformers."""
 
 
 def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
     """Return input of the graph → argument of the forward, for mask and positions of the decoder's own tokens."""
-    return {name: argument for name, argument in _OWN_OF_DECODER.items() if argument in parameters}
+    return {name: argument for name, argument in _OWN_ARGUMENTS.items() if argument in parameters}
 
 
 def decoder_arguments(
@@ -186,17 +186,17 @@ def decoder_arguments(
         else:
             hidden = keys.new_zeros((keys.shape[0], keys.shape[2], layout.hidden_size))
         return {
-            **_answered(layout, hidden, mask),
+            **_encoder_result(layout, hidden, mask),
             DECODER_TOKENS: tensors[TOKENS],
             **{argument: tensors[name] for name, argument in own.items()},
-            layout.own.argument: _both_caches(layout, tensors, has_cross=not takes_encoder_states),
+            layout.own.argument: _make_both_caches(layout, tensors, has_cross=not takes_encoder_states),
         }
 
     def results(outputs: Any) -> dict[str, object]:
         caches = outputs[cache_field(outputs, layout.own.argument)]
-        states = _states_of(layout.own, caches.self_attention_cache)
+        states = _states_by_output(layout.own, caches.self_attention_cache)
         if takes_encoder_states:
-            states |= _states_of(layout.cross, caches.cross_attention_cache)
+            states |= _states_by_output(layout.cross, caches.cross_attention_cache)
         return {"logits": outputs["logits"], **states}
 
     mask_name = [_MASK] if has_mask and layout.mask_dtype is None else []
@@ -213,22 +213,22 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        passed = arguments.build(tensors)
+        model_arguments = arguments.build(tensors)
         return {
-            TOKENS: passed[DECODER_TOKENS],
-            ENCODER_STATES: passed["encoder_outputs"].last_hidden_state,
-            layout.own.argument: passed[layout.own.argument],
+            TOKENS: model_arguments[DECODER_TOKENS],
+            ENCODER_STATES: model_arguments["encoder_outputs"].last_hidden_state,
+            layout.own.argument: model_arguments[layout.own.argument],
         }
 
     return NestedArguments((TOKENS, ENCODER_STATES, layout.own.argument), {}, build, arguments.results)
 
 
-def _answered(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, object]:
+def _encoder_result(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: torch.Tensor | None) -> dict[str, object]:
     """Return the arguments for the encoder's outputs, with the mask over the outputs if there is a mask."""
     if layout.mask_dtype is not None:
         return {"encoder_outputs": layout.answer_class(last_hidden_state=hidden, attention_mask=mask)}
-    own = {} if mask is None else {_MASK: mask}
-    return {**own, "encoder_outputs": layout.answer_class(last_hidden_state=hidden)}
+    mask_argument = {} if mask is None else {_MASK: mask}
+    return {**mask_argument, "encoder_outputs": layout.answer_class(last_hidden_state=hidden)}
 
 
 def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -236,9 +236,9 @@ def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) 
 
     Forwards would give their own mask the length of the states encoded in this run. Keys beyond the mask are hidden.
     """
-    beyond = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
-    displayed = torch.cat([mask.to(dtype), beyond], dim=1)
-    return (1 - displayed[:, None, None, :]) * torch.finfo(dtype).min
+    padding = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
+    extended_mask = torch.cat([mask.to(dtype), padding], dim=1)
+    return (1 - extended_mask[:, None, None, :]) * torch.finfo(dtype).min
 
 
 def empty_states(layout: CacheLayout, batch: int, held: int = 0) -> dict[str, torch.Tensor]:
@@ -266,10 +266,10 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
     from winml.modelkit.models.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, DroppingLayer, EmptyLayer
 
     classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
-    held = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
+    outer_states = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
     layers: list[Any] = []
     for layer, name in enumerate(layout.layer_classes):
-        states = [item for item in layout.states if item.layer == layer and item not in held]
+        states = [item for item in layout.states if item.layer == layer and item not in outer_states]
         values = {(item.kind, item.index): tensors[item.input] for item in states}
         window = next((item.window for item in states if item.window), None)
         if window in layout.dropping_windows:
@@ -277,13 +277,13 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
         else:
             layers.append(classes[name](values))
     if layout.template is not None:
-        return with_tensors(layout.template, {way: tensors[state.input] for way, state in layout.held}, layers)
+        return with_tensors(layout.template, {path: tensors[state.input] for path, state in layout.held}, layers)
     cache = DynamicCache()
     cache.layers = layers
     return cache
 
 
-def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tensor], *, has_cross: bool) -> Any:
+def _make_both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tensor], *, has_cross: bool) -> Any:
     """Return a new cache of an encoder-decoder that holds the tensors.
 
     Args:
@@ -301,17 +301,17 @@ def _both_caches(layout: EncoderDecoderLayout, tensors: Mapping[str, torch.Tenso
     return cache
 
 
-def _states_of(
+def _states_by_output(
     layout: CacheLayout, cache: object, of_modules: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
 ) -> dict[str, torch.Tensor]:
     """Return the states of a cache and of modules: output → tensor."""
     from winml.modelkit.models.caches.traced_layers import layer_tensors
 
     tensors = held_tensors(cache) if layout.held else {}
-    found = {state: tensors[way] for way, state in layout.held}
-    found |= {item.state: of_modules[item.path, item.attribute] for item in layout.of_modules}
+    outer_states = {state: tensors[path] for path, state in layout.held}
+    outer_states |= {item.state: of_modules[item.path, item.attribute] for item in layout.of_modules}
     layers = [layer_tensors(layer) for layer in getattr(cache, "layers", ())]
     return {
-        state.output: found[state] if state in found else layers[state.layer][state.kind, state.index]
+        state.output: outer_states[state] if state in outer_states else layers[state.layer][state.kind, state.index]
         for state in layout.states
     }

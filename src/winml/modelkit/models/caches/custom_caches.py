@@ -16,17 +16,17 @@ from winml.modelkit.models.caches.layout import Way
 
 _LAYERS = "layers"
 """Attribute of a transformers cache that holds its layers."""
-_PLAIN = (bool, int, float, complex, str)
+_SCALARS = (bool, int, float, complex, str)
 
 
 def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
     """Return the tensors that a cache holds outside of its layers: access path → tensor."""
-    return {way: value for way, value in _leaves(cache, ()) if isinstance(value, torch.Tensor)}
+    return {path: value for path, value in _iterate_leaves(cache, ()) if isinstance(value, torch.Tensor)}
 
 
 def held_values(cache: object) -> dict[Way, object]:
     """Return the other values of a cache outside of layers (numbers, booleans, text, `None`): access path → value."""
-    return {way: value for way, value in _leaves(cache, ()) if value is None or isinstance(value, _PLAIN)}
+    return {path: value for path, value in _iterate_leaves(cache, ()) if value is None or isinstance(value, _SCALARS)}
 
 
 def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
@@ -38,14 +38,14 @@ def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[
         layers: New layers, if the cache has layers.
     """
 
-    def replaced(value: object, way: Way) -> Any:
-        if way in tensors:
-            return tensors[way]
+    def replace_tensors(value: object, path: Way) -> Any:
+        if path in tensors:
+            return tensors[path]
         if isinstance(value, torch.Tensor):
             return value.clone()
-        return _mapped(value, way, replaced)
+        return _map_children(value, path, replace_tensors)
 
-    created = replaced(cache, ())
+    created = replace_tensors(cache, ())
     if layers:
         created.layers = list(layers)
     return created
@@ -69,12 +69,12 @@ class _UnreadNumber:
 
     __radd__ = __add__
 
-    def _read(self, *_others: object) -> Any:
+    def _refuse_read(self, *_others: object) -> Any:
         raise _ReadError("a count is read")
 
     # Methods that every Python object has; other methods of numbers raise because the class does not define them.
-    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _read
-    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _read
+    __bool__ = __eq__ = __ne__ = __hash__ = __repr__ = __format__ = _refuse_read
+    __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse_read
 
 
 class _UnreadTensor(torch.Tensor):
@@ -82,13 +82,13 @@ class _UnreadTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: object = None) -> Any:
-        if func not in _ADDING:
+        if func not in _ADDITIONS:
             raise _ReadError(f"{func} reads a count")
         _refuse_unless_number(args[1])
         return args[0]
 
 
-_ADDING = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
+_ADDITIONS = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__, torch.Tensor.add_, torch.Tensor.add)
 
 
 def _refuse_unless_number(value: object) -> None:
@@ -96,15 +96,15 @@ def _refuse_unless_number(value: object) -> None:
         raise _ReadError(f"{type(value).__name__} is added to a count")
 
 
-def _leaves(value: object, way: Way) -> Iterator[tuple[Way, Any]]:
-    items = _items(value, way)
+def _iterate_leaves(value: object, path: Way) -> Iterator[tuple[Way, Any]]:
+    items = _child_items(value, path)
     if not items:
-        yield way, value
+        yield path, value
     for key, item in items:
-        yield from _leaves(item, (*way, key))
+        yield from _iterate_leaves(item, (*path, key))
 
 
-def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
+def _child_items(value: object, path: Way) -> Sequence[tuple[str | int, Any]]:
     """Return the items of a container, or the attributes of the cache itself."""
     if isinstance(value, torch.Tensor):
         return ()
@@ -112,14 +112,14 @@ def _items(value: object, way: Way) -> Sequence[tuple[str | int, Any]]:
         return tuple(value.items())
     if isinstance(value, (list, tuple)):
         return tuple(enumerate(value))
-    if way or not hasattr(value, "__dict__"):
+    if path or not hasattr(value, "__dict__"):
         # A nested object, such as a config, is no state.
         return ()
     return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
 
 
-def _mapped(value: Any, way: Way, change: Callable[[object, Way], Any]) -> Any:
-    items = {key: change(item, (*way, key)) for key, item in _items(value, way)}
+def _map_children(value: Any, path: Way, change: Callable[[object, Way], Any]) -> Any:
+    items = {key: change(item, (*path, key)) for key, item in _child_items(value, path)}
     if isinstance(value, Mapping):
         return items
     if isinstance(value, (list, tuple)):

@@ -35,7 +35,7 @@ def no_cache_note() -> str:
     return f"The graph has no cache ({opt.no_cache}): every run reads all tokens."
 
 
-_LAST_ONLY = "logits_to_keep"
+_LOGITS_ARGUMENT = "logits_to_keep"
 """Parameter of a forward: number of last tokens for which logits are computed."""
 
 
@@ -53,19 +53,19 @@ def decision_with_cache(
     Raises:
         UsageError: no graph can take this kind of cache, or sizes do not fit the cache.
     """
-    described = request.input_specs
+    described_specs = request.input_specs
     if task not in CACHED_TASKS:
         _refuse_logits(request, f"{task} computes no logits of next tokens")
         return InputDecision(())
-    if not request.cache or (described is not None and not any(spec.cache for spec in described)):
+    if not request.cache or (described_specs is not None and not any(spec.cache for spec in described_specs)):
         _refuse_logits(request, "the graph has no cache")
-        described_none = (
+        undescribed_note = (
             f"The graph has no cache, {spell(request.specs_origin)} describes none: every run reads all tokens."
         )
-        return InputDecision((), (described_none if request.cache else no_cache_note(),))
+        return InputDecision((), (undescribed_note if request.cache else no_cache_note(),))
     plain = decide_plain_inputs(model, checkpoint, task, request)
     if request.task is not None:
-        plain = _text_only(plain, forward_parameters(model))
+        plain = _without_media(plain, forward_parameters(model))
     layout = find_cache(model, plain.inputs, cached_keywords(model, request))
     if isinstance(layout, str):
         _refuse_logits(request, "the graph has no cache")
@@ -93,18 +93,18 @@ def decide_plain_inputs(
     )
 
 
-def _text_only(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
+def _without_media(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
     """Remove images and recordings from the decision if the forward runs without them.
 
     A model of several modalities has the same decoder for text alone, and the name of the task requests text.
     """
-    others = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
-    if not others or any(parameters[name].default is inspect.Parameter.empty for name in others):
+    media_names = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
+    if not media_names or any(parameters[name].default is inspect.Parameter.empty for name in media_names):
         return plain
-    replaced = (*others, *(spec.name for spec in plain.inputs if spec.first_values))
-    notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in replaced)))
+    dropped_names = (*media_names, *(spec.name for spec in plain.inputs if spec.first_values))
+    notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in dropped_names)))
     specs = (spec.model_copy(update={"first_values": ()}) for spec in plain.inputs if is_of_tokens(spec))
-    note = f"The graph takes text only, as its task requires: not {' and '.join(others)}."
+    note = f"The graph takes text only, as its task requires: not {' and '.join(media_names)}."
     return dataclasses.replace(plain, inputs=tuple(specs), notes=(*notes, note))
 
 
@@ -120,12 +120,12 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
         # Some heads pass it to the decoder among further keywords.
         keywords["use_cache"] = True
     if request.logits == "last":
-        if _LAST_ONLY not in forward_parameters(model):
+        if _LOGITS_ARGUMENT not in forward_parameters(model):
             raise UsageError(
                 f"{opt.logits} last: {type(model).__name__} computes the logits of all tokens",
                 hint=f"Remove {opt.logits}, and use the last logits of the output.",
             )
-        keywords[_LAST_ONLY] = 1
+        keywords[_LOGITS_ARGUMENT] = 1
     return keywords
 
 
@@ -145,32 +145,32 @@ def open_cached_inputs(
         UsageError: sizes do not fit, the model mixes the requested rows, or described inputs differ from the model's.
     """
     left_open = request.left_open
-    passed, notes = inputs.fixed_sizes_of(request.fixed_sizes, left_open, layout)
-    decision = inputs.with_cache_inputs(plain, layout, forward_parameters(model), config, passed)
+    fixed, notes = inputs.fixed_sizes_of(request.fixed_sizes, left_open, layout)
+    decision = inputs.with_cache_inputs(plain, layout, forward_parameters(model), config, fixed)
     if request.input_specs is not None:
-        decision = _as_described(decision, request)
+        decision = _apply_description(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
     else:
-        requested = left_open.keys()
-        left_open = inputs.open_by_default(left_open, passed, layout, decision.meanings)
-        by_default = left_open.keys() - requested
-        opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(passed))
+        requested_keys = left_open.keys()
+        left_open = inputs.open_by_default(left_open, fixed, layout, decision.meanings)
+        by_default = left_open.keys() - requested_keys
+        opened = open_axes(decision, request.dynamic, left_open, by_default=by_default, firm_keys=frozenset(fixed))
     inputs.refuse_several_rows(opened.inputs, layout)
     return dataclasses.replace(inputs.with_sums(opened), cache=layout, notes=(*opened.notes, *notes))
 
 
-def _as_described(decision: InputDecision, request: ModelRequest) -> InputDecision:
+def _apply_description(decision: InputDecision, request: ModelRequest) -> InputDecision:
     """Replace the inputs of a decision by the user's description.
 
     Raises:
         UsageError: the described inputs are not the inputs of this model.
     """
     assert request.input_specs is not None
-    names, described = ([spec.name for spec in specs] for specs in (decision.inputs, request.input_specs))
-    if sorted(names) != sorted(described):
-        odd = sorted({*names} ^ {*described})
+    names, described_names = ([spec.name for spec in specs] for specs in (decision.inputs, request.input_specs))
+    if sorted(names) != sorted(described_names):
+        differing = sorted({*names} ^ {*described_names})
         raise UsageError(
-            f"{spell(request.specs_origin)}: {odd[0]}: the graph with a cache takes {', '.join(names)}",
+            f"{spell(request.specs_origin)}: {differing[0]}: the graph with a cache takes {', '.join(names)}",
             hint=no_cache_hint(),
         )
     by_name = {spec.name: spec for spec in request.input_specs}

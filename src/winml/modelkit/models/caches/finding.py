@@ -47,12 +47,12 @@ _OVERLAYS = ("sliding_window_overlay", "chunked_overlay")
 """Specified by transformers: functions that create the part of a mask that hides tokens beyond a window."""
 
 
-_CONTRACTING = frozenset(
+_CONTRACTIONS = frozenset(
     {torch.matmul, torch.bmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, nn.functional.linear}
 )
 """Functions whose output columns are not the columns of their inputs."""
 
-_ALLOCATING = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "tensor", "zeros"))
+_ALLOCATIONS = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "tensor", "zeros"))
 """Functions that read only dtype and device of their tensor."""
 
 
@@ -83,12 +83,12 @@ class _MaskUse(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, and follow the tensors that it derives from the mask."""
         output = func(*args, **(kwargs or {}))
-        passed = [value for value in tensors_in((args, kwargs)) if id(value) in self._followed]
-        if passed and func not in _CONTRACTING | _ALLOCATING:
-            for created in tensors_in((output, _written_into(func, args, output))):
+        masks = [value for value in tensors_in((args, kwargs)) if id(value) in self._followed]
+        if masks and func not in _CONTRACTIONS | _ALLOCATIONS:
+            for created in tensors_in((output, _find_written_tensor(func, args, output))):
                 # A single column may be expanded by broadcasting, without further tokens.
                 self.is_widened |= any(
-                    created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1] for mask in passed
+                    created.shape[:-1] == mask.shape[:-1] and 1 < mask.shape[-1] < created.shape[-1] for mask in masks
                 )
                 if created.dim() and created.shape[-1] == self._columns:
                     # The reference keeps the tensor alive, so that no other tensor gets its id.
@@ -107,7 +107,7 @@ def tensors_in(values: object) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(values.values()))
 
 
-def _written_into(func: object, args: Any, output: object) -> torch.Tensor | None:
+def _find_written_tensor(func: object, args: Any, output: object) -> torch.Tensor | None:
     """Return the tensor modified in place, directly or through a view; `None` if the function does not write."""
     if func is torch.Tensor.__setitem__:
         target: torch.Tensor = args[0]
@@ -115,7 +115,7 @@ def _written_into(func: object, args: Any, output: object) -> torch.Tensor | Non
     return output._base if isinstance(output, torch.Tensor) and args and output is args[0] else None
 
 
-def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
+def _with_mask_use(layout: CacheLayout, rows: int, past: int, run: Callable[..., object]) -> CacheLayout | None:
     """Record in a layout how the forward uses the mask after cached tokens.
 
     Args:
@@ -131,22 +131,22 @@ def _as_read_after(layout: CacheLayout, rows: int, past: int, run: Callable[...,
     if not layout.grows:
         return layout
 
-    def use_of_mask(tokens: int) -> _MaskUse | None:
+    def find_mask_use(tokens: int) -> _MaskUse | None:
         use = _MaskUse()
         try:
-            outputs = run(rows, tokens, past=past, use=use, **{layout.argument: _cache_that_stops(layout, rows, past)})
+            outputs = run(rows, tokens, past=past, use=use, **{layout.argument: _stopping_cache(layout, rows, past)})
         except _CacheReached:
             return use
         return None if outputs is None else use
 
-    use = use_of_mask(1 if layout.is_recurrent else past)
+    use = find_mask_use(1 if layout.is_recurrent else past)
     if use is None:
         # A run of one token fails as well if the forward reads values; the exported file is then compared with PyTorch.
-        return layout if layout.is_recurrent or use_of_mask(1) is None else None
+        return layout if layout.is_recurrent or find_mask_use(1) is None else None
     return replace(layout, is_masked=not use.is_widened)
 
 
-def _cache_that_stops(layout: CacheLayout, rows: int, past: int) -> Any:
+def _stopping_cache(layout: CacheLayout, rows: int, past: int) -> Any:
     """Return a cache that ends a run at its first layer: masks are created before that, once for all layers."""
 
     def stop(*_args: object, **_arguments: object) -> Any:
@@ -169,7 +169,7 @@ def streams_of(inputs: Sequence[InputTensorSpec]) -> Mapping[str, int]:
 
 
 @contextmanager
-def _window_masks(model: nn.Module) -> Iterator[set[int]]:
+def _collect_masked_windows(model: nn.Module) -> Iterator[set[int]]:
     """Collect the windows beyond which masks hide tokens, from calls of transformers' mask functions.
 
     Args:
@@ -178,27 +178,27 @@ def _window_masks(model: nn.Module) -> Iterator[set[int]]:
     from transformers import masking_utils
 
     windows: set[int] = set()
-    own = {name: getattr(masking_utils, name) for name in _OVERLAYS}
+    funcs = {name: getattr(masking_utils, name) for name in _OVERLAYS}
 
-    def seen(name: str) -> Callable[..., Any]:
+    def record_window(name: str) -> Callable[..., Any]:
         def call(*args: object, **arguments: Any) -> Any:
             # Specified: the first parameter of each function is the number of visible tokens.
             windows.add(int(next(iter((*args, *arguments.values())))))
-            return own[name](*args, **arguments)
+            return funcs[name](*args, **arguments)
 
         return call
 
     files = {sys.modules.get(type(module).__module__) for module in model.modules()}
-    places = [
-        (file, name) for file in (masking_utils, *files) for name in own if getattr(file, name, None) is own[name]
+    bindings = [
+        (file, name) for file in (masking_utils, *files) for name in funcs if getattr(file, name, None) is funcs[name]
     ]
     try:
-        for file, name in places:
-            setattr(file, name, seen(name))
+        for file, name in bindings:
+            setattr(file, name, record_window(name))
         yield windows
     finally:
-        for file, name in places:
-            setattr(file, name, own[name])
+        for file, name in bindings:
+            setattr(file, name, funcs[name])
 
 
 def no_cache_hint() -> str:
@@ -206,12 +206,12 @@ def no_cache_hint() -> str:
     return f"{opt.no_cache} exports a graph that reads all tokens in every run."
 
 
-_HeldStates = tuple[tuple[Way, CacheState], ...]
+_OuterStates = tuple[tuple[Way, CacheState], ...]
 """States outside of layers, each with its access path."""
 
 _DROPPING_LAYER = "DynamicSlidingWindowLayer"
 """Specified by transformers: the layer class that keeps only the keys and values of a window."""
-_SUMS = (0.0, 1.0)
+_SUM_RANGE = (0.0, 1.0)
 """Chosen: value range of states of unknown meaning. Some are sums of exponentials that other states are divided by."""
 RUN_ROWS, RUN_TOKENS = 2, 3
 """Chosen: the smallest sizes that are neither 1 nor equal."""
@@ -231,17 +231,17 @@ def find_cache(
         UsageError: no graph can take this kind of cache; names layer and class.
     """
     name = type(model).__name__
-    others = [spec.name for spec in inputs if spec.name != EMBEDDED and not is_of_tokens(spec)]
-    if others:
-        return f"{name} takes {others[0]} besides tokens"
+    other_names = [spec.name for spec in inputs if spec.name != EMBEDDED and not is_of_tokens(spec)]
+    if other_names:
+        return f"{name} takes {other_names[0]} besides tokens"
     parameters = inspect.signature(model.forward).parameters
-    run = _runs_on_shapes(model, inputs, keywords)
+    run = _make_shape_run(model, inputs, keywords)
 
     def outputs_of(rows: int, tokens: int, **further: object) -> Any:
         with found_states(model):
             return run(rows, tokens, **further)
 
-    with _window_masks(model) as masked:
+    with _collect_masked_windows(model) as masked:
         outputs = outputs_of(RUN_ROWS, RUN_TOKENS)
     if outputs is None:
         return f"{name} fails with a cache"
@@ -251,29 +251,29 @@ def find_cache(
         argument = argument_of(field, parameters)
         if argument is None or value is None or isinstance(value, torch.Tensor):
             continue
-        held = _held_states(name, argument, value, outputs_of)
-        layout = _layout_of(name, argument, value, held=held)
+        outer_states = _find_outer_states(name, argument, value, outputs_of)
+        layout = _derive_layout(name, argument, value, held=outer_states)
         if layout is None:
             return f"the cache of {name} remains empty"
-        if not held:
-            layout = _with_dropping(name, layout, masked)
-            read = _as_read_after(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
-            if read is None:
+        if not outer_states:
+            layout = _with_dropping_windows(name, layout, masked)
+            mask_layout = _with_mask_use(layout, RUN_ROWS, RUN_TOKENS, outputs_of)
+            if mask_layout is None:
                 raise _cache_refusal(name, "its forward reads only one token after cached ones")
-            return read
-        step = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
+            return mask_layout
+        step_outputs = outputs_of(RUN_ROWS, 1, **{argument: with_tensors(value, {})})
         # Logits of one token per row, unless the forward mixes the rows.
-        scores = None if step is None else step.get("logits")
-        is_mixed = isinstance(scores, torch.Tensor) and tuple(scores.shape[:2]) != (RUN_ROWS, 1)
+        logits = None if step_outputs is None else step_outputs.get("logits")
+        is_mixed = isinstance(logits, torch.Tensor) and tuple(logits.shape[:2]) != (RUN_ROWS, 1)
         return replace(layout, is_of_one_row=is_mixed)
-    if layout := _layout_with_modules(model, parameters, run):
+    if layout := _find_module_states(model, parameters, run):
         return layout
     # transformers' generate() passes these arguments to a forward with a cache.
     takes_cache = cache_argument(parameters) is not None or "use_cache" in parameters
     return f"{name} returns no cache" if takes_cache else f"transformers has no cache for {name} either"
 
 
-def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
+def _with_dropping_windows(model_name: str, layout: CacheLayout, masked: Collection[int]) -> CacheLayout:
     """Mark sliding windows that the attention mask does not encode.
 
     Args:
@@ -294,7 +294,7 @@ def _with_dropping(model_name: str, layout: CacheLayout, masked: Collection[int]
     return replace(layout, dropping_windows=frozenset(dropping))
 
 
-def _runs_on_shapes(
+def _make_shape_run(
     model: torch.nn.Module, inputs: Sequence[InputTensorSpec], keywords: Mapping[str, object]
 ) -> Callable[..., Any]:
     """Return a function (rows, tokens, cached tokens, observer of the mask, arguments) → outputs of the forward."""
@@ -322,7 +322,7 @@ def is_of_tokens(spec: InputTensorSpec) -> bool:
     return len(spec.shape) == 2 and spec.dtype == "int64"
 
 
-def _layout_with_modules(
+def _find_module_states(
     model: torch.nn.Module, parameters: Mapping[str, object], run: Callable[..., object]
 ) -> CacheLayout | None:
     """Return the cache of a model if its modules keep states and its forward changes the cache argument in place.
@@ -338,29 +338,29 @@ def _layout_with_modules(
     if argument is None:
         return None
     runs = []
-    for more in range(2):
+    for extra in range(2):
         cache = DynamicCache(config=getattr(model, "config", None))
-        with found_states(model) as found:
-            outputs = run(RUN_ROWS + more, RUN_TOKENS + more, **{argument: cache})
-        if outputs is None or not found:
+        with found_states(model) as tensors:
+            outputs = run(RUN_ROWS + extra, RUN_TOKENS + extra, **{argument: cache})
+        if outputs is None or not tensors:
             return None
-        runs.append((cache, found))
-    (cache, found), (_, other) = runs
+        runs.append((cache, tensors))
+    (cache, tensors), (_, other_tensors) = runs
     name = type(model).__name__
     states: list[ModuleState] = []
-    for (path, attribute), value in found.items():
+    for (path, attribute), value in tensors.items():
         layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
         index = sum(item.state.layer == layer for item in states)
-        state = _state_of_rows(name, f"{path}.{attribute}", value, other.get((path, attribute)), layer, index)
+        state = _make_row_state(name, f"{path}.{attribute}", value, other_tensors.get((path, attribute)), layer, index)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
-    attended = _layout_of(name, argument, cache)
-    layers = attended or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
+    cache_layout = _derive_layout(name, argument, cache)
+    layers = cache_layout or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
     all_states = (*(item.state for item in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
 
 
-def _state_of_rows(
-    model_name: str, place: str, value: torch.Tensor, other: torch.Tensor | None, layer: int, index: int | None
+def _make_row_state(
+    model_name: str, label: str, value: torch.Tensor, other: torch.Tensor | None, layer: int, index: int | None
 ) -> CacheState:
     """Derive the state held by a tensor from its values after a run and after a run of one more row.
 
@@ -370,12 +370,12 @@ def _state_of_rows(
     shapes = [list(tensor.shape) for tensor in (value, other) if tensor is not None]
     sizes = shapes[0][1:]
     if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
-        raise _cache_refusal(model_name, f"{place} has shape {shapes[0]}, expected one state per row")
+        raise _cache_refusal(model_name, f"{label} has shape {shapes[0]}, expected one state per row")
     dtype = str(value.dtype).removeprefix("torch.")
-    return CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUMS)
+    return CacheState(layer, "recurrent", tuple(sizes), dtype, index=index, value_range=_SUM_RANGE)
 
 
-def _held_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _HeldStates:
+def _find_outer_states(model_name: str, argument: str, cache: object, outputs_of: Callable[..., Any]) -> _OuterStates:
     """Return the tensors of a custom cache class outside of layers as states, with their access paths.
 
     Args:
@@ -394,58 +394,58 @@ def _held_states(model_name: str, argument: str, cache: object, outputs_of: Call
     if other_outputs is None:
         raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
     other_cache = other_outputs[cache_field(other_outputs, argument)]
-    others = held_tensors(other_cache)
-    counts = _values_that_differ(cache, other_cache)
+    other_tensors = held_tensors(other_cache)
+    counts = _differing_values(cache, other_cache)
     states: list[tuple[Way, CacheState]] = []
-    for way, value in tensors.items():
-        other = others.get(way)
+    for path, value in tensors.items():
+        other = other_tensors.get(path)
         if other is not None and value.shape == other.shape and not (value.is_meta or other.is_meta):
             if not torch.equal(value, other):
-                counts[way] = value
+                counts[path] = value
             # Otherwise the value is constant: it does not depend on the tokens.
             continue
-        state = _state_of_rows(model_name, _place_words(argument, way, cache), value, other, *_layer_and_index(way))
-        states.append((way, state))
+        state = _make_row_state(model_name, _path_words(argument, path, cache), value, other, *_layer_and_index(path))
+        states.append((path, state))
     if counts:
         # A forward may have a separate branch for the single token of a step.
         for tokens in (RUN_TOKENS, 1):
-            counted = with_tensors(cache, {way: unread(value) for way, value in counts.items()})
-            if outputs_of(RUN_ROWS, tokens, **{argument: counted}) is None:
-                place = _place_words(argument, next(iter(counts)), cache)
-                raise _cache_refusal(model_name, f"{place} depends on the tokens read, but is not a state")
+            unread_cache = with_tensors(cache, {path: unread(value) for path, value in counts.items()})
+            if outputs_of(RUN_ROWS, tokens, **{argument: unread_cache}) is None:
+                count_label = _path_words(argument, next(iter(counts)), cache)
+                raise _cache_refusal(model_name, f"{count_label} depends on the tokens read, but is not a state")
     return tuple(states)
 
 
-def _values_that_differ(cache: object, other: object) -> dict[Way, Any]:
+def _differing_values(cache: object, other_cache: object) -> dict[Way, Any]:
     """Return the numbers and other values, tensors excepted, that differ between two runs."""
-    values, others = held_values(cache), held_values(other)
-    ways = dict.fromkeys([*values, *others])
+    values, others = held_values(cache), held_values(other_cache)
+    keys = dict.fromkeys([*values, *others])
     return {
-        way: values.get(way) for way in ways if way not in values or way not in others or values[way] != others[way]
+        key: values.get(key) for key in keys if key not in values or key not in others or values[key] != others[key]
     }
 
 
-def _place_words(argument: str, way: Way, cache: object) -> str:
-    return f"{'.'.join(map(str, (argument, *way)))} of a {type(cache).__name__}"
+def _path_words(argument: str, path: Way, cache: object) -> str:
+    return f"{'.'.join(map(str, (argument, *path)))} of a {type(cache).__name__}"
 
 
-def _layer_and_index(way: Way) -> tuple[int, int | None]:
+def _layer_and_index(path: Way) -> tuple[int, int | None]:
     """Return layer and index of a tensor: the first two positions in its path; a bare list has only the index."""
-    numbers = [key for key in way if isinstance(key, int)]
-    if len(way) == 1:
+    numbers = [key for key in path if isinstance(key, int)]
+    if len(path) == 1:
         numbers = [0, *numbers]
     layer, index, *_ = (*numbers, None, None)
     return layer or 0, index
 
 
-def _layout_of(
+def _derive_layout(
     model_name: str,
     argument: str,
     cache: object,
     *,
     tokens: int = RUN_TOKENS,
     side: Side | None = None,
-    held: _HeldStates = (),
+    held: _OuterStates = (),
 ) -> CacheLayout | None:
     """Return the layout of a cache after one run; `None` if the cache is empty.
 
@@ -480,7 +480,7 @@ def _layout_of(
         names.append(classes[type(layer)] if tensors else EMPTY_LAYER)
         window = getattr(layer, "sliding_window", None)
         for (kind, index), value in tensors.items():
-            state = _state(CacheState(number, kind, (), "", window, index, side), value, tokens)
+            state = _complete_state(CacheState(number, kind, (), "", window, index, side), value, tokens)
             if state is None:
                 shape = list(value.shape)
                 raise _cache_refusal(
@@ -494,7 +494,7 @@ def _layout_of(
     return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
 
 
-def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:
+def _complete_state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:
     """Complete a state with sizes and dtype of its tensor; `None` if rows and tokens are not on their usual axes."""
     dtype = str(value.dtype).removeprefix("torch.")
     sizes = list(value.shape)
@@ -506,9 +506,9 @@ def _state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | 
     return replace(state, sizes=tuple(sizes), dtype=dtype, window=state.window if is_attended else None)
 
 
-def _cache_refusal(model_name: str, what: str) -> UsageError:
+def _cache_refusal(model_name: str, reason: str) -> UsageError:
     """Return the error for a cache that cannot be flattened, which says what stops it."""
-    return UsageError(f"{model_name} has a cache that a graph cannot represent: {what}", hint=no_cache_hint())
+    return UsageError(f"{model_name} has a cache that a graph cannot represent: {reason}", hint=no_cache_hint())
 
 
 ENCODER_OUTPUT = "encoder_last_hidden_state"
@@ -531,16 +531,16 @@ def find_encoder_decoder(
     name = type(model).__name__
     specs = {spec.name: spec.model_copy(update={"shape": (RUN_ROWS, *spec.shape[1:])}) for spec in inputs}
     specs[DECODER_TOKENS] = specs[DECODER_TOKENS].model_copy(update={"shape": (RUN_ROWS, RUN_TOKENS)})
-    with recorded_encoder_outputs(model) as answers:
+    with recorded_encoder_outputs(model) as encoder_outputs:
         outputs = run_on_shapes(lambda **tensors: model(**tensors, **keywords), specs)
     if not isinstance(outputs, Mapping):
         return f"{name} fails with a cache"
     layout = layout_of_both(name, outputs, inspect.signature(model.forward).parameters)
-    if isinstance(layout, str) or not answers:
+    if isinstance(layout, str) or not encoder_outputs:
         return layout
-    mask = answers[-1].get(MASK)
+    mask = encoder_outputs[-1].get(MASK)
     dtype = str(mask.dtype).removeprefix("torch.") if isinstance(mask, torch.Tensor) else None
-    return replace(layout, answer_class=type(answers[-1]), mask_dtype=dtype)
+    return replace(layout, answer_class=type(encoder_outputs[-1]), mask_dtype=dtype)
 
 
 @contextmanager
@@ -579,15 +579,15 @@ def layout_of_both(name: str, outputs: Mapping[str, object], parameters: Collect
     from transformers.cache_utils import EncoderDecoderCache
     from transformers.modeling_outputs import BaseModelOutput
 
-    found = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
-    field, cache = next(found, ("", None))
+    caches = ((key, value) for key, value in outputs.items() if isinstance(value, EncoderDecoderCache))
+    field, cache = next(caches, ("", None))
     encoded = outputs.get(ENCODER_OUTPUT)
     if cache is None or not isinstance(encoded, torch.Tensor) or encoded.dim() != 3:
         return f"{name} stores none of the outputs of its encoder"
     argument = argument_of(field, parameters) or field
     length, hidden_size = encoded.shape[1:]
-    own = _layout_of(name, argument, cache.self_attention_cache, side="decoder")
-    cross = _layout_of(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
+    own = _derive_layout(name, argument, cache.self_attention_cache, side="decoder")
+    cross = _derive_layout(name, argument, cache.cross_attention_cache, tokens=length, side="encoder")
     if own is None or cross is None:
         raise _cache_refusal(name, f"{argument} remains empty")
     return EncoderDecoderLayout(own, cross, int(hidden_size), int(length), BaseModelOutput)

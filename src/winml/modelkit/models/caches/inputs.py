@@ -34,7 +34,7 @@ _GROWING_ROTATIONS = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _TraceSizes:
     """Sizes at tracing, dynamic or fixed."""
 
     batch: int
@@ -42,7 +42,7 @@ class _Sizes:
     past: int
 
     @classmethod
-    def of_request(cls, passed: Mapping[str, int]) -> _Sizes:
+    def of_request(cls, passed: Mapping[str, int]) -> _TraceSizes:
         """Return the user's sizes, by key of ``--shape-config``, completed with the defaults."""
         tokens, past = passed.get(_SEQUENCE_KEY, _TRACED_TOKENS), passed.get(PAST_KEY, _TRACED_PAST)
         return cls(batch=passed.get("batch_size", 1), tokens=tokens, past=past)
@@ -75,9 +75,9 @@ def with_cache_inputs(
     limit = first_int(config, _POSITION_LIMITS)
     bounds = dict(decision.meanings.bounds)
     usable = (bounds.get(_SEQUENCE_KEY) or SizeBounds()).max
-    sizes = _Sizes.of_request(passed)
+    sizes = _TraceSizes.of_request(passed)
     refuse_beyond_positions(usable, passed)
-    most = usable or limit or _USUAL_POSITIONS
+    max_positions = usable or limit or _USUAL_POSITIONS
     if layout.grows:
         bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
     meanings = AxisMeanings(
@@ -87,22 +87,22 @@ def with_cache_inputs(
     )
     keys: dict[str, tuple[str | None, ...]] = dict(meanings.keys)
     specs: list[InputTensorSpec] = []
-    placed = several_positions(decision.inputs)
-    streams = streams_of([spec for spec in decision.inputs if spec is not placed])
+    positions = several_positions(decision.inputs)
+    streams = streams_of([spec for spec in decision.inputs if spec is not positions])
     for spec in decision.inputs:
-        if spec is placed:
-            places = (spec.shape[0], sizes.batch, sizes.tokens)
-            specs.append(spec.model_copy(update={"shape": places, "value_range": (0, most - 1)}))
+        if spec is positions:
+            position_shape = (spec.shape[0], sizes.batch, sizes.tokens)
+            specs.append(spec.model_copy(update={"shape": position_shape, "value_range": (0, max_positions - 1)}))
             continue
         if spec.name == MASK and not layout.is_masked:
             keys.pop(spec.name, None)
             continue
         is_longer = spec.name == MASK and layout.grows
-        sized, keys[spec.name] = _of_tokens(spec, sizes, streams[spec.name], is_longer=is_longer)
+        sized, keys[spec.name] = _size_token_input(spec, sizes, streams[spec.name], is_longer=is_longer)
         specs.append(sized)
     if _POSITIONS in parameters and _POSITIONS not in keys:
         keys[_POSITIONS] = ("batch_size", _SEQUENCE_KEY)
-        highest = _held_rotation(config, most)[1] - 1
+        highest = _constant_rotation(config, max_positions)[1] - 1
         shape = (sizes.batch, sizes.tokens)
         specs.append(InputTensorSpec(name=_POSITIONS, shape=shape, dtype="int64", value_range=(0, highest)))
     for state in layout.states:
@@ -112,21 +112,21 @@ def with_cache_inputs(
         decision,
         inputs=tuple(specs),
         meanings=replace(meanings, keys=keys),
-        notes=(*decision.notes, *_rotation_notes(config, most)),
+        notes=(*decision.notes, *_rotation_notes(config, max_positions)),
     )
 
 
-def _of_tokens(
-    spec: InputTensorSpec, sizes: _Sizes, streams: int, *, is_longer: bool
+def _size_token_input(
+    spec: InputTensorSpec, sizes: _TraceSizes, streams: int, *, is_longer: bool
 ) -> tuple[InputTensorSpec, tuple[str | None, ...]]:
     """Return a token input with the sizes of a run, cached tokens included if `is_longer`, and the keys of its axes."""
     tokens = sizes.past + sizes.tokens if is_longer else sizes.tokens
-    others = spec.shape[2:]
-    keys = ("batch_size" if streams == 1 else None, None if is_longer else _SEQUENCE_KEY, *(None for _ in others))
-    return spec.model_copy(update={"shape": (sizes.batch * streams, tokens, *others)}), keys
+    other_sizes = spec.shape[2:]
+    keys = ("batch_size" if streams == 1 else None, None if is_longer else _SEQUENCE_KEY, *(None for _ in other_sizes))
+    return spec.model_copy(update={"shape": (sizes.batch * streams, tokens, *other_sizes)}), keys
 
 
-def _state_spec(state: CacheState, sizes: _Sizes) -> InputTensorSpec:
+def _state_spec(state: CacheState, sizes: _TraceSizes) -> InputTensorSpec:
     return InputTensorSpec(
         name=state.input,
         shape=state.shape(sizes.batch, sizes.past),
@@ -154,9 +154,9 @@ def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], token
     Raises:
         UsageError: names the sizes.
     """
-    requested = {key: passed[key] for key in (PAST_KEY, tokens_key) if key in passed}
-    if usable is not None and sum(requested.values()) > usable:
-        words = " and ".join(f"{key} {size}" for key, size in requested.items())
+    token_sizes = {key: passed[key] for key in (PAST_KEY, tokens_key) if key in passed}
+    if usable is not None and sum(token_sizes.values()) > usable:
+        words = " and ".join(f"{key} {size}" for key, size in token_sizes.items())
         raise UsageError(
             f"{opt.shape_config}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
         )
@@ -164,17 +164,17 @@ def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], token
 
 def _rotation_notes(config: object, limit: int) -> tuple[str, ...]:
     """Return a note if the graph contains a single form of a length-dependent RoPE scaling."""
-    kind, held = _held_rotation(config, limit)
+    kind, length = _constant_rotation(config, limit)
     if not kind:
         return ()
     note = (
-        f"RoPE scaling ({kind}) changes beyond {held} tokens: the graph contains that for shorter texts, and outputs "
+        f"RoPE scaling ({kind}) changes beyond {length} tokens: the graph contains that for shorter texts, and outputs "
         "for longer texts differ from PyTorch's."
     )
     return (note,)
 
 
-def _held_rotation(config: object, limit: int) -> tuple[str, int]:
+def _constant_rotation(config: object, limit: int) -> tuple[str, int]:
     """Return the type of a length-dependent RoPE scaling and the length up to which it is constant.
 
     Otherwise ``""`` and the limit.
@@ -196,30 +196,30 @@ def fixed_sizes_of(
     A graph with a recurrent state reads one token per run unless the user gives a length: a Python loop over tokens has
     as many iterations in a graph as were traced.
     """
-    passed = dict(requested)
+    sizes = dict(requested)
     notes: tuple[str, ...] = ()
-    if layout.is_of_one_row and "batch_size" not in passed:
-        passed["batch_size"] = 1
+    if layout.is_of_one_row and "batch_size" not in sizes:
+        sizes["batch_size"] = 1
         notes = ("The graph takes one row: the code of the model mixes up the tokens of several rows.",)
     if not layout.is_masked:
         reason = "after cached tokens, the code of the model hides the wrong tokens"
         notes = (*notes, f"The graph takes no {MASK}: {reason}. All rows of a run have the same length.")
     if layout.dropping_windows:
         window = min(layout.dropping_windows)
-        dropped = (
+        window_note = (
             f"Read a prompt in one run: a layer with a window of {window} tokens attends to all tokens of a run and "
             f"the last {window - 1} before it, without a mask. In several runs, outputs for a longer prompt differ, in "
             "PyTorch as well."
         )
-        notes = (*notes, dropped)
-    if not layout.is_recurrent or _SEQUENCE_KEY in {*passed, *left_open}:
-        return passed, notes
+        notes = (*notes, window_note)
+    if not layout.is_recurrent or _SEQUENCE_KEY in {*sizes, *left_open}:
+        return sizes, notes
     layer = next(state.layer for state in layout.states if state.kind == "recurrent")
     note = (
         f"The graph reads one token per run, in the prompt as well: layer {layer} of the cache "
         f"({layout.class_of(layer)}) has a recurrent state."
     )
-    return {**passed, _SEQUENCE_KEY: 1}, (note, *notes)
+    return {**sizes, _SEQUENCE_KEY: 1}, (note, *notes)
 
 
 def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) -> None:

@@ -60,12 +60,12 @@ class CacheState:
     @property
     def input(self) -> str:
         """Name of the graph input for the tensor."""
-        return f"past_key_values.{self._slot_name}" if self.grows else f"past_{self._place}"
+        return f"past_key_values.{self._slot_name}" if self.grows else f"past_{self._indexed_name}"
 
     @property
     def output(self) -> str:
         """Name of the graph output that is the tensor of the next run."""
-        return f"present.{self._slot_name}" if self.grows else f"present_{self._place}"
+        return f"present.{self._slot_name}" if self.grows else f"present_{self._indexed_name}"
 
     @property
     def slot(self) -> CacheSlot:
@@ -77,7 +77,7 @@ class CacheState:
         return ".".join([str(self.layer), *([self.side] if self.side else []), self.kind])
 
     @property
-    def _place(self) -> str:
+    def _indexed_name(self) -> str:
         return f"{self.kind}.{self.layer}" + ("" if self.index is None else f".{self.index}")
 
     def shape(self, batch: int, tokens: int) -> tuple[int, ...]:

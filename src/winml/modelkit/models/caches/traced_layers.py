@@ -37,8 +37,8 @@ _Recurrent: Any = LinearAttentionLayer
 _Empty: Any = getattr(cache_utils, EMPTY_LAYER, DynamicLayer)
 
 
-_ATTENDED: Mapping[StateKind, str] = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
-_CARRIED: Mapping[StateKind, str] = {"conv": "conv_states", "recurrent": "recurrent_states"}
+_ATTENDED_ATTRIBUTES: Mapping[StateKind, str] = {"key": "keys", "value": "values", "indexer": "indexer_keys"}
+_RECURRENT_ATTRIBUTES: Mapping[StateKind, str] = {"conv": "conv_states", "recurrent": "recurrent_states"}
 """Kind of state → attribute of a layer; a recurrent layer may hold several states of a kind."""
 
 
@@ -75,16 +75,16 @@ class DroppingLayer(TracedAttentionLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values of this run; return the visible cached ones followed by the new ones."""
-        seen = [self._seen(past) for past in (self.keys, self.values)]
+        visible = [self._visible_part(past) for past in (self.keys, self.values)]
         super().update(key_states, value_states)
-        return torch.cat([seen[0], key_states], dim=-2), torch.cat([seen[1], value_states], dim=-2)
+        return torch.cat([visible[0], key_states], dim=-2), torch.cat([visible[1], value_states], dim=-2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of keys for the forward and the number of keys before; both stay dynamic in a trace."""
-        seen: int = self._seen(self.keys).shape[-2]
-        return seen + query_length, self.get_seq_length() - seen
+        visible_count: int = self._visible_part(self.keys).shape[-2]
+        return visible_count + query_length, self.get_seq_length() - visible_count
 
-    def _seen(self, past: torch.Tensor) -> torch.Tensor:
+    def _visible_part(self, past: torch.Tensor) -> torch.Tensor:
         return past[:, :, 1 - self._window :]
 
 
@@ -124,9 +124,9 @@ class TracedRecurrentLayer(_Recurrent):  # type: ignore[misc]
 
     def update_conv_state(self, conv_states: torch.Tensor, state_idx: int = 0, **_options: object) -> torch.Tensor:
         """Return the stored and the new columns; store as many of the last columns as before."""
-        retained = self.conv_states[state_idx]
-        columns = torch.cat([retained, conv_states], dim=-1)
-        self.conv_states[state_idx] = columns[..., -retained.shape[-1] :]
+        stored_columns = self.conv_states[state_idx]
+        columns = torch.cat([stored_columns, conv_states], dim=-1)
+        self.conv_states[state_idx] = columns[..., -stored_columns.shape[-1] :]
         return columns
 
     def update_recurrent_state(
@@ -146,7 +146,7 @@ class _TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
         """Hold keys, values and recurrent states."""
         DynamicLayer.__init__(self)
         LinearAttentionLayer.__init__(self, number_of_states=_state_count(tensors))
-        self.hold_states({place: value for place, value in tensors.items() if place[0] in ("conv", "recurrent")})
+        self.hold_states({key: value for key, value in tensors.items() if key[0] in ("conv", "recurrent")})
         self.hold_attended(tensors)
 
 
@@ -190,11 +190,11 @@ Derived classes are not included: their additions would be lost.
 def layer_tensors(layer: Any) -> dict[tuple[StateKind, int | None], torch.Tensor]:
     """Return the states of a layer, by kind and index; `{}` for a layer that was not run."""
     tensors: dict[tuple[StateKind, int | None], torch.Tensor] = {}
-    for kind, name in _ATTENDED.items():
+    for kind, name in _ATTENDED_ATTRIBUTES.items():
         value = getattr(layer, name, None)
         if isinstance(value, torch.Tensor):
             tensors[kind, None] = value
-    for kind, name in _CARRIED.items():
+    for kind, name in _RECURRENT_ATTRIBUTES.items():
         states = {index: value for index, value in getattr(layer, name, {}).items() if value is not None}
         tensors |= {(kind, None if layer.number_of_states == 1 else index): value for index, value in states.items()}
     return tensors
