@@ -35,7 +35,7 @@ _PREFIX = "base_model.model."
 _PAIR = re.compile(r"^(?P<path>.*?)\.?(?P<kind>lora_(embedding_)?[AB])(\.(?P<leaf>weight|bias))?$")
 _MAGNITUDE = re.compile(r"^(?P<path>.*?)\.?lora_magnitude_vector(\.weight)?$")
 
-_REFUSED = {
+_REFUSED_KEYS = {
     "layer_replication": "repeats layers of the base model",
     "megatron_config": "is for modules of Megatron",
     "trainable_token_indices": "trains single tokens of an embedding",
@@ -50,7 +50,7 @@ _REFUSED = {
 }
 """Keys of the config with weights other than W + scaling · B · A."""
 
-_WITHOUT_EFFECT = frozenset({
+_INERT_KEYS = frozenset({
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
     "eva_config", "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "lora_bias", "lora_dropout", "lora_ga_config",
@@ -68,10 +68,10 @@ _ORIGINAL_WEIGHTS = frozenset({"gaussian", "eva", "orthogonal"})
 _PATTERNS = ("rank_pattern", "alpha_pattern")
 _MODULE_NAME = re.compile(r"\^?(?:[\w.-]|\\\.){1,1000}\$?")
 """Keys of the patterns that are plain paths instead of expressions: the end of a path, or after ``^`` a whole path."""
-_LARGEST = 10**9
+_NUMBER_LIMIT = 10**9
 """Chosen: limit of a rank or an alpha; ranks are at most some thousands."""
-_EXPECTED_NUMBER = f"expected a number above 0 and below {_LARGEST:_}"
-_SHOWN = 100
+_EXPECTED_NUMBER = f"expected a number above 0 and below {_NUMBER_LIMIT:_}"
+_MAX_TEXT = 100
 """Maximum characters of a value in a message."""
 _DTYPES = frozenset({
     "float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2",
@@ -79,7 +79,7 @@ _DTYPES = frozenset({
 })  # fmt: skip
 """Element types of the tensors of an adapter; integers occur in buffers that are saved whole."""
 
-_MERGE = "Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m."
+_MERGE_HINT = "Merge it into its base model with peft (merge_and_unload), save that, and pass the result with -m."
 _RESAVE = "Save the adapter again with the save_pretrained of peft."
 
 
@@ -164,13 +164,13 @@ def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
         ModelPathError: a folder contains no adapter.
         CheckpointError: an adapter is damaged, or of an unsupported kind.
     """
-    items = [named_adapter(text) for text in requested]
-    names = [item.name.lower() for item in items if item.name is not None]
+    adapters = [named_adapter(text) for text in requested]
+    names = [item.name.lower() for item in adapters if item.name is not None]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(
             f"{opt.adapter} {repeated}=…: two adapters have this name", hint="Use a separate name for each."
         )
-    return tuple(_read_adapter(item) for item in items)
+    return tuple(_read_adapter(item) for item in adapters)
 
 
 def _read_adapter(requested: NamedAdapter) -> Adapter:
@@ -207,14 +207,14 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
         CheckpointError: names the key, its value and the supported kinds.
     """
 
-    def refusal(key: str, because: str, hint: str = _MERGE) -> CheckpointError:
+    def refusal(key: str, because: str, hint: str = _MERGE_HINT) -> CheckpointError:
         return CheckpointError(
-            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_shown(config.get(key))}: {because}", hint=hint
+            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_short_repr(config.get(key))}: {because}", hint=hint
         )
 
     if str(config.get("peft_type")).upper() != "LORA":
         raise refusal("peft_type", "expected LORA, the only supported kind")
-    for key, reason in _REFUSED.items():
+    for key, reason in _REFUSED_KEYS.items():
         if config.get(key):
             raise refusal(key, f"the adapter {reason}, which is not supported")
     initial = config.get("init_lora_weights", True)
@@ -223,7 +223,7 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
             "init_lora_weights", "such an adapter also changes the weights of its base model, which is not supported"
         )
     for key in config:
-        if key not in _REFUSED and key not in _WITHOUT_EFFECT and config[key] not in (None, False, [], {}, ""):
+        if key not in _REFUSED_KEYS and key not in _INERT_KEYS and config[key] not in (None, False, [], {}, ""):
             raise refusal(key, "the key is unknown to this version, and may change the weights")
     for key in ("r", "lora_alpha"):
         if not _is_positive(config.get(key)):
@@ -236,22 +236,22 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
         expression = next((name for name in pattern if not _MODULE_NAME.fullmatch(name)), None)
         if expression is not None:
             raise CheckpointError(
-                f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} has the key {expression[:_SHOWN]!r}: expected the "
+                f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} has the key {expression[:_MAX_TEXT]!r}: expected the "
                 "path of a module or its end; regular expressions are not evaluated",
-                hint=_MERGE,
+                hint=_MERGE_HINT,
             )
 
 
-def _shown(value: object) -> str:
+def _short_repr(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer beyond the digit limit of Python
         return "a number of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}…"
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _LARGEST
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < _NUMBER_LIMIT
 
 
 @dataclass(frozen=True)
@@ -268,8 +268,8 @@ class _AdapterReader:
         Raises:
             CheckpointError: a tensor has no counterpart, another shape than the config says, or an unknown name.
         """
-        found: dict[str, dict[str, str]] = {}
-        replaced: dict[str, str] = {}
+        names_by_path: dict[str, dict[str, str]] = {}
+        replacements: dict[str, str] = {}
         for tensor, entry in self.tensors.items():
             if entry.dtype not in _DTYPES:
                 raise self._error(tensor, f"is {entry.dtype}, expected {', '.join(sorted(_DTYPES))}")
@@ -277,42 +277,42 @@ class _AdapterReader:
             name = tensor.removeprefix(_PREFIX).replace(".base_layer", "").replace(".modules_to_save", "")
             if match := _PAIR.match(name):
                 kind = f"{match['kind']}{'.bias' if match['leaf'] == 'bias' else ''}"
-                found.setdefault(match["path"], {})[kind] = tensor
+                names_by_path.setdefault(match["path"], {})[kind] = tensor
             elif match := _MAGNITUDE.match(name):
-                found.setdefault(match["path"], {})["magnitude"] = tensor
+                names_by_path.setdefault(match["path"], {})["magnitude"] = tensor
             elif "lora_" in name:
                 raise self._error(tensor, "is of an unsupported kind")
             else:
-                replaced[name] = tensor
-        if not found:
+                replacements[name] = tensor
+        if not names_by_path:
             problem = f"{self.requested.words}: {_ADAPTER_WEIGHTS_NAME} contains no LoRA weights"
             raise CheckpointError(problem, hint=_RESAVE)
         ranks, alphas = (_ValuesByModule(self.config.get(key) or {}) for key in _PATTERNS)
         pairs = {}
-        for path, parts in found.items():
+        for path, tensor_names in names_by_path.items():
             rank, alpha = ranks.of(path, self.config["r"]), alphas.of(path, self.config["lora_alpha"])
-            pairs[path] = self._pair(parts, int(rank), float(alpha))
-        return Adapter(self.requested, weights_path, self.tensors, pairs, replaced)
+            pairs[path] = self._make_pair(tensor_names, int(rank), float(alpha))
+        return Adapter(self.requested, weights_path, self.tensors, pairs, replacements)
 
-    def _pair(self, parts: Mapping[str, str], rank: int, alpha: float) -> LoraPair:
-        is_embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
+    def _make_pair(self, tensor_names: Mapping[str, str], rank: int, alpha: float) -> LoraPair:
+        is_embedding = "lora_embedding_A" in tensor_names or "lora_embedding_B" in tensor_names
         names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
-        if missing := next((name for name in names if name not in parts), None):
-            raise self._error(next(iter(parts.values())), f"has no matching {missing}")
-        a, b = (parts[name] for name in names)
-        first, second = self.tensors[a].shape, self.tensors[b].shape
-        if min(len(first), len(second)) < 2 or len(first) != len(second):
-            raise self._error(a, f"does not fit {b} of shape {list(second)}")
-        if first[0] != rank or second[1] != rank:
-            ranks = f"has rank {first[0]}, and {b} has rank {second[1]}"
+        if missing_kind := next((name for name in names if name not in tensor_names), None):
+            raise self._error(next(iter(tensor_names.values())), f"has no matching {missing_kind}")
+        a, b = (tensor_names[name] for name in names)
+        shape_a, shape_b = self.tensors[a].shape, self.tensors[b].shape
+        if min(len(shape_a), len(shape_b)) < 2 or len(shape_a) != len(shape_b):
+            raise self._error(a, f"does not fit {b} of shape {list(shape_b)}")
+        if shape_a[0] != rank or shape_b[1] != rank:
+            ranks = f"has rank {shape_a[0]}, and {b} has rank {shape_b[1]}"
             raise self._error(a, f"{ranks}; expected {rank} by {ADAPTER_CONFIG_NAME}")
         scaling = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
-        magnitude = parts.get("magnitude")
+        magnitude = tensor_names.get("magnitude")
         if magnitude is not None and not self.config.get("use_dora"):
             raise self._error(magnitude, "belongs to a DoRA, which the config does not declare")
         if magnitude is None and self.config.get("use_dora"):
             raise self._error(a, "lacks its magnitudes")
-        return LoraPair(a, b, rank, scaling, is_embedding, parts.get("lora_B.bias"), magnitude)
+        return LoraPair(a, b, rank, scaling, is_embedding, tensor_names.get("lora_B.bias"), magnitude)
 
     def _error(self, tensor: str, problem: str) -> CheckpointError:
         shape = list(self.tensors[tensor].shape)
@@ -329,19 +329,19 @@ class _ValuesByModule:
 
     def __init__(self, pattern: Mapping[str, float]) -> None:
         self._values: dict[str, tuple[int, float]] = {}
-        for place, (name, value) in enumerate(pattern.items()):
-            self._values.setdefault(name.replace("\\.", ".").removesuffix("$"), (place, float(value)))
+        for position, (name, value) in enumerate(pattern.items()):
+            self._values.setdefault(name.replace("\\.", ".").removesuffix("$"), (position, float(value)))
         self._longest = max(map(len, self._values), default=0)
 
     def of(self, path: str, default: float) -> float:
         """Return the number of a module: the value of the first key that its path ends with."""
-        found = [self._values[f"^{path}"]] if f"^{path}" in self._values else []
+        matches = [self._values[f"^{path}"]] if f"^{path}" in self._values else []
         start = len(path)
         while start > 0 and len(path) - start <= self._longest:
             start = path.rfind(".", 0, start)
             if (ending := path[start + 1 :]) in self._values:
-                found.append(self._values[ending])
-        return min(found)[1] if found else default
+                matches.append(self._values[ending])
+        return min(matches)[1] if matches else default
 
 
 def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtype: Any) -> dict[str, Array]:
@@ -362,14 +362,14 @@ def adapter_values(adapter: Adapter, inputs: Mapping[str, tuple[str, str]], dtyp
     values = {}
     for path, pair in adapter.pairs.items():
         # One of the two paths may start with the prefix of the base model.
-        alike = (name for name in inputs if name.endswith(f".{path}") or path.endswith(f".{name}"))
-        found = path if path in inputs else next(alike, None)
-        if found is None:
+        candidates = (name for name in inputs if name.endswith(f".{path}") or path.endswith(f".{name}"))
+        module_name = path if path in inputs else next(candidates, None)
+        if module_name is None:
             raise adapter.error(f"the graph has no inputs for module {path!r}", "Export the model again.")
         a, b = (stored_values(adapter.tensors[name], name).read().astype(np.float32) for name in (pair.a, pair.b))
-        first, second = inputs[found]
-        values[first] = np.ascontiguousarray(a.T).astype(dtype)
-        values[second] = np.ascontiguousarray(b.T * np.float32(pair.scaling)).astype(dtype)
+        input_a, input_b = inputs[module_name]
+        values[input_a] = np.ascontiguousarray(a.T).astype(dtype)
+        values[input_b] = np.ascontiguousarray(b.T * np.float32(pair.scaling)).astype(dtype)
     return values
 
 

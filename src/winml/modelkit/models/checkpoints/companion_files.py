@@ -45,12 +45,12 @@ def companion_files(folder: Path) -> dict[str, Path]:
         names += [
             f"{foreign_files.TEMPLATES_FOLDER}/{path.name}" for path in templates.iterdir() if path.suffix == ".jinja"
         ]
-    files = _files_up_to(folder, names, LARGEST_COMPANION)
+    files = _find_files(folder, names, LARGEST_COMPANION)
     if foreign_files.MODULES_NAME in files:
-        for place, type_name in _modules(files[foreign_files.MODULES_NAME]):
-            files |= _module_files(folder, place, type_name)
-    displayed = (name for name in sorted(files) if not files[name].name.startswith("."))
-    return {name: files[name] for name in displayed}
+        for subfolder, type_name in _read_modules(files[foreign_files.MODULES_NAME]):
+            files |= _module_files(folder, subfolder, type_name)
+    visible = (name for name in sorted(files) if not files[name].name.startswith("."))
+    return {name: files[name] for name in visible}
 
 
 def card_files(folder: Path) -> dict[str, Path]:
@@ -62,38 +62,38 @@ def card_files(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         return {}
     names = sorted(path.name for path in folder.iterdir() if CARD_NAME.fullmatch(path.name))
-    return _files_up_to(folder, names, _LARGEST_MODULE_FILE)
+    return _find_files(folder, names, _LARGEST_MODULE_FILE)
 
 
-def _files_up_to(folder: Path, names: Iterable[str], size_bytes: int) -> dict[str, Path]:
+def _find_files(folder: Path, names: Iterable[str], size_bytes: int) -> dict[str, Path]:
     """Return the existing files of these names up to a size: name → file."""
-    found = ((name, foreign_files.library_file(folder, name, error=CheckpointError)) for name in names)
-    return {name: path for name, path in found if path is not None and path.stat().st_size <= size_bytes}
+    paths = ((name, foreign_files.library_file(folder, name, error=CheckpointError)) for name in names)
+    return {name: path for name, path in paths if path is not None and path.stat().st_size <= size_bytes}
 
 
-def _modules(path: Path) -> Iterator[tuple[str, str]]:
+def _read_modules(path: Path) -> Iterator[tuple[str, str]]:
     """Yield folder and class of each module in ``modules.json``; nothing if the file is missing or damaged."""
     try:
         content: Any = json.loads(read_text_file(path))
     except (OSError, ValueError, RecursionError):
         return
     for entry in content if isinstance(content, list) else ():
-        place, type_name = (entry.get("path"), entry.get("type")) if isinstance(entry, dict) else (None, None)
+        subfolder, type_name = (entry.get("path"), entry.get("type")) if isinstance(entry, dict) else (None, None)
         # "" is the transformer itself. Paths that leave the folder are ignored.
-        if not isinstance(place, str) or not is_plain_name(place) or place.startswith("."):
+        if not isinstance(subfolder, str) or not is_plain_name(subfolder) or subfolder.startswith("."):
             continue
-        if name_problem(path.parent, place, kind="folder") is None:
-            yield place, type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
+        if name_problem(path.parent, subfolder, kind="folder") is None:
+            yield subfolder, type_name.rpartition(".")[2] if isinstance(type_name, str) else ""
 
 
-def _module_files(folder: Path, place: str, type_name: str) -> dict[str, Path]:
+def _module_files(folder: Path, subfolder: str, type_name: str) -> dict[str, Path]:
     """Return the files of one folder named in ``modules.json``."""
     indexes = {index for _, _, index in FORMATS}
-    names = {path.name for path in (folder / place).iterdir()} - indexes
-    small = [f"{place}/{name}" for name in names if Path(name).suffix in _MODULE_SUFFIXES]
-    large = [f"{place}/{name}" for name in names if foreign_files.is_companion_name(name)]
-    files = _files_up_to(folder, small, _LARGEST_MODULE_FILE) | _files_up_to(folder, large, LARGEST_COMPANION)
+    names = {path.name for path in (folder / subfolder).iterdir()} - indexes
+    small = [f"{subfolder}/{name}" for name in names if Path(name).suffix in _MODULE_SUFFIXES]
+    large = [f"{subfolder}/{name}" for name in names if foreign_files.is_companion_name(name)]
+    files = _find_files(folder, small, _LARGEST_MODULE_FILE) | _find_files(folder, large, LARGEST_COMPANION)
     if type_name in _MODULES_WITH_WEIGHTS:
-        weights = _files_up_to(folder, [f"{place}/{single}" for _, single, _ in FORMATS], LARGEST_MODULE_WEIGHTS)
+        weights = _find_files(folder, [f"{subfolder}/{single}" for _, single, _ in FORMATS], LARGEST_MODULE_WEIGHTS)
         files |= dict(list(weights.items())[:1])
     return files

@@ -64,24 +64,24 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
     references = _own_class_references(content)
     model_type, notes = _decide_model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
     refuse_absurd_sizes(content, path)
-    own = _classes_of_own_code(references, model_type)
-    if own and not trust_remote_code:
+    own_classes = _select_own_classes(references, model_type)
+    if own_classes and not trust_remote_code:
         raise RemoteCodeError(
-            f"{name}: needs custom code ({', '.join(sorted(set(own.values())))}), which was not run",
+            f"{name}: needs custom code ({', '.join(sorted(set(own_classes.values())))}), which was not run",
             hint=f"Read that code; if you trust it, add {opt.trust_remote_code}.",
         )
     if references and not trust_remote_code:
         notes.append(f"the code in {name} was not run: transformers has the same classes")
     if references and trust_remote_code:
-        own = references
+        own_classes = references
         notes.append(
-            f"running code of {name}, as {opt.trust_remote_code} allows: {', '.join(sorted(set(own.values())))}"
+            f"running code of {name}, as {opt.trust_remote_code} allows: {', '.join(sorted(set(own_classes.values())))}"
         )
     quantization = quantization_of(content)
-    content, dropped = _without_foreign_references(without_quantization(content), path)
-    notes += dropped
-    config = _build_config(path, content, model_type, own.get(_AUTO_CONFIG))
-    models = {key: reference for key, reference in own.items() if key != _AUTO_CONFIG}
+    content, dropping_notes = _drop_foreign_references(without_quantization(content), path)
+    notes += dropping_notes
+    config = _build_config(path, content, model_type, own_classes.get(_AUTO_CONFIG))
+    models = {key: reference for key, reference in own_classes.items() if key != _AUTO_CONFIG}
     return CheckpointConfig(config, path.parent, models, tuple(notes), quantization)
 
 
@@ -100,7 +100,7 @@ def default_config(model_type: str) -> CheckpointConfig:
             f"{opt.model_type} {model_type}: unknown to transformers {transformers.__version__}",
             hint=f"Did you mean {guess!r}?" if guess else "Pass a model type such as bert, vit or whisper.",
         )
-    return CheckpointConfig(_built_or_refused(CONFIG_MAPPING[model_type], f"{opt.model_type} {model_type}"), None, {})
+    return CheckpointConfig(_build_or_refuse(CONFIG_MAPPING[model_type], f"{opt.model_type} {model_type}"), None, {})
 
 
 def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> CheckpointConfig:
@@ -114,8 +114,8 @@ def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> C
     config = checkpoint.config
     if not isinstance(expected, type) or isinstance(config, expected):
         return checkpoint
-    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    fitting = [item for item in inner if type(item) is expected]
+    sub_configs = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    fitting = [item for item in sub_configs if type(item) is expected]
     return replace(checkpoint, config=fitting[0]) if len(fitting) == 1 else checkpoint
 
 
@@ -144,7 +144,7 @@ def model_type_of_class(name: str) -> str:
 
 def _read_content(path: Path) -> dict[str, object]:
     try:
-        content = read_json_file(path, object_hook=_plain_value)
+        content = read_json_file(path, object_hook=_decode_float)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path}: no such file", hint="Download the checkpoint again.") from error
     except JsonError as error:
@@ -158,7 +158,7 @@ def _read_content(path: Path) -> dict[str, object]:
     return content
 
 
-def _plain_value(value: dict[str, object]) -> Any:
+def _decode_float(value: dict[str, object]) -> Any:
     """Return an object of the JSON unchanged, or the float that it encodes."""
     tag = value.get(_SPECIAL_FLOAT_KEY)
     return _SPECIAL_FLOATS.get(tag, value) if isinstance(tag, str) and len(value) == 1 else value
@@ -170,25 +170,25 @@ def _decide_model_type(
     """Return the model type, with a note if the type is derived from the name."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    declared = content.get("model_type")
-    if isinstance(declared, str) and (declared in CONFIG_MAPPING or has_own_code):
-        return declared, []
-    if declared is not None:
+    declared_type = content.get("model_type")
+    if isinstance(declared_type, str) and (declared_type in CONFIG_MAPPING or has_own_code):
+        return declared_type, []
+    if declared_type is not None:
         import transformers
 
-        guess = nearest(str(declared), CONFIG_MAPPING.keys())
+        guess = nearest(str(declared_type), CONFIG_MAPPING.keys())
         raise CheckpointError(
-            f"{path}: model_type {declared!r} is unknown to transformers {transformers.__version__}",
+            f"{path}: model_type {declared_type!r} is unknown to transformers {transformers.__version__}",
             hint=f"{f'Did you mean {guess!r}? ' if guess else ''}A newer transformers may support it; else pass the "
             "model as file.py:factory.",
         )
     # As in transformers: configs older than the key are identified by name, by the longest model type in the name.
-    last = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
+    base_name = name.replace("\\", "/").rstrip("/").rpartition("/")[2].removesuffix(".json")
     for model_type in sorted(CONFIG_MAPPING.keys(), key=len, reverse=True):
-        if model_type in last.lower():
-            return model_type, [f"{path} has no model_type; {model_type!r} is assumed from the name {last!r}"]
+        if model_type in base_name.lower():
+            return model_type, [f"{path} has no model_type; {model_type!r} is assumed from the name {base_name!r}"]
     raise CheckpointError(
-        f"{path}: has no model_type, and none is part of the name {last!r}",
+        f"{path}: has no model_type, and none is part of the name {base_name!r}",
         hint='Add "model_type", such as "bert"; only configs of transformers are supported.',
     )
 
@@ -204,7 +204,7 @@ def _own_class_references(content: dict[str, object]) -> dict[str, str]:
     }
 
 
-def _classes_of_own_code(references: dict[str, str], model_type: str) -> dict[str, str]:
+def _select_own_classes(references: dict[str, str], model_type: str) -> dict[str, str]:
     """Return the references without a class of the same name in transformers.
 
     Models that moved into transformers keep their ``auto_map``; the class of the same name is then the same model.
@@ -221,10 +221,10 @@ def _build_config(path: Path, content: dict[str, object], model_type: str, refer
 
     config_class = own_class(reference, path.parent) if reference else CONFIG_MAPPING[model_type]
     values = {**content, "model_type": model_type}
-    return _built_or_refused(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
+    return _build_or_refuse(lambda: config_class.from_dict(values), f"{path}: {config_class.__name__}")
 
 
-def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
+def _build_or_refuse(build: Callable[[], object], subject: str) -> Any:
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -232,7 +232,7 @@ def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
             f"{subject} rejects the config",
             error=CheckpointError,
             hint="Correct the value, or download the checkpoint again.",
-            reason=_reason,
+            reason=_error_text,
             spared=OfflineModeIsEnabled,
         ):
             return build()
@@ -244,7 +244,7 @@ def _built_or_refused(build: Callable[[], object], subject: str) -> Any:
         ) from error
 
 
-def _reason(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -324,12 +324,12 @@ _IMPLEMENTATIONS: Mapping[str, frozenset[str]] = {
 _KERNEL_SWITCHES = frozenset({"use_kernels", "kernel_config"})
 _OWN_CODE = "auto_map"
 _TIMM_NAMES = ("backbone", "architecture")
-_ADAPTER = "adapter_config.json"
+_ADAPTER_NAME = "adapter_config.json"
 _WEIGHTS_KEY = "transformers_weights"
 _DISTRIBUTED_SHARDS = "shard-*-model-*-of-*.safetensors"
 
 
-def _without_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
+def _drop_foreign_references(content: Mapping[str, object], path: Path) -> tuple[dict[str, object], tuple[str, ...]]:
     """Return the content of a config without references to code or files elsewhere, and a note per dropped entry.
 
     Args:
@@ -340,12 +340,12 @@ def _without_foreign_references(content: Mapping[str, object], path: Path) -> tu
         CheckpointError: the config names an architecture that is defined in another repository.
     """
     notes: dict[str, None] = {}
-    outer = {key: value for key, value in content.items() if key != _OWN_CODE}
-    cleaned = _cleaned(outer, path, lambda note: notes.setdefault(f"{path}: {note}"))
+    outer_entries = {key: value for key, value in content.items() if key != _OWN_CODE}
+    cleaned = _clean_record(outer_entries, path, lambda note: notes.setdefault(f"{path}: {note}"))
     return {**cleaned, **({_OWN_CODE: content[_OWN_CODE]} if _OWN_CODE in content else {})}, tuple(notes)
 
 
-def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, object]:
+def _clean_record(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, object]:
     cleaned: dict[str, object] = {}
     for key, value in record.items():
         if key in _IMPLEMENTATIONS:
@@ -362,28 +362,28 @@ def _cleaned(record: Mapping[str, object], path: Path, tell: Callable[[str], obj
                 hint="Write the name of the timm model, such as resnet50.",
             )
         else:
-            cleaned[key] = _cleaned_value(value, path, tell)
-    return _with_timm_backbone(cleaned)
+            cleaned[key] = _clean_value(value, path, tell)
+    return _expand_timm_backbone(cleaned)
 
 
-def _cleaned_value(value: object, path: Path, tell: Callable[[str], object]) -> Any:
+def _clean_value(value: object, path: Path, tell: Callable[[str], object]) -> Any:
     if isinstance(value, Mapping):
-        return _cleaned(value, path, tell)
-    return [_cleaned_value(item, path, tell) for item in value] if isinstance(value, list) else value
+        return _clean_record(value, path, tell)
+    return [_clean_value(item, path, tell) for item in value] if isinstance(value, list) else value
 
 
 def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
     """Return the part of an entry with implementations of torch and transformers; `None` without such a part."""
     if isinstance(value, Mapping):  # one entry per inner config
-        inner = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
-        return {name: item for name, item in inner.items() if item is not None} or None
+        usable = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
+        return {name: item for name, item in usable.items() if item is not None} or None
     if value is None or (isinstance(value, str) and value in _IMPLEMENTATIONS[key]):
         return value
     tell(f"{key} {value!r} is ignored, as its code is not part of transformers; the default of the model is used")
     return None
 
 
-def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
+def _expand_timm_backbone(record: dict[str, object]) -> dict[str, object]:
     """Expand a timm backbone that older configs give by name, as transformers does if the Hub has no such model.
 
     Changes nothing unless transformers would ask the Hub first.
@@ -392,8 +392,8 @@ def _with_timm_backbone(record: dict[str, object]) -> dict[str, object]:
     is_written_out = record.get("backbone_config") is not None or record.get("use_timm_backbone") is False
     if is_written_out or not isinstance(name, str) or "/" in name or not isinstance(keywords, dict) or not keywords:
         return record
-    retained = {key: value for key, value in record.items() if key not in ("backbone", "backbone_kwargs")}
-    return {**retained, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
+    other_entries = {key: value for key, value in record.items() if key not in ("backbone", "backbone_kwargs")}
+    return {**other_entries, "backbone_config": {**keywords, "model_type": "timm_backbone", "backbone": name}}
 
 
 def refuse_foreign_weights(config: object, folder: Path) -> None:
@@ -402,17 +402,17 @@ def refuse_foreign_weights(config: object, folder: Path) -> None:
     Raises:
         CheckpointError: the config names another file, or the folder has an adapter or a distributed checkpoint.
     """
-    named = getattr(config, _WEIGHTS_KEY, None)
-    usual = next((name for _, *names in FORMATS for name in names if (folder / name).is_file()), None)
-    if named is not None and named != usual:
+    file_name = getattr(config, _WEIGHTS_KEY, None)
+    default_name = next((name for _, *names in FORMATS for name in names if (folder / name).is_file()), None)
+    if file_name is not None and file_name != default_name:
         raise CheckpointError(
-            f"{folder}: its config sets {named!r} as the file of weights ({_WEIGHTS_KEY}), which is not supported",
+            f"{folder}: its config sets {file_name!r} as the file of weights ({_WEIGHTS_KEY}), which is not supported",
             hint=f"Rename that file to {FORMATS[0][1]}, and remove {_WEIGHTS_KEY} from the config.",
         )
-    if (folder / _ADAPTER).is_file():
+    if (folder / _ADAPTER_NAME).is_file():
         raise CheckpointError(
-            f"{folder}: contains an adapter ({_ADAPTER}) with the model, which is not applied",
-            hint=f"Merge it into the model and save that, or remove {_ADAPTER} to use the model without it.",
+            f"{folder}: contains an adapter ({_ADAPTER_NAME}) with the model, which is not applied",
+            hint=f"Merge it into the model and save that, or remove {_ADAPTER_NAME} to use the model without it.",
         )
     shard = next(iter(sorted(folder.glob(_DISTRIBUTED_SHARDS))), None)
     if shard is not None:

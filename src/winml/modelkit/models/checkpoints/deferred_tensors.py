@@ -22,7 +22,7 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 
 _aten = torch.ops.aten
 
-_DECIDING = frozenset({_aten.equal.default, _aten._local_scalar_dense.default, _aten.is_nonzero.default})
+_VALUE_READERS = frozenset({_aten.equal.default, _aten._local_scalar_dense.default, _aten.is_nonzero.default})
 """Operations that return a Python value: computed at once."""
 
 _SAME_VALUES = frozenset({_aten.alias.default, _aten.detach.default, _aten.slice.Tensor, _aten.view.default,
@@ -47,7 +47,7 @@ class RecordedOperation:
     @property
     def is_view(self) -> bool:
         """True if the output shares its memory with an input."""
-        return any(returned.alias_info is not None for returned in self.operation._schema.returns)
+        return any(output.alias_info is not None for output in self.operation._schema.returns)
 
     def compute(self, evaluate: Callable[[object], object]) -> torch.Tensor:
         """Compute the operation.
@@ -106,7 +106,7 @@ class UnreadTensor(torch.Tensor):
             origin_of: (recorded operation, tensor on ``meta`` like the output) → origin of the output.
         """
         outputs, spec = tree_flatten(
-            operation(*tree_map(_without_values, arguments), **tree_map(_without_values, keywords))
+            operation(*tree_map(_strip_values, arguments), **tree_map(_strip_values, keywords))
         )
         unread = [
             cls(origin_of(RecordedOperation(operation, arguments, keywords, position), output), output)
@@ -128,7 +128,7 @@ class DeferredTensor(UnreadTensor):
     ) -> Any:
         """Record the operation."""
         kwargs = kwargs or {}
-        if func in _DECIDING:
+        if func in _VALUE_READERS:
             return func(*tree_map(_realize_deferred, args), **tree_map(_realize_deferred, kwargs))
         if func._schema.is_mutable:
             return cls._record_write(func, args, kwargs)
@@ -144,13 +144,13 @@ class DeferredTensor(UnreadTensor):
         target = args[0] if args else None
         if (
             not isinstance(target, DeferredTensor)
-            or not isinstance(before := target.origin, RecordedOperation)
-            or before.is_view
+            or not isinstance(origin := target.origin, RecordedOperation)
+            or origin.is_view
             or kwargs.get("out") is not None
         ):
             raise NotDeferrableError(f"{func} on a tensor of the checkpoint")
-        earlier = cls(before, target.like)
-        target.origin = RecordedOperation(func, (earlier, *args[1:]), kwargs, 0)
+        old_target = cls(origin, target.like)
+        target.origin = RecordedOperation(func, (old_target, *args[1:]), kwargs, 0)
         return target
 
     def realized(self) -> torch.Tensor:
@@ -188,8 +188,8 @@ def _defer_entry(name: str, entry: StoredEntry) -> DeferredTensor:
     dtype = getattr(torch, entry.dtype, None)
     if dtype is None:
         raise NotDeferrableError(f"{name} is {entry.dtype}")
-    stored = StoredValues(entry.path, entry.offset, tensor_adapters.from_torch_dtype(dtype), entry.shape, name)
-    return DeferredTensor(StoredTensor(stored), torch.empty(entry.shape, dtype=dtype, device="meta"))
+    values = StoredValues(entry.path, entry.offset, tensor_adapters.from_torch_dtype(dtype), entry.shape, name)
+    return DeferredTensor(StoredTensor(values), torch.empty(entry.shape, dtype=dtype, device="meta"))
 
 
 def defer_coded(tensor: CodedTensor) -> DeferredTensor:
@@ -202,28 +202,28 @@ def _origin_of_output(
     recorded: RecordedOperation, output: torch.Tensor
 ) -> StoredTensor | CodedTensor | RecordedOperation:
     """Return the origin of an output: a stored tensor if the operation changes nothing or only casts."""
-    first = recorded.arguments[0] if recorded.arguments else None
-    if isinstance(first, (list, tuple)) and (coded := _merged_codes(recorded)) is not None:
+    source = recorded.arguments[0] if recorded.arguments else None
+    if isinstance(source, (list, tuple)) and (coded := _merge_codes(recorded)) is not None:
         return coded
-    if isinstance(first, DeferredTensor) and first.shape == output.shape and output.is_contiguous():
-        before = first.origin
-        if recorded.operation in _SAME_VALUES and first.dtype == output.dtype:
-            return before
-        if recorded.operation is _aten._to_copy.default and isinstance(before, (StoredTensor, CodedTensor)):
-            if first.dtype == output.dtype:
-                return before
-            if isinstance(before, CodedTensor):
-                exact = before.dtype == ir.DataType.FLOAT
-                return before.cast(tensor_adapters.from_torch_dtype(output.dtype)) if exact else recorded
-            if before.dtype == before.stored.dtype and first.is_floating_point() and output.is_floating_point():
-                return before.cast(tensor_adapters.from_torch_dtype(output.dtype))
+    if isinstance(source, DeferredTensor) and source.shape == output.shape and output.is_contiguous():
+        origin = source.origin
+        if recorded.operation in _SAME_VALUES and source.dtype == output.dtype:
+            return origin
+        if recorded.operation is _aten._to_copy.default and isinstance(origin, (StoredTensor, CodedTensor)):
+            if source.dtype == output.dtype:
+                return origin
+            if isinstance(origin, CodedTensor):
+                exact = origin.dtype == ir.DataType.FLOAT
+                return origin.cast(tensor_adapters.from_torch_dtype(output.dtype)) if exact else recorded
+            if origin.dtype == origin.stored.dtype and source.is_floating_point() and output.is_floating_point():
+                return origin.cast(tensor_adapters.from_torch_dtype(output.dtype))
     return recorded
 
 
-def _merged_codes(recorded: RecordedOperation) -> CodedTensor | None:
+def _merge_codes(recorded: RecordedOperation) -> CodedTensor | None:
     """Return the codes of merged weights: experts stacked into one weight, or concatenated rows."""
-    tensors, *rest = recorded.arguments
-    axis = rest[0] if rest else recorded.keywords.get("dim", 0)
+    tensors, *axes = recorded.arguments
+    axis = axes[0] if axes else recorded.keywords.get("dim", 0)
     origins = [tensor.origin if isinstance(tensor, DeferredTensor) else None for tensor in tensors]
     coded = [origin for origin in origins if isinstance(origin, CodedTensor) and origin.permutation is None]
     if len(coded) != len(origins) or len({origin.dtype for origin in coded}) != 1:
@@ -238,7 +238,7 @@ def _merged_codes(recorded: RecordedOperation) -> CodedTensor | None:
     return None if merged is None else CodedTensor(merged, dtype=coded[0].dtype)
 
 
-def _without_values(value: object) -> Any:
+def _strip_values(value: object) -> Any:
     if isinstance(value, UnreadTensor):
         return value.like
     if isinstance(value, torch.Tensor):

@@ -66,29 +66,29 @@ class HubFile:
                 hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass the path of an ONNX file.",
             )
         with _hub_errors(self.repository, self.revision, "file"):
-            return self._fetch()
+            return self._fetch_files()
 
-    def _fetch(self) -> Path:
-        sizes = _listed_sizes(self.repository, self.revision)
+    def _fetch_files(self) -> Path:
+        sizes = _list_sizes(self.repository, self.revision)
         if self.path not in sizes:
             files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]
-            named = first_words(files, _DISPLAYED_NAMES)
+            listing = first_words(files, _DISPLAYED_NAMES)
             raise HubError(
                 f"{self}: {self.repository} has no file {self.path}",
-                hint=f"Its ONNX files are {named}." if files else "It has no ONNX file: build one with winml build.",
+                hint=f"Its ONNX files are {listing}." if files else "It has no ONNX file: build one with winml build.",
             )
         names = [self.path, *_files_to_fetch(sizes, needs_weights=False, needs_code=False)]
         file = self._download(names) / self.path
-        missing = self._missing_data(file)
-        if missing:
-            self._download([name for name in missing if name in sizes])
+        missing_data = self._missing_data(file)
+        if missing_data:
+            self._download([name for name in missing_data if name in sizes])
         return file
 
     def _download(self, names: Sequence[str]) -> Path:
         import huggingface_hub
 
         patterns = [glob.escape(name) for name in names]
-        with _bars_on_terminals_only():
+        with _limit_progress_bars():
             folder = huggingface_hub.snapshot_download(self.repository, revision=self.revision, allow_patterns=patterns)
         return Path(folder)
 
@@ -105,7 +105,7 @@ class HubFile:
 
 
 @contextlib.contextmanager
-def _bars_on_terminals_only() -> Iterator[None]:
+def _limit_progress_bars() -> Iterator[None]:
     """Display the progress bars of the Hub's client on a terminal only, not in a log."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -199,14 +199,14 @@ def _fetch_snapshot(
     import huggingface_hub
 
     with _hub_errors(repository, revision, "folder"):
-        file_names = _files_to_fetch(_listed_sizes(repository, revision), needs_weights, needs_code)
+        file_names = _files_to_fetch(_list_sizes(repository, revision), needs_weights, needs_code)
         if progress is not None:
             progress(f"downloading {len(file_names)} files of {repository}")
         # Pass the name of the revision, not the commit of the listing: otherwise the cache has no entry for the name.
         return Path(huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=file_names))
 
 
-def _listed_sizes(repository: str, revision: str | None) -> dict[str, int]:
+def _list_sizes(repository: str, revision: str | None) -> dict[str, int]:
     """Return file of a repository → bytes; 0 if the server does not state the size."""
     import huggingface_hub
 
@@ -256,29 +256,29 @@ def _files_to_fetch(sizes: Mapping[str, int], needs_weights: bool, needs_code: b
         needs_weights: Whether to include weights.
         needs_code: Whether to include Python files.
     """
-    top = [name for name in sizes if "/" not in name]
+    top_names = [name for name in sizes if "/" not in name]
     weights: list[str] = []
     for _, single, index in FORMATS if needs_weights else ():
         stem, suffix = PurePosixPath(single).stem, PurePosixPath(single).suffix
-        shards = [name for name in top if name.startswith(f"{stem}-") and name.endswith(suffix)]
-        weights = [single] if single in top else [index, *shards] if index in top else []
+        shards = [name for name in top_names if name.startswith(f"{stem}-") and name.endswith(suffix)]
+        weights = [single] if single in top_names else [index, *shards] if index in top_names else []
         if weights:
             break
     indexes = {index for _, _, index in FORMATS}
     small = [
         name
-        for name in top
+        for name in top_names
         if (name in COMPANION_NAMES or PurePosixPath(name).suffix in _SMALL_SUFFIXES)
         and name not in indexes
         and sizes[name] <= LARGEST_COMPANION
     ]
     code = [name for name in sizes if name.endswith(".py")] if needs_code else []
-    card = [MODEL_CARD_NAME] if MODEL_CARD_NAME in top else []
-    modules = [name for name in sizes if _is_of_a_module(name, sizes[name])] if MODULES_NAME in top else []
+    card = [MODEL_CARD_NAME] if MODEL_CARD_NAME in top_names else []
+    modules = [name for name in sizes if _is_module_file(name, sizes[name])] if MODULES_NAME in top_names else []
     return [*small, *card, *code, *weights, *modules]
 
 
-def _is_of_a_module(name: str, size_bytes: int) -> bool:
+def _is_module_file(name: str, size_bytes: int) -> bool:
     """Return True if a file is in a module folder of sentence-transformers, such as ``1_Pooling``."""
     path = PurePosixPath(name)
     if len(path.parts) != 2 or not re.match(r"\d+_\w", path.parts[0]) or path.name.startswith("."):

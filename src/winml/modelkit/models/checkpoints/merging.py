@@ -39,13 +39,13 @@ def check_adapters(model: nn.Module, adapters: Sequence[Adapter]) -> None:
         for path, pair in adapter.pairs.items():
             _check_pair(adapter, model, path, pair)
         for name, tensor in adapter.replaced.items():
-            _check_replaced(adapter, model, name, tensor)
+            _check_replacement(adapter, model, name, tensor)
         for pair in adapter.pairs.values():
             for name in filter(None, (pair.a, pair.b, pair.bias, pair.magnitude)):
                 if not np.isfinite(stored_values(adapter.tensors[name], name).read().astype(np.float32)).all():
                     raise adapter.error(f"tensor {name!r} contains NaN or infinite values", "Train or save it again.")
         if adapter.name is not None:
-            _refuse_swapping(adapter, model)
+            _check_swappable(adapter, model)
 
 
 def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_codes: bool = False) -> list[LoraBranch]:
@@ -74,15 +74,15 @@ def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_cod
             module = model.get_submodule(_module_path(model, path) or "")
             _set(module, attribute, tensors[tensor].to(getattr(module, attribute).dtype))
         for path, pair in adapter.pairs.items():
-            module, attribute = _target(model, path)
+            module, attribute = _find_weight(model, path)
             weight: Any = getattr(module, attribute)
             if retains_codes and isinstance(weight, DeferredTensor) and isinstance(weight.origin, CodedTensor):
-                branches.append(_branch(adapter, module, _module_path(model, path) or "", pair, tensors))
+                branches.append(_make_branch(adapter, module, _module_path(model, path) or "", pair, tensors))
             else:
-                _set(module, attribute, _merged(module, weight, pair, tensors))
+                _set(module, attribute, _merge_weight(module, weight, pair, tensors))
             if pair.bias is not None:
                 bias: Any = module.bias
-                _set(module, "bias", (_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling).to(bias.dtype))
+                _set(module, "bias", (_to_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling).to(bias.dtype))
     return branches
 
 
@@ -94,24 +94,24 @@ def adapter_merged(model: nn.Module, adapter: Adapter) -> Iterator[None]:
         model: The model, with values.
         adapter: The adapter.
     """
-    places = [_target(model, path) for path in adapter.pairs]
-    before = [(module, attribute, getattr(module, attribute)) for module, attribute in places]
+    targets = [_find_weight(model, path) for path in adapter.pairs]
+    old_weights = [(module, attribute, getattr(module, attribute)) for module, attribute in targets]
     try:
         merge_adapters(model, [replace(adapter, requested=replace(adapter.requested, name=None))])
         yield
     finally:
-        for module, attribute, weight in before:
+        for module, attribute, weight in old_weights:
             setattr(module, attribute, weight)
 
 
 def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[LoraBranch]:
     """Return a branch without weights for each module that a named adapter changes."""
     paths = {
-        found: pair.is_embedding
+        module_path: pair.is_embedding
         for adapter in adapters
         if adapter.name is not None
         for path, pair in adapter.pairs.items()
-        if (found := _module_path(model, path)) is not None
+        if (module_path := _module_path(model, path)) is not None
     }
     branches = []
     for path, module in model.named_modules():  # in the order of the model, not of the files
@@ -120,7 +120,7 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
     return branches
 
 
-def _branch(
+def _make_branch(
     adapter: Adapter, module: nn.Module, path: str, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> LoraBranch:
     if pair.magnitude is not None:
@@ -129,25 +129,25 @@ def _branch(
             "Merge it into the model that was quantized, or use an adapter without DoRA.",
         )
     # In the layout of a branch's multiplications, with the scaling in the second matrix.
-    first: Any = tensors[pair.a].to(torch.float32).t()
-    second: Any = tensors[pair.b].to(torch.float32).t() * pair.scaling
-    a, b = (item.by_reference(name) for item, name in zip((first, second), lora_names(path), strict=True))
+    down: Any = tensors[pair.a].to(torch.float32).t()
+    up: Any = tensors[pair.b].to(torch.float32).t() * pair.scaling
+    a, b = (item.by_reference(name) for item, name in zip((down, up), lora_names(path), strict=True))
     return LoraBranch(path, *_channels(module), is_table=pair.is_embedding, a=a, b=b)
 
 
-def _merged(
+def _merge_weight(
     module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> torch.Tensor:
     """Return a weight with an adapter merged, in the element type of the weight."""
-    a, b = _float(_value(tensors[pair.a], weight)), _float(_value(tensors[pair.b], weight))
+    a, b = _to_float(_value(tensors[pair.a], weight)), _to_float(_value(tensors[pair.b], weight))
     delta = b.reshape(-1, pair.rank) @ a.reshape(pair.rank, -1)
     if pair.is_embedding or _is_transposed(module):
         delta = delta.t()
-    merged = _float(weight) + delta.reshape(weight.shape) * pair.scaling
+    merged = _to_float(weight) + delta.reshape(weight.shape) * pair.scaling
     if pair.magnitude is not None:
         rows = 0 if _is_transposed(module) else 1
         length = torch.linalg.vector_norm(merged, dim=rows, keepdim=True)
-        magnitude = _float(_value(tensors[pair.magnitude], weight)).reshape(length.shape)
+        magnitude = _to_float(_value(tensors[pair.magnitude], weight)).reshape(length.shape)
         merged = merged * (magnitude / length)
     return merged.to(weight.dtype)
 
@@ -157,13 +157,13 @@ def _value(tensor: DeferredTensor, like: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(like, DeferredTensor) else tensor.realized()
 
 
-def _float(tensor: torch.Tensor) -> torch.Tensor:
+def _to_float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.float32)
 
 
 def _set(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
-    before = getattr(module, attribute)
-    if isinstance(values, DeferredTensor) and not isinstance(before, DeferredTensor):
+    old_value = getattr(module, attribute)
+    if isinstance(values, DeferredTensor) and not isinstance(old_value, DeferredTensor):
         values = values.realized()
     is_parameter = attribute in dict(module.named_parameters(recurse=False))
     setattr(module, attribute, nn.Parameter(values, requires_grad=False) if is_parameter else values)
@@ -179,7 +179,7 @@ def _module_path(model: nn.Module, path: str) -> str | None:
     return next((name for name in candidates if name in modules), None)
 
 
-def _target(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+def _find_weight(model: nn.Module, path: str) -> tuple[nn.Module, str]:
     """Return the module changed by an adapter, and the name of its weight."""
     module = model.get_submodule(_module_path(model, path) or "")
     return module, "in_proj_weight" if isinstance(module, nn.MultiheadAttention) else "weight"
@@ -195,29 +195,29 @@ def _is_transposed(module: nn.Module) -> bool:
 def _channels(module: nn.Module) -> tuple[int, int]:
     """Return the input and output channels of a module, or the rows and columns of a table."""
     weight: Any = module.in_proj_weight if isinstance(module, nn.MultiheadAttention) else module.weight
-    first, second = weight.shape[0], weight.shape[1]
+    rows, columns = weight.shape[0], weight.shape[1]
     is_direct = isinstance(module, nn.Embedding) or _is_transposed(module)
-    return (first, second) if is_direct else (second, first)
+    return (rows, columns) if is_direct else (columns, rows)
 
 
 def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -> None:
-    found = _module_path(model, path)
-    if found is None:
+    target = _module_path(model, path)
+    if target is None:
         guess = nearest(path, (name for name, _ in model.named_modules()))
         raise adapter.error(
             f"{type(model).__name__} has no module {path!r}",
             f"The adapter was trained on another model{f'; the nearest module here is {guess}' if guess else ''}.",
         )
-    module, attribute = _target(model, path)
+    module, attribute = _find_weight(model, path)
     kinds = (nn.Linear, nn.Embedding, nn.MultiheadAttention, *_CONVOLUTIONS)
     if not isinstance(module, kinds) and not _is_transposed(module):
         raise adapter.error(
-            f"{found} is a {type(module).__name__}, expected Linear, Embedding, Conv1D, Conv2d or MultiheadAttention",
+            f"{target} is a {type(module).__name__}, expected Linear, Embedding, Conv1D, Conv2d or MultiheadAttention",
             "Merge the adapter with peft, and pass the result with -m.",
         )
     if getattr(module, "groups", 1) != 1:
         raise adapter.error(
-            f"{found} is a {type(module).__name__} of {module.groups} groups, expected 1",
+            f"{target} is a {type(module).__name__} of {module.groups} groups, expected 1",
             "Remove the module from the adapter.",
         )
     weight = getattr(module, attribute)
@@ -226,14 +226,14 @@ def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -
     if (a, b) != expected:
         raise adapter.error(
             f"{pair.a} and {pair.b} have shapes {list(a)} and {list(b)}, expected {list(expected[0])} and "
-            f"{list(expected[1])} by {found}",
+            f"{list(expected[1])} by {target}",
             "The adapter was trained on a model of different sizes.",
         )
     if pair.bias is not None and getattr(module, "bias", None) is None:
-        raise adapter.error(f"{found} has no bias that lora_bias could be added to", "Train it without lora_bias.")
+        raise adapter.error(f"{target} has no bias that lora_bias could be added to", "Train it without lora_bias.")
     if pair.magnitude is not None and not (isinstance(module, nn.Linear) or _is_transposed(module)):
         raise adapter.error(
-            f"{found} is a {type(module).__name__} with DoRA, which is applied to Linear and Conv1D",
+            f"{target} is a {type(module).__name__} with DoRA, which is applied to Linear and Conv1D",
             "Merge the adapter with peft, and pass the result with -m.",
         )
 
@@ -247,33 +247,33 @@ def _expected_shapes(module: nn.Module, weight: torch.Tensor, rank: int) -> tupl
     return (rank, inputs), (output, rank)
 
 
-def _check_replaced(adapter: Adapter, model: nn.Module, name: str, tensor: str) -> None:
+def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: str) -> None:
     path, _, attribute = name.rpartition(".")
-    found = _module_path(model, path)
-    own = None if found is None else getattr(model.get_submodule(found), attribute, None)
-    if not isinstance(own, torch.Tensor):
+    module_path = _module_path(model, path)
+    parameter = None if module_path is None else getattr(model.get_submodule(module_path), attribute, None)
+    if not isinstance(parameter, torch.Tensor):
         raise adapter.error(
             f"tensor {tensor!r} is not a LoRA, and {type(model).__name__} has no parameter {name!r} to replace",
             f"The adapter was trained on another model, or for another {opt.task}.",
         )
     shape = adapter.tensors[tensor].shape
-    if tuple(own.shape) != shape:
+    if tuple(parameter.shape) != shape:
         raise adapter.error(
-            f"tensor {tensor!r} has shape {list(shape)}, expected {list(own.shape)} by {name}",
+            f"tensor {tensor!r} has shape {list(shape)}, expected {list(parameter.shape)} by {name}",
             "The adapter was trained with another vocabulary or number of labels; change the base model accordingly.",
         )
 
 
-def _refuse_swapping(adapter: Adapter, model: nn.Module) -> None:
+def _check_swappable(adapter: Adapter, model: nn.Module) -> None:
     """Refuse what only a merged adapter can change."""
-    merging = f"Merge it: {opt.adapter} {adapter.requested.folder}."
+    remedy = f"Merge it: {opt.adapter} {adapter.requested.folder}."
     if adapter.replaced:
         name = next(iter(adapter.replaced))
-        raise adapter.error(f"replaces the parameter {name}, which cannot be switched at run time", merging)
+        raise adapter.error(f"replaces the parameter {name}, which cannot be switched at run time", remedy)
     for path, pair in adapter.pairs.items():
-        module, _ = _target(model, path)
+        module, _ = _find_weight(model, path)
         if pair.bias is not None or pair.magnitude is not None:
             kind = "DoRA" if pair.magnitude is not None else "lora_bias"
-            raise adapter.error(f"{path} has {kind}, which cannot be switched at run time", merging)
+            raise adapter.error(f"{path} has {kind}, which cannot be switched at run time", remedy)
         if not isinstance(module, (nn.Linear, nn.Embedding)) and not _is_transposed(module):
-            raise adapter.error(f"{path} is a {type(module).__name__}, which cannot be switched at run time", merging)
+            raise adapter.error(f"{path} is a {type(module).__name__}, which cannot be switched at run time", remedy)

@@ -63,7 +63,7 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
     return ProcessorInfo(
         text_inputs=tuple(map(str, names)) if isinstance(names, list) else None,
         max_tokens=_positive_int(tokenizer.get("model_max_length")),
-        image_size=_size_of(processor.get("crop_size" if crops else "size")),
+        image_size=_parse_size(processor.get("crop_size" if crops else "size")),
         sampling_rate_hz=_positive_int(processor.get("sampling_rate")),
         window_seconds=seconds if is_number and seconds > 0 else None,
         makes_audio_mask=makes_mask if isinstance(makes_mask, bool) else None,
@@ -90,7 +90,7 @@ def _read_json_object(folder: Path, name: str) -> dict[str, object]:
     return content
 
 
-def _size_of(value: object) -> tuple[int, int] | None:
+def _parse_size(value: object) -> tuple[int, int] | None:
     if isinstance(value, dict):
         edge = value.get("shortest_edge")
         value = [value.get("height", edge), value.get("width", edge)]
@@ -110,9 +110,9 @@ def _positive_int(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _NO_LIMIT else None
 
 
-_TABLE = "transformers' table"
+_TABLE_ORIGIN = "transformers' table"
 
-_FILES = (
+_CLASS_FILES = (
     ("processor", "processor_config.json", "processor_class"),
     ("processor", "preprocessor_config.json", "processor_class"),
     ("processor", "tokenizer_config.json", "processor_class"),
@@ -122,13 +122,13 @@ _FILES = (
 )
 """Role, file, and the key that names the class. Roles are looked up in this order."""
 
-_TABLES = {
+_CLASS_TABLES = {
     "tokenizer": ("tokenization_auto", "TOKENIZER_MAPPING_NAMES"),
     "image processor": ("image_processing_auto", "IMAGE_PROCESSOR_MAPPING_NAMES"),
     "feature extractor": ("feature_extraction_auto", "FEATURE_EXTRACTOR_MAPPING_NAMES"),
 }
 
-_INPUTS = {
+_ROLE_INPUTS = {
     "tokenizer": {"input_ids"},
     "image processor": {"pixel_values"},
     "feature extractor": {"input_values", "input_features"},
@@ -161,19 +161,19 @@ def find_processor_classes(
         CheckpointError: a file exists and is not a JSON object.
     """
     classes: dict[str, ProcessorClass] = {}
-    for role, file, key in _FILES:
+    for role, file, key in _CLASS_FILES:
         name = _read_json_object(folder, file).get(key) if folder is not None else None
         if isinstance(name, str) and name and role not in classes:
             classes[role] = ProcessorClass(role, name, file)
     names = set(input_names)
-    for role, inputs in _INPUTS.items():
-        if inputs & names and role not in classes and (name := _class_in_table(role, model_type)):
-            classes[role] = ProcessorClass(role, name, _TABLE)
+    for role, inputs in _ROLE_INPUTS.items():
+        if inputs & names and role not in classes and (name := _look_up_class(role, model_type)):
+            classes[role] = ProcessorClass(role, name, _TABLE_ORIGIN)
     return tuple(classes.values())
 
 
-def _class_in_table(role: str, model_type: str) -> str | None:
-    module, table = _TABLES[role]
+def _look_up_class(role: str, model_type: str) -> str | None:
+    module, table = _CLASS_TABLES[role]
     # By its full module name: as an attribute of the package, the module is a dummy if Pillow is missing.
     names: Any = getattr(importlib.import_module(f"transformers.models.auto.{module}"), table)
     entry = names.get(model_type)

@@ -165,23 +165,23 @@ def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
 
 def tasks_and_variants_for(model_type: str) -> dict[str, tuple[str, ...]]:
     """Return every name that ``--task`` takes for a model type, with its classes; a variant follows its task."""
-    offered = tasks_for(model_type)
-    return _with_variants(
-        offered, [name for name, (_, part) in TASK_VARIANTS.items() if _table_entries(part, model_type)]
+    by_task = tasks_for(model_type)
+    return _add_variants(
+        by_task, [name for name, (_, part) in TASK_VARIANTS.items() if _table_entries(part, model_type)]
     )
 
 
 def all_tasks() -> dict[str, tuple[str, ...]]:
     """Return task or variant → auto classes, like :func:`tasks_and_variants_for` for one model type."""
-    return _with_variants({task: tuple(_auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
+    return _add_variants({task: tuple(_auto_classes(task)) for task in TASKS}, tuple(TASK_VARIANTS))
 
 
-def _with_variants(offered: Mapping[str, tuple[str, ...]], variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    listed: dict[str, tuple[str, ...]] = {}
-    for task, classes in offered.items():
-        listed[task] = classes
-        listed.update({name: classes for name in variants if TASK_VARIANTS[name][0] == task})
-    return listed
+def _add_variants(by_task: Mapping[str, tuple[str, ...]], variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    extended: dict[str, tuple[str, ...]] = {}
+    for task, classes in by_task.items():
+        extended[task] = classes
+        extended.update({name: classes for name in variants if TASK_VARIANTS[name][0] == task})
+    return extended
 
 
 def resolve_task(
@@ -199,17 +199,17 @@ def resolve_task(
         TaskError: unknown, not offered by the architecture, or ambiguous.
         UsageError: the class does not belong to this model type, or does not serve the task.
     """
-    offered = tasks_for(config.model_type)
+    by_task = tasks_for(config.model_type)
     architectures = tuple(config.architectures or ())
     if model_class is not None:
         return _decide_by_class(model_class, task, config.model_type, architectures)
     if task is not None:
-        return _requested_decision(task, config.model_type, architectures, tasks_and_variants_for(config.model_type))
-    by_architecture = _decide_by_architecture(architectures, config.model_type, offered)
+        return _decide_by_request(task, config.model_type, architectures, tasks_and_variants_for(config.model_type))
+    by_architecture = _decide_by_architecture(architectures, config.model_type, by_task)
     return (
         by_architecture
         or _decide_by_card(card_task, config.model_type)
-        or _decide_by_model_type(config.model_type, offered)
+        or _decide_by_model_type(config.model_type, by_task)
     )
 
 
@@ -246,22 +246,22 @@ def resolve_custom_task(
             raise UsageError(
                 f"{opt.model_class} {model_class}: the code of the checkpoint has no such class", hint=f"It has: {own}."
             )
-    offered = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
-    offered = {name: classes for name, classes in offered.items() if classes}
+    by_task = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
+    by_task = {name: classes for name, classes in by_task.items() if classes}
     if task is not None:
-        return _requested_decision(task, "these custom", (), _with_variants(offered, tuple(TASK_VARIANTS)))
+        return _decide_by_request(task, "these custom", (), _add_variants(by_task, tuple(TASK_VARIANTS)))
     for reference in references.values():
         name = reference.rpartition(".")[2]
-        tasks = [name for name, classes in offered.items() if reference in classes]
+        tasks = [name for name, classes in by_task.items() if reference in classes]
         if name in architectures and tasks:
-            return TaskDecision(tasks[0], f"from the architecture {name} in the config", reference, tuple(offered))
-    if len(offered) == 1 or "feature-extraction" in offered:
-        name = "feature-extraction" if "feature-extraction" in offered else next(iter(offered))
-        return TaskDecision(name, "from the auto_map of the config", offered[name][0], tuple(offered))
+            return TaskDecision(tasks[0], f"from the architecture {name} in the config", reference, tuple(by_task))
+    if len(by_task) == 1 or "feature-extraction" in by_task:
+        name = "feature-extraction" if "feature-extraction" in by_task else next(iter(by_task))
+        return TaskDecision(name, "from the auto_map of the config", by_task[name][0], tuple(by_task))
     raise TaskError(
-        f"the code of the checkpoint serves {len(offered) or 'no known'} tasks, and no architecture determines which",
-        hint=f"Choose with {opt.task}: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
-        candidates=tuple(offered),
+        f"the code of the checkpoint serves {len(by_task) or 'no known'} tasks, and no architecture determines which",
+        hint=f"Choose with {opt.task}: {', '.join(by_task)}." if by_task else "Pass the model as file.py:factory.",
+        candidates=tuple(by_task),
     )
 
 
@@ -280,7 +280,7 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
     autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))
     part = next((part for part in autos if class_name in _table_entries(part, model_type)), TASKS[task][0])
     auto = autos[part]
-    return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _after_for(auto)}"
+    return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _class_suffix(auto)}"
 
 
 def inference_classes() -> dict[str, str]:
@@ -291,46 +291,46 @@ def inference_classes() -> dict[str, str]:
     """
     names_by_task = {"feature-extraction": [f"{_INFERENCE_PREFIX}FeatureExtraction"]}
     for task in TASKS:
-        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_after_for(auto)}" for auto in _auto_classes(task)])
+        names_by_task.setdefault(task, [f"{_INFERENCE_PREFIX}{_class_suffix(auto)}" for auto in _auto_classes(task)])
     return {name: task for task, names in names_by_task.items() for name in names}
 
 
-def _after_for(auto_class: str) -> str:
+def _class_suffix(auto_class: str) -> str:
     return auto_class.removeprefix("Auto").removeprefix("ModelFor")
 
 
-_LATER_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
+_NEW_TASK_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
 """Task → its name in transformers 5, in which the table of the old task is empty."""
 
 
-def _requested_decision(
-    name: str, model_type: str, architectures: tuple[str, ...], accepted: Mapping[str, tuple[str, ...]]
+def _decide_by_request(
+    name: str, model_type: str, architectures: tuple[str, ...], by_name: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
     word = canonical_word(name)
     task = word if word in TASK_VARIANTS else canonical_task(name)
-    if task not in accepted and (later := _LATER_NAMES.get(task)) in accepted:
-        task = str(later)
-    if task not in accepted:
+    if task not in by_name and (new_name := _NEW_TASK_NAMES.get(task)) in by_name:
+        task = str(new_name)
+    if task not in by_name:
         raise TaskError(
             f"{opt.task} {name}: {model_type} models have no {task} task",
-            hint=f"This architecture has: {', '.join(accepted) or 'none'}.",
-            candidates=tuple(accepted),
+            hint=f"This architecture has: {', '.join(by_name) or 'none'}.",
+            candidates=tuple(by_name),
         )
     alias = "" if name == task else f" ({name!r} is {task!r})"
     # The checkpoint's own class first: a task may have several classes, and the weights fit this class.
-    own = [name for name in architectures if name in accepted[task]]
-    return TaskDecision(task, f"from {opt.task}{alias}", (own or accepted[task])[0], tuple(accepted))
+    own_classes = [name for name in architectures if name in by_name[task]]
+    return TaskDecision(task, f"from {opt.task}{alias}", (own_classes or by_name[task])[0], tuple(by_name))
 
 
 def _decide_by_class(
     model_class: str, task: str | None, model_type: str, architectures: tuple[str, ...]
 ) -> TaskDecision:
     """Return the decision for a class named by the user, or for an auto class, which has a class per model type."""
-    offered = tasks_for(model_type)
-    serving = {name: tuple(_classes_called(model_class, name, model_type)) for name in offered}
+    by_task = tasks_for(model_type)
+    serving = {name: tuple(_matching_classes(model_class, name, model_type)) for name in by_task}
     serving = {name: classes for name, classes in serving.items() if classes}
     if not serving:
-        _refuse_foreign_class(model_class, model_type, offered)
+        _refuse_foreign_class(model_class, model_type, by_task)
         # The class is in no table, for example a class made for one checkpoint.
         serving = {"feature-extraction" if task is None else canonical_task(task): (model_class,)}
     if task is not None and canonical_task(task) not in serving:
@@ -341,17 +341,17 @@ def _decide_by_class(
     word = canonical_word(task) if task is not None else next(iter(serving))
     name = word if word in TASK_VARIANTS else canonical_task(word)
     classes = serving[canonical_task(word)]
-    own = [architecture for architecture in architectures if architecture in classes]
-    passed = opt.model_class if task is None else f"{opt.task} and {opt.model_class}"
-    return TaskDecision(name, f"from {passed}", (own or classes)[0], tuple(offered))
+    own_classes = [architecture for architecture in architectures if architecture in classes]
+    options = opt.model_class if task is None else f"{opt.task} and {opt.model_class}"
+    return TaskDecision(name, f"from {options}", (own_classes or classes)[0], tuple(by_task))
 
 
-def _classes_called(model_class: str, task: str, model_type: str) -> Iterator[str]:
+def _matching_classes(model_class: str, task: str, model_type: str) -> Iterator[str]:
     for part, auto in zip(TASKS[task], _auto_classes(task), strict=True):
         yield from (name for name in _table_entries(part, model_type) if model_class in (name, auto))
 
 
-def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[str, tuple[str, ...]]) -> None:
+def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse a class of another model type.
 
     Raises:
@@ -359,10 +359,10 @@ def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[st
     """
     import transformers
 
-    found = getattr(transformers, model_class, None)
-    if getattr(getattr(found, "config_class", None), "model_type", None) == model_type:
+    other_class = getattr(transformers, model_class, None)
+    if getattr(getattr(other_class, "config_class", None), "model_type", None) == model_type:
         return
-    names = sorted({name for classes in offered.values() for name in classes})
+    names = sorted({name for classes in by_task.values() for name in classes})
     guess = nearest(model_class, names)
     raise UsageError(
         f"{opt.model_class} {model_class}: {model_type} models have no such class",
@@ -371,12 +371,12 @@ def _refuse_foreign_class(model_class: str, model_type: str, offered: Mapping[st
 
 
 def _decide_by_architecture(
-    architectures: tuple[str, ...], model_type: str, offered: Mapping[str, tuple[str, ...]]
+    architectures: tuple[str, ...], model_type: str, by_task: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision | None:
     """Return the decision by the config's ``architectures``; `None` without architectures."""
     if not architectures:
         return None
-    class_tasks = {name: [task for task, classes in offered.items() if name in classes] for name in architectures}
+    class_tasks = {name: [task for task, classes in by_task.items() if name in classes] for name in architectures}
     class_tasks = {name: tasks for name, tasks in class_tasks.items() if tasks}
     if len(class_tasks) > 1:
         candidates = tuple(dict.fromkeys(task for tasks in class_tasks.values() for task in tasks))
@@ -386,14 +386,14 @@ def _decide_by_architecture(
             candidates=candidates,
         )
     for name, listed in class_tasks.items():
-        tasks = _images_first(name, listed)
+        tasks = _put_images_first(name, listed)
         further_tasks = [task for task in tasks[1:] if task != "pretraining"]
-        also = f"; it also serves {', '.join(further_tasks)}" if further_tasks else ""
-        return TaskDecision(tasks[0], f"from the architecture {name} in the config{also}", name, tuple(offered))
-    return _decide_outside_the_tables(architectures, model_type, offered)
+        addition = f"; it also serves {', '.join(further_tasks)}" if further_tasks else ""
+        return TaskDecision(tasks[0], f"from the architecture {name} in the config{addition}", name, tuple(by_task))
+    return _decide_without_table(architectures, model_type, by_task)
 
 
-def _images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
+def _put_images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
     """Move the task of vision-language models to the front of the tasks of such a class.
 
     transformers also lists the class of a whole vision-language model as a causal language model, so that the model can
@@ -405,8 +405,8 @@ def _images_first(class_name: str, tasks: Sequence[str]) -> Sequence[str]:
     return (images, *(task for task in tasks if task != images))
 
 
-def _decide_outside_the_tables(
-    architectures: tuple[str, ...], model_type: str, offered: Mapping[str, tuple[str, ...]]
+def _decide_without_table(
+    architectures: tuple[str, ...], model_type: str, by_task: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
     """Decide for a class that transformers has but lists under no task."""
     import transformers
@@ -414,39 +414,39 @@ def _decide_outside_the_tables(
     for name in architectures:
         if isinstance(getattr(transformers, name, None), type):
             rule = f"from the architecture {name} in the config, which is in no auto-model table of transformers"
-            return TaskDecision("feature-extraction", rule, name, tuple(offered))
+            return TaskDecision("feature-extraction", rule, name, tuple(by_task))
     raise TaskError(
         f"the architecture {architectures[0]!r} in the config is unknown to transformers {transformers.__version__}",
         hint=f"Choose the task of the weights with {opt.task}; {model_type} models have: "
-        f"{', '.join(offered) or 'none'}.",
-        candidates=tuple(offered),
+        f"{', '.join(by_task) or 'none'}.",
+        candidates=tuple(by_task),
     )
 
 
 def _decide_by_card(task: str | None, model_type: str) -> TaskDecision | None:
     """Return the decision by the model card; `None` if the card names no task of this model type."""
-    accepted = tasks_and_variants_for(model_type)
+    by_name = tasks_and_variants_for(model_type)
     try:
-        decision = None if task is None else _requested_decision(task, model_type, (), accepted)
+        decision = None if task is None else _decide_by_request(task, model_type, (), by_name)
     except TaskError:
         return None
     return decision and replace(decision, rule=f"from the pipeline_tag {task} of the model card")
 
 
-def _decide_by_model_type(model_type: str, offered: Mapping[str, tuple[str, ...]]) -> TaskDecision:
+def _decide_by_model_type(model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> TaskDecision:
     """Return the decision for the base model's task, or for the only task."""
     rule = f"from the model type {model_type!r}: the config states no architecture"
-    if "feature-extraction" in offered:
+    if "feature-extraction" in by_task:
         return TaskDecision(
-            "feature-extraction", f"{rule}, so the base model", offered["feature-extraction"][0], tuple(offered)
+            "feature-extraction", f"{rule}, so the base model", by_task["feature-extraction"][0], tuple(by_task)
         )
-    if len(offered) == 1:
-        task, classes = next(iter(offered.items()))
-        return TaskDecision(task, f"{rule}, and this is its only task", classes[0], tuple(offered))
+    if len(by_task) == 1:
+        task, classes = next(iter(by_task.items()))
+        return TaskDecision(task, f"{rule}, and this is its only task", classes[0], tuple(by_task))
     raise TaskError(
-        f"the config states no architecture, and {model_type} models have {len(offered) or 'no'} tasks",
-        hint=f"Choose with {opt.task}: {', '.join(offered)}." if offered else "Pass the model as file.py:factory.",
-        candidates=tuple(offered),
+        f"the config states no architecture, and {model_type} models have {len(by_task) or 'no'} tasks",
+        hint=f"Choose with {opt.task}: {', '.join(by_task)}." if by_task else "Pass the model as file.py:factory.",
+        candidates=tuple(by_task),
     )
 
 

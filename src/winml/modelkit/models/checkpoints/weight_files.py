@@ -67,10 +67,10 @@ def find_weights(folder: Path) -> WeightFiles | None:
         if (file := library_file(folder, single, error=CheckpointError)) is not None:
             return WeightFiles(kind, folder, (file,))
         if (file := library_file(folder, index, error=CheckpointError)) is not None:
-            return WeightFiles(kind, folder, _complete_shards(file))
+            return WeightFiles(kind, folder, _list_shards(file))
     names = sorted(path.name for path in folder.glob("*.gguf"))
-    found = library_file(folder, names[0], error=CheckpointError) if len(names) == 1 else None
-    return None if found is None else WeightFiles("gguf", folder, (found,))
+    gguf_file = library_file(folder, names[0], error=CheckpointError) if len(names) == 1 else None
+    return None if gguf_file is None else WeightFiles("gguf", folder, (gguf_file,))
 
 
 def check_index(folder: Path) -> None:
@@ -83,18 +83,18 @@ def check_index(folder: Path) -> None:
     index = folder / name
     if (folder / single).is_file() or not index.is_file():
         return
-    held: dict[str, Collection[str]] = {}
-    for tensor, file in _weight_map(index).items():
-        if file not in held:
-            held[file] = stored_entries([folder / file])
-        if tensor not in held[file]:
+    tensors_by_file: dict[str, Collection[str]] = {}
+    for tensor, file in _read_weight_map(index).items():
+        if file not in tensors_by_file:
+            tensors_by_file[file] = stored_entries([folder / file])
+        if tensor not in tensors_by_file[file]:
             raise CheckpointError(
                 f"{index}: lists tensor {tensor!r} in {file}, which does not contain it",
                 hint="Index and shards belong to different downloads: download the checkpoint again.",
             )
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def _read_weight_map(index: Path) -> dict[str, str]:
     """Return tensor → file, which lies in the folder of the index, or is missing.
 
     Raises:
@@ -115,8 +115,8 @@ def _weight_map(index: Path) -> dict[str, str]:
     return entries
 
 
-def _complete_shards(index: Path) -> tuple[Path, ...]:
-    shards = tuple(index.parent / name for name in sorted(set(_weight_map(index).values())))
+def _list_shards(index: Path) -> tuple[Path, ...]:
+    shards = tuple(index.parent / name for name in sorted(set(_read_weight_map(index).values())))
     missing = [shard.name for shard in shards if name_problem(index.parent, shard.relative_to(index.parent))]
     if missing:
         raise CheckpointError(

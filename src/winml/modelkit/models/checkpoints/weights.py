@@ -39,7 +39,7 @@ _SMALL_FLOATS = ("float8", "f8", "f6", "f4")
 
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
-_DISPLAYED = 3
+_NAME_LIMIT = 3
 """Tensors named in a message; more would bury the rest of the message."""
 
 _PICKLE_ERRORS = (
@@ -91,7 +91,7 @@ def load_checkpoint(
     try:
         with (
             foreign_parser(
-                f"{_listed_files(weights.files)}: {model_class.__name__} cannot be loaded",
+                f"{_shorten_files(weights.files)}: {model_class.__name__} cannot be loaded",
                 error=CheckpointError,
                 hint="Download or save the checkpoint again.",
                 reason=_first_sentence,
@@ -127,7 +127,7 @@ def load_checkpoint(
     notes = _check_missing(loading["missing_keys"], model, config, weights, seed)
     notes += [*_notes_on_unused(loading["unexpected_keys"]), *([] if coded else _notes_on_casts(model, weights))]
     if coded is not None and not is_deferred:
-        _realize(model)
+        _realize_tensors(model)
     return model.eval(), tuple(notes)
 
 
@@ -135,11 +135,11 @@ def _deferred_tensors(weights: WeightFiles, coded: CodedCheckpoint | None) -> di
     """Return the tensors of a checkpoint by name, without reading values; codes as dequantized tensors."""
     if coded is None:
         return deferred_entries(stored_entries(weights.files))
-    plain = {name: entry for name, entry in coded.entries.items() if name not in coded.consumed}
-    return {**deferred_entries(plain), **{name: defer_coded(tensor) for name, tensor in coded.tensors.items()}}
+    unquantized = {name: entry for name, entry in coded.entries.items() if name not in coded.consumed}
+    return {**deferred_entries(unquantized), **{name: defer_coded(tensor) for name, tensor in coded.tensors.items()}}
 
 
-def _realize(model: torch.nn.Module) -> None:
+def _realize_tensors(model: torch.nn.Module) -> None:
     """Read the values of parameters and buffers that refer to files, in place; shared parameters stay shared."""
     realized: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
@@ -156,7 +156,7 @@ def _realize(model: torch.nn.Module) -> None:
 
 def _pickle_error(weights: WeightFiles, error: Exception) -> CheckpointError:
     """Return the error for a file that torch refuses to unpickle: it could run code, or is no pickle."""
-    files = _listed_files(weights.files)
+    files = _shorten_files(weights.files)
     names = re.findall(r"(?:GLOBAL|global) ([\w.]+)", str(error))
     if names:
         return CheckpointError(
@@ -183,13 +183,13 @@ def _check_shapes(mismatched: Iterable[tuple[str, Any, Any]], weights: WeightFil
 
 def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
     """Refuse weights of a small float type whose stored scales would be ignored."""
-    left = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
-    if not left or weights.format != "safetensors":
+    scale_names = sorted(name for name in unused if "scale" in name.rpartition(".")[2])
+    if not scale_names or weights.format != "safetensors":
         return
     for name, entry in stored_entries(weights.files).items():
         if entry.dtype.startswith(_SMALL_FLOATS):
             raise CheckpointError(
-                f"{entry.path}: tensor {name!r} is {entry.dtype}, with scales ({left[0]}) that are not read",
+                f"{entry.path}: tensor {name!r} is {entry.dtype}, with scales ({scale_names[0]}) that are not read",
                 hint="Its config.json lacks the quantization_config; or download the weights as bfloat16, float16 or "
                 "float32.",
             )
@@ -199,14 +199,14 @@ def _check_missing(
     names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles, seed: int
 ) -> list[str]:
     """Return notes on missing weights that are optional, and refuse other missing weights."""
-    missing = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
-    optional = [name for name in missing if _OPTIONAL_PART in name.split(".")]
-    needed = [name for name in missing if name not in optional]
+    missing_names = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
+    optional = [name for name in missing_names if _OPTIONAL_PART in name.split(".")]
+    needed = [name for name in missing_names if name not in optional]
     if needed:
         total = len(model.state_dict())
         raise CheckpointError(
-            f"{_listed_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
-            f"which would be random: {_first_names(needed)}",
+            f"{_shorten_files(weights.files)}: lacks {len(needed)} of the {total} tensors of {type(model).__name__}, "
+            f"which would be random: {_shorten_names(needed)}",
             hint=f"{_why_missing(type(model).__name__, config.architectures or ())}; or {opt.random_weights} if values "
             "do not matter.",
         )
@@ -232,26 +232,26 @@ def _notes_on_casts(model: torch.nn.Module, weights: WeightFiles) -> list[str]:
     """
     if weights.format != "safetensors":
         return []
-    stored = stored_entries(weights.files)
-    cast = {
+    entries = stored_entries(weights.files)
+    cast_dtypes = {
         name: entry.dtype
         for name, tensor in model.state_dict(keep_vars=True).items()
         if tensor.is_floating_point()
         # Names in files may lack their first component.
-        and (entry := stored.get(name) or stored.get(name.partition(".")[2])) is not None
+        and (entry := entries.get(name) or entries.get(name.partition(".")[2])) is not None
         and (entry.dtype.startswith(_SMALL_FLOATS) or entry.dtype in _INTEGERS)
     }
-    if not cast:
+    if not cast_dtypes:
         return []
-    dtypes = " and ".join(dict.fromkeys(cast.values()))
-    count = count_noun(len(cast), "tensor", "are")
-    return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_first_names([*cast])}"]
+    dtypes = " and ".join(dict.fromkeys(cast_dtypes.values()))
+    count = count_noun(len(cast_dtypes), "tensor", "are")
+    return [f"{count} stored as {dtypes} and cast without a scale, so 100 stays 100: {_shorten_names([*cast_dtypes])}"]
 
 
 def _notes_on_unused(names: Iterable[str]) -> list[str]:
-    unused = sorted(names)
-    count = count_noun(len(unused), "checkpoint tensor", "are")
-    return [f"{count} not part of the model: {_first_names(unused)}"] if unused else []
+    unused_names = sorted(names)
+    count = count_noun(len(unused_names), "checkpoint tensor", "are")
+    return [f"{count} not part of the model: {_shorten_names(unused_names)}"] if unused_names else []
 
 
 def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
@@ -263,12 +263,12 @@ def _file_of_tensor(tensor: str, weights: WeightFiles) -> Path:
     return weights.files[0]
 
 
-def _listed_files(files: tuple[Path, ...]) -> str:
+def _shorten_files(files: tuple[Path, ...]) -> str:
     return first_words(files, 1, "more files")
 
 
-def _first_names(names: list[str]) -> str:
-    return ", ".join(names[:_DISPLAYED]) + (", …" if len(names) > _DISPLAYED else "")
+def _shorten_names(names: list[str]) -> str:
+    return ", ".join(names[:_NAME_LIMIT]) + (", …" if len(names) > _NAME_LIMIT else "")
 
 
 def _first_sentence(error: BaseException) -> str:

@@ -25,8 +25,8 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
     Raises:
         CheckpointError: tensors of a module do not fit together, or its bits have no operator.
     """
-    found = CodedEntries()
-    declared = (floats.block_of(record.get("block_structure")) for record in _declared(config))
+    coded = CodedEntries()
+    declared = (floats.block_of(record.get("block_structure")) for record in _weight_records(config))
     block = next((size for size in declared if size is not None), None)
     for module in stored.modules(".weight_packed"):
         name = f"{module}.weight_packed"
@@ -34,39 +34,39 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
             whole = f"{module}.weight_global_scale"
             whole_name = whole if whole in stored.entries else None
             scale = f"{module}.weight_scale"
-            found.tensors[f"{module}.weight"] = floats.packed_e2m1(
+            coded.tensors[f"{module}.weight"] = floats.packed_e2m1(
                 stored, SOURCE, module, name, scale, whole_name, divides=True
             )  # fmt: skip
         else:
-            found.tensors[f"{module}.weight"] = _packed(stored, module, config)
-        found.consumed.update(_of_module(stored, module))
+            coded.tensors[f"{module}.weight"] = _read_packed(stored, module, config)
+        coded.consumed.update(_tensor_names(stored, module))
     for module in stored.modules(".weight_scale"):
         name = f"{module}.weight"
         dtype = stored.entries[name].dtype if name in stored.entries else ""
         if dtype in floats.FLOAT8:
-            found.tensors[name] = floats.small_float(stored, SOURCE, name, name, f"{name}_scale", block)
+            coded.tensors[name] = floats.small_float(stored, SOURCE, name, name, f"{name}_scale", block)
         elif dtype == "int8":
-            found.tensors[name] = _plain(stored, module, block, config)
-        elif name not in found.tensors:
+            coded.tensors[name] = _int8(stored, module, block, config)
+        elif name not in coded.tensors:
             raise stored.error(f"{name}_scale", f"belongs to {name}, which is {dtype or 'missing'}")
-        found.consumed.update(_of_module(stored, module))
-    floats.consume_activation_scales(stored, found)
-    return found
+        coded.consumed.update(_tensor_names(stored, module))
+    floats.consume_activation_scales(stored, coded)
+    return coded
 
 
-def _of_module(stored: StoredTensors, module: str) -> list[str]:
-    parts = ("", "_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale")
-    return [name for part in parts if (name := f"{module}.weight{part}") in stored.entries]
+def _tensor_names(stored: StoredTensors, module: str) -> list[str]:
+    suffixes = ("", "_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale")
+    return [name for suffix in suffixes if (name := f"{module}.weight{suffix}") in stored.entries]
 
 
-def _declared(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _weight_records(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the description of weights in each group of modules in a config."""
     groups = (config.get("config_groups") or {}).values()
     records = (group.get("weights") for group in groups if isinstance(group, Mapping))
     return [record for record in records if isinstance(record, Mapping)]
 
 
-def _refuse_others(
+def _check_declarations(
     stored: StoredTensors, names: Mapping[str, str], config: Mapping[str, Any], bits: int | None
 ) -> None:
     """Refuse a weight that lacks properties declared for all groups: a missing tensor would otherwise go unnoticed.
@@ -80,10 +80,10 @@ def _refuse_others(
     Raises:
         CheckpointError: zero points or the order of the groups are missing, or no group has these bits.
     """
-    integers = [record for record in _declared(config) if record.get("type", "int") == "int"]
-    declared = {record["num_bits"] for record in integers if isinstance(record.get("num_bits"), int)}
-    if declared and bits is not None and bits not in declared:
-        words = " or ".join(map(str, sorted(declared)))
+    integers = [record for record in _weight_records(config) if record.get("type", "int") == "int"]
+    declared_bits = {record["num_bits"] for record in integers if isinstance(record.get("num_bits"), int)}
+    if declared_bits and bits is not None and bits not in declared_bits:
+        words = " or ".join(map(str, sorted(declared_bits)))
         raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config has num_bits {words}")
     needed = {
         "zero_point": ("symmetric false", all(record.get("symmetric") is False for record in integers)),
@@ -94,7 +94,7 @@ def _refuse_others(
             raise stored.error(names[part], f"is missing, and quantization_config has {words}")
 
 
-def _refuse_other_groups(
+def _refuse_group_size(
     stored: StoredTensors, name: str, config: Mapping[str, Any], group_size: int, depth: int
 ) -> None:
     """Refuse scales with a group size that the config does not declare: they would apply to the wrong values.
@@ -103,21 +103,21 @@ def _refuse_other_groups(
         CheckpointError: names both group sizes.
     """
     groups = stored.entries[name].shape[1]
-    declared = [
+    declared_sizes = [
         size if record.get("strategy", "group") == "group" and isinstance(size, int) and size > 0 else depth
-        for record in _declared(config)
+        for record in _weight_records(config)
         if record.get("type", "int") == "int"
         for size in (record.get("group_size"),)
     ]
-    if declared and not any(size == group_size or (size >= depth and groups == 1) for size in declared):
-        words = " or ".join(map(str, dict.fromkeys(declared)))
+    if declared_sizes and not any(size == group_size or (size >= depth and groups == 1) for size in declared_sizes):
+        words = " or ".join(map(str, dict.fromkeys(declared_sizes)))
         raise stored.error(
             name,
             f"has {groups} groups for {depth} input channels, and quantization_config has group_size {words}",
         )
 
 
-def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
+def _read_packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
     """Return a weight of integers packed along the input channels, and zero points along the output channels."""
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
     rows, words = stored.entry(names["packed"], ("int32",), 2).shape
@@ -129,7 +129,7 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
             names["packed"],
             f"has shape {[rows, words]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
         )
-    _refuse_others(stored, {**names, "codes": names["packed"]}, config, bits)
+    _check_declarations(stored, {**names, "codes": names["packed"]}, config, bits)
     scales = stored.entry(names["scale"], FLOATS, 2)
     groups = scales.shape[1]
     stored.refuse_shape(names["scale"], (rows, groups), names["packed"])
@@ -138,7 +138,7 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
         shape = (math.ceil(rows * bits / WORD), groups)
         stored.refuse_other(names["zero_point"], ("int32",), shape, names["scale"])
     group_size = math.ceil(depth / groups)
-    _refuse_other_groups(stored, names["scale"], config, group_size, depth)
+    _refuse_group_size(stored, names["scale"], config, group_size, depth)
     layout = BlockLayout.of(stored, module, group_size, depth)
     order = group_order(stored, names["g_idx"], group_size) if names["g_idx"] in stored.entries else None
 
@@ -158,11 +158,11 @@ def _packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> Co
     return CodedTensor(weight)
 
 
-def _plain(stored: StoredTensors, module: str, block: tuple[int, int] | None, config: Mapping[str, Any]) -> CodedTensor:
+def _int8(stored: StoredTensors, module: str, block: tuple[int, int] | None, config: Mapping[str, Any]) -> CodedTensor:
     """Return a weight of signed 8-bit integers."""
     names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
     rows, depth = stored.entry(names[""], ("int8",), 2).shape
-    _refuse_others(stored, {"codes": names[""], "zero_point": names["_zero_point"]}, config, None)
+    _check_declarations(stored, {"codes": names[""], "zero_point": names["_zero_point"]}, config, None)
     shape = stored.entry(names["_scale"], FLOATS).shape
     count = math.prod(shape)
     by_block = block is not None and count == math.ceil(rows / block[0]) * math.ceil(depth / block[1])

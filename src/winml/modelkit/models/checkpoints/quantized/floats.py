@@ -23,8 +23,8 @@ from winml.modelkit.words import count_noun
 
 FLOAT8: Mapping[str, CodeKind] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 """Name of a stored type → the kind of its codes."""
-_NESTED = "nested_absmax"
-_STATE = ".quant_state.bitsandbytes__"
+_NESTED_ABSMAX = "nested_absmax"
+_STATE_INFIX = ".quant_state.bitsandbytes__"
 
 
 def scales_by_rows(values: Array, rows: int, depth: int, block: tuple[int, int] | None) -> Array:
@@ -68,20 +68,20 @@ def small_float(
         raise stored.error(codes, f"has {len(entry.shape)} axes, expected 2, or 3 for experts")
     rows, depth = entry.shape[-2:]
     experts = entry.shape[0] if len(entry.shape) == 3 else 1
-    places = stored.entry(scale, (*FLOATS, *EXPONENTS))
-    count = math.prod(places.shape) // experts
+    scale_entry = stored.entry(scale, (*FLOATS, *EXPONENTS))
+    count = math.prod(scale_entry.shape) // experts
     by_block = block is not None and count == math.ceil(rows / block[0]) * math.ceil(depth / block[1])
     is_known = count in (1, rows) or by_block or (count % rows == 0 and depth % (count // rows) == 0)
     if not is_known:
         expected = f"blocks of {block[0]} × {block[1]}" if block else "one, or one for each output channel or group"
         raise stored.error(
-            scale, f"has shape {list(places.shape)} for a weight of {rows} × {depth}, expected {expected}"
+            scale, f"has shape {list(scale_entry.shape)} for a weight of {rows} × {depth}, expected {expected}"
         )
     group = block[1] if block is not None and by_block else depth // max(1, count // rows)
     layout = BlockLayout.of(stored, parameter, group, depth)
 
     def read(expert: int | None) -> CodedParts:
-        numbers = stored.read_float(scale, expert if len(places.shape) > 1 or experts == 1 else None)
+        numbers = stored.read_float(scale, expert if len(scale_entry.shape) > 1 or experts == 1 else None)
         scales = scales_by_rows(np.atleast_1d(numbers), rows, depth, block)
         return layout.parts(stored.read(codes, expert).view(np.uint8), scales)
 
@@ -90,9 +90,9 @@ def small_float(
         CodedWeight(source_format, parameter, (rows, depth), kind, 8, layout.block_size, partial(read, expert))
         for expert in (range(experts) if len(entry.shape) == 3 else [None])
     ]
-    whole = members[0] if len(entry.shape) == 2 else stacked(members)
-    assert whole is not None  # they are alike
-    return CodedTensor(whole)
+    weight = members[0] if len(entry.shape) == 2 else stacked(members)
+    assert weight is not None  # they are alike
+    return CodedTensor(weight)
 
 
 def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
@@ -101,7 +101,7 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     Raises:
         CheckpointError: a weight has no scales, or scales of another shape.
     """
-    found = CodedEntries()
+    coded = CodedEntries()
     block = block_of(config.get("weight_block_size"))
     for name, entry in stored.entries.items():
         if entry.dtype not in FLOAT8:
@@ -109,10 +109,10 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         scale = next((item for item in (f"{name}_scale_inv", f"{name}_scale") if item in stored.entries), None)
         if scale is None:
             raise stored.error(name, f"is {entry.dtype}, and neither {name}_scale_inv nor {name}_scale is there")
-        found.tensors[name] = small_float(stored, "fp8", name, name, scale, block)
-        found.consumed.update((name, scale))
-    consume_activation_scales(stored, found)
-    return found
+        coded.tensors[name] = small_float(stored, "fp8", name, name, scale, block)
+        coded.consumed.update((name, scale))
+    consume_activation_scales(stored, coded)
+    return coded
 
 
 def block_of(declared: object) -> tuple[int, int] | None:
@@ -145,7 +145,7 @@ def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries
         CheckpointError: blocks and scales do not fit together.
     """
     del config
-    found = CodedEntries()
+    coded = CodedEntries()
     for parameter in stored.modules("_blocks"):
         blocks, scales = f"{parameter}_blocks", f"{parameter}_scales"
         experts, rows, count, width = stored.entry(blocks, ("uint8",), 4).shape
@@ -160,11 +160,11 @@ def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries
             CodedWeight("mxfp4", parameter, shape, "float4_e2m1", 4, width * 2, partial(read, expert))
             for expert in range(experts)
         ]
-        whole = stacked(members)
-        assert whole is not None  # they are alike
-        found.tensors[parameter] = CodedTensor(whole, permutation=(0, 2, 1))
-        found.consumed.update((blocks, scales))
-    return found
+        weight = stacked(members)
+        assert weight is not None  # they are alike
+        coded.tensors[parameter] = CodedTensor(weight, permutation=(0, 2, 1))
+        coded.consumed.update((blocks, scales))
+    return coded
 
 
 def packed_e2m1(
@@ -185,11 +185,11 @@ def packed_e2m1(
         CheckpointError: the tensors do not fit together.
     """
     rows, width = stored.entry(codes, ("uint8",), 2).shape
-    places = stored.entry(scale, (*FLOAT8, *FLOATS, *EXPONENTS), 2)
-    stored.refuse_shape(scale, (rows, places.shape[1]), codes)
+    scale_entry = stored.entry(scale, (*FLOAT8, *FLOATS, *EXPONENTS), 2)
+    stored.refuse_shape(scale, (rows, scale_entry.shape[1]), codes)
     if whole is not None:
         stored.entry(whole, FLOATS)
-    layout = BlockLayout.of(stored, module, math.ceil(2 * width / places.shape[1]), 2 * width)
+    layout = BlockLayout.of(stored, module, math.ceil(2 * width / scale_entry.shape[1]), 2 * width)
 
     def read() -> CodedParts:
         numbers = stored.read_float(scale)
@@ -211,14 +211,14 @@ def read_modelopt(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntr
         CheckpointError: tensors of a module do not fit together.
     """
     # 8-bit float scales with a second scale belong to 4-bit codes.
-    plain = {name: entry for name, entry in stored.entries.items() if f"{name}_2" not in stored.entries}
-    found = read_fp8(StoredTensors(plain, stored.folder, stored.format), config)
+    single_scale = {name: entry for name, entry in stored.entries.items() if f"{name}_2" not in stored.entries}
+    coded = read_fp8(StoredTensors(single_scale, stored.folder, stored.format), config)
     for module in stored.modules(".weight_scale_2"):
         names = (f"{module}.weight", f"{module}.weight_scale", f"{module}.weight_scale_2")
-        found.tensors[names[0]] = packed_e2m1(stored, "nvfp4", module, *names, divides=False)
-        found.consumed.update(names)
-    consume_activation_scales(stored, found)
-    return found
+        coded.tensors[names[0]] = packed_e2m1(stored, "nvfp4", module, *names, divides=False)
+        coded.consumed.update(names)
+    consume_activation_scales(stored, coded)
+    return coded
 
 
 def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
@@ -228,13 +228,13 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
         CheckpointError: tensors of a module do not fit together, or a row is not a multiple of the block size.
     """
     del config
-    found = CodedEntries()
+    coded = CodedEntries()
     for name in stored.entries:
-        parameter, separator, kind = name.partition(_STATE)
+        parameter, separator, kind = name.partition(_STATE_INFIX)
         if separator:
-            found.tensors[parameter] = _four_bits(stored, parameter, name, kind)
-            found.consumed.update(item for item in stored.entries if item.startswith(f"{parameter}."))
-            found.consumed.add(parameter)
+            coded.tensors[parameter] = _read_four_bits(stored, parameter, name, kind)
+            coded.consumed.update(item for item in stored.entries if item.startswith(f"{parameter}."))
+            coded.consumed.add(parameter)
     for module in stored.modules(".SCB"):
         weight, scales = f"{module}.weight", f"{module}.SCB"
         rows, depth = stored.entry(weight, ("int8",), 2).shape
@@ -245,13 +245,13 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
             codes = stored.read(weight).view(np.uint8) ^ np.uint8(128)
             return layout.parts(codes, (stored.read(scales) / np.float32(127)).reshape(-1, 1))
 
-        coded = CodedWeight("bitsandbytes", weight, (rows, depth), "integer", 8, layout.block_size, read)
-        found.tensors[weight] = CodedTensor(coded)
-        found.consumed.update(item for item in (weight, scales, f"{module}.weight_format") if item in stored.entries)
-    return found
+        weight_8bit = CodedWeight("bitsandbytes", weight, (rows, depth), "integer", 8, layout.block_size, read)
+        coded.tensors[weight] = CodedTensor(weight_8bit)
+        coded.consumed.update(item for item in (weight, scales, f"{module}.weight_format") if item in stored.entries)
+    return coded
 
 
-def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str) -> CodedTensor:
+def _read_four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str) -> CodedTensor:
     kinds: Mapping[str, CodeKind] = {"nf4": "nf4", "fp4": "bnb_fp4"}
     try:
         state = json.loads(stored.read(state_name).tobytes())
@@ -271,21 +271,21 @@ def _four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str
             f"holds {rows} × {depth} values in blocks of {block_size}, and rows that are no whole blocks of 16 or more "
             "have no operator",
         )
-    is_nested = f"{parameter}.{_NESTED}" in stored.entries
+    is_nested = f"{parameter}.{_NESTED_ABSMAX}" in stored.entries
     stored.refuse_other(absmax, ("uint8",) if is_nested else ("float32",), (rows * depth // block_size,), state_name)
     if is_nested:
         stored.refuse_other(f"{parameter}.nested_quant_map", ("float32",), (256,), absmax)
-        stored.entry(f"{parameter}.{_NESTED}", ("float32",), 1)
+        stored.entry(f"{parameter}.{_NESTED_ABSMAX}", ("float32",), 1)
         if nested_size < 1:
             raise stored.error(state_name, f"has nested_blocksize {nested_size}, expected 1 or more")
         count = math.ceil(rows * depth // block_size / nested_size)
-        stored.refuse_shape(f"{parameter}.{_NESTED}", (count,), f"nested_blocksize {nested_size}")
+        stored.refuse_shape(f"{parameter}.{_NESTED_ABSMAX}", (count,), f"nested_blocksize {nested_size}")
 
     def read() -> CodedParts:
         scales = stored.read(absmax)
         if is_nested:
-            table, outer = stored.read(f"{parameter}.nested_quant_map"), stored.read(f"{parameter}.{_NESTED}")
-            scales = table[scales] * np.repeat(outer, nested_size)[: len(scales)] + np.float32(offset)
+            table, nested = stored.read(f"{parameter}.nested_quant_map"), stored.read(f"{parameter}.{_NESTED_ABSMAX}")
+            scales = table[scales] * np.repeat(nested, nested_size)[: len(scales)] + np.float32(offset)
         packed = stored.read(parameter).reshape(rows, depth // 2)
         # The first of two codes is in the high half of a byte.
         return CodedParts((packed >> 4) | (packed << 4), scales.astype(np.float32).reshape(rows, -1))

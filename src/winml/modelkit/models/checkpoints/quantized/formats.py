@@ -68,8 +68,8 @@ def _compressed_refusal(config: Mapping[str, Any]) -> str:
         return f"config_groups {by_name!r}, expected an object"
     groups = [group for group in by_name.values() if isinstance(group, Mapping)]
     for name in (config.get("format"), *(group.get("format") for group in groups)):
-        if name is not None and name not in _COMPRESSED:
-            return f"format {name!r}, expected one of {', '.join(sorted(_COMPRESSED))}"
+        if name is not None and name not in _COMPRESSED_FORMATS:
+            return f"format {name!r}, expected one of {', '.join(sorted(_COMPRESSED_FORMATS))}"
     for group in groups:
         weights = group.get("weights")
         is_packed = (group.get("format") or config.get("format")) == "pack-quantized"
@@ -84,7 +84,7 @@ def _compressed_refusal(config: Mapping[str, Any]) -> str:
     return ""
 
 
-_COMPRESSED = frozenset({
+_COMPRESSED_FORMATS = frozenset({
     "pack-quantized", "int-quantized", "naive-quantized", "float-quantized", "nvfp4-pack-quantized",
     "mxfp4-pack-quantized", "mixed-precision", "dense",
 })  # fmt: skip
@@ -104,7 +104,7 @@ FORMATS: Mapping[str, QuantizedFormat] = {
 }
 """Value of ``quant_method`` → format."""
 
-_PACKINGS = {"auto_gptq": "gptq", "auto_awq": "awq"}
+_PACKING_FORMATS = {"auto_gptq": "gptq", "auto_awq": "awq"}
 """Specified: last part of ``packing_format`` of AutoRound → the format with this layout.
 
 Others (``auto_round``, ``auto_round:gptqmodel``) store other zero points in tensors of the same names.
@@ -117,17 +117,17 @@ def quantization_of(content: Mapping[str, Any]) -> Mapping[str, Any] | None:
     for record in (content, text if isinstance(text, Mapping) else {}):
         for key in _CONFIG_KEYS:
             if record.get(key) is not None:
-                found = record[key]
-                return found if isinstance(found, Mapping) else {"quant_method": found}
+                quantization = record[key]
+                return quantization if isinstance(quantization, Mapping) else {"quant_method": quantization}
     return None
 
 
 def without_quantization(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a ``config.json`` without quantization, as for the float model."""
-    plain = {key: value for key, value in content.items() if key not in _CONFIG_KEYS}
-    if isinstance(text := plain.get("text_config"), Mapping):
-        plain["text_config"] = {key: value for key, value in text.items() if key not in _CONFIG_KEYS}
-    return plain
+    float_content = {key: value for key, value in content.items() if key not in _CONFIG_KEYS}
+    if isinstance(text := float_content.get("text_config"), Mapping):
+        float_content["text_config"] = {key: value for key, value in text.items() if key not in _CONFIG_KEYS}
+    return float_content
 
 
 @dataclass(frozen=True)
@@ -168,22 +168,22 @@ def read_coded_checkpoint(
     Raises:
         CheckpointError: the format or this variant is not supported, or its tensors do not fit together.
     """
-    form = _format_of(record, folder)
+    scheme = _find_format(record, folder)
     from winml.modelkit.models.checkpoints.quantized.stored import CodedEntries, StoredTensors
 
-    module, function = form.reader.split(":")
-    read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
-    stored = StoredTensors(entries, folder, form.words, files)
-    found: CodedEntries = read(stored, record)
-    if not found.tensors:
-        place = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
+    module, function = scheme.reader.split(":")
+    reader = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    stored = StoredTensors(entries, folder, scheme.words, files)
+    coded: CodedEntries = reader(stored, record)
+    if not coded.tensors:
+        source = files[0] if len(files) == 1 else f"{folder} ({len(files)} weight files)"
         raise CheckpointError(
-            f"{place}: its config.json has quant_method {record.get('quant_method')!r}, and no tensor has that format",
+            f"{source}: its config.json has quant_method {record.get('quant_method')!r}, and no tensor has that format",
             hint="Remove quantization_config from config.json if the weights are floats, or download the checkpoint "
             "again.",
         )
-    tensors = {name: stored.checked(tensor) for name, tensor in found.tensors.items()}
-    return CodedCheckpoint(form, tensors, frozenset(found.consumed), {**entries, **found.plain}, tuple(found.notes))
+    tensors = {name: stored.checked(tensor) for name, tensor in coded.tensors.items()}
+    return CodedCheckpoint(scheme, tensors, frozenset(coded.consumed), {**entries, **coded.plain}, tuple(coded.notes))
 
 
 def folder_format(folder: Path) -> QuantizedFormat | None:
@@ -197,10 +197,10 @@ def folder_format(folder: Path) -> QuantizedFormat | None:
     except (JsonError, OSError):
         return None  # reported when the config is loaded
     record = quantization_of(content) if isinstance(content, dict) else None
-    return None if record is None else _format_of(record, folder)
+    return None if record is None else _find_format(record, folder)
 
 
-def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
+def _find_format(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
     """Return the format in a ``quantization_config``.
 
     Raises:
@@ -209,10 +209,10 @@ def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
     method = record.get("quant_method")
     if method in ("auto-round", "intel/auto-round"):
         packing = record.get("packing_format")
-        if (method := _PACKINGS.get(str(packing).rpartition(":")[2])) is None:
+        if (method := _PACKING_FORMATS.get(str(packing).rpartition(":")[2])) is None:
             raise CheckpointError(
                 f"{folder}: its quantization_config (AutoRound) has packing_format {packing!r}, expected "
-                f"{' or '.join(f'auto_round:{name}' for name in _PACKINGS)}",
+                f"{' or '.join(f'auto_round:{name}' for name in _PACKING_FORMATS)}",
                 hint="Save it from AutoRound again in such a format, or pass the original model and a "
                 f"{opt.precision}.",
             )
@@ -225,10 +225,10 @@ def _format_of(record: Mapping[str, Any], folder: Path) -> QuantizedFormat:
             f"{', '.join(FORMATS)}",
             hint=f"Pass a checkpoint in one of these formats, or the original model and a {opt.precision}.",
         )
-    form = FORMATS[name]
-    if problem := form.refusal(record):
+    scheme = FORMATS[name]
+    if problem := scheme.refusal(record):
         raise CheckpointError(
-            f"{folder}: its quantization_config ({form.words}) has {problem}",
+            f"{folder}: its quantization_config ({scheme.words}) has {problem}",
             hint=f"Pass a checkpoint in that form, or the original model and a {opt.precision}.",
         )
-    return form
+    return scheme

@@ -36,17 +36,17 @@ _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
 
 Others merge or rescale tensors differently. Files of Mistral have the architecture llama.
 """
-_RAISED = ("gemma2", "gemma3")
+_OFFSET_NORMS = ("gemma2", "gemma3")
 """Architectures of a file with normalization weights stored plus one."""
-_PERMUTED = "llama"
+_INTERLEAVED = "llama"
 """Architecture of a file that interleaves the rotary pairs of queries and keys; transformers stores halves."""
-_ROTATIONS = "rope_"
+_ROPE_PREFIX = "rope_"
 """Prefix of tensors that scale the angles of RoPE; transformers does not read them either."""
 _NORMS_NAME = "norms.bin"
-_FLOATS = {"F32": ("float32", 32), "F16": ("float16", 16), "BF16": ("bfloat16", 16)}
-_HALF = np.dtype("<f2")
+_FLOAT_TYPES = {"F32": ("float32", 32), "F16": ("float16", 16), "BF16": ("bfloat16", 16)}
+_FLOAT16 = np.dtype("<f2")
 
-_COUNTS = (
+_COUNT_KEYS = (
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
 )  # fmt: skip
@@ -66,7 +66,7 @@ def gguf_folder(path: Path) -> Path:
     status = path.stat()
     key = (str(path.absolute()), status.st_size, status.st_mtime_ns)
     if key not in _FOLDERS:
-        config = _config_of(path, read_header(path))
+        config = _derive_config(path, read_header(path))
         folder = _temporary_folder()
         record: dict[str, Any] = {"quant_method": "gguf"}
         try:
@@ -88,7 +88,7 @@ def _temporary_folder() -> Path:
     return folders.enter_context(temporary_folder())
 
 
-def _config_of(path: Path, header: GgufHeader) -> dict[str, Any]:
+def _derive_config(path: Path, header: GgufHeader) -> dict[str, Any]:
     """Return the config of the float model, as transformers derives it from the header."""
     architecture = header.metadata.get("general.architecture")
     if (count := header.metadata.get("split.count", 1)) not in (0, 1):
@@ -102,18 +102,18 @@ def _config_of(path: Path, header: GgufHeader) -> dict[str, Any]:
         )
     _refuse_absurd_values(path, architecture, header.metadata)
     words = f"{path}: transformers cannot read the header"
-    with local_libraries(), foreign_parser(words, error=CheckpointError, hint=_DOWNLOAD):
+    with local_libraries(), foreign_parser(words, error=CheckpointError, hint=_DOWNLOAD_HINT):
         from transformers import AutoConfig
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
         config: dict[str, Any] = load_gguf_checkpoint(str(path), return_tensors=False)["config"]
-        plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
-        refuse_absurd_sizes(plain, path)
-        kind = plain["model_type"]
+        values = {key: value.item() if isinstance(value, np.generic) else value for key, value in config.items()}
+        refuse_absurd_sizes(values, path)
+        kind = values["model_type"]
         # Errors are raised here, where the file is known: the config is written to a temporary folder.
-        AutoConfig.for_model(**plain)
-        return {**plain, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]], "dtype": "float32"}
+        AutoConfig.for_model(**values)
+        return {**values, "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]], "dtype": "float32"}
 
 
 def _refuse_absurd_values(path: Path, architecture: str, metadata: Mapping[str, Any]) -> None:
@@ -125,18 +125,18 @@ def _refuse_absurd_values(path: Path, architecture: str, metadata: Mapping[str, 
     for key, value in metadata.items():
         name = key.removeprefix(f"{architecture}.")
         is_integer = isinstance(value, int) and not isinstance(value, bool)
-        if name != key and name in _COUNTS and not (is_integer and 0 < value < _MOST):
-            shown = "an array" if value is None else repr(value)
+        if name != key and name in _COUNT_KEYS and not (is_integer and 0 < value < _COUNT_LIMIT):
+            value_text = "an array" if value is None else repr(value)
             raise CheckpointError(
-                f"{path}: {key} is {shown}, expected an integer from 1 to {_MOST - 1}", hint=_DOWNLOAD
+                f"{path}: {key} is {value_text}, expected an integer from 1 to {_COUNT_LIMIT - 1}", hint=_DOWNLOAD_HINT
             )
         if isinstance(value, float) and not math.isfinite(value):
-            raise CheckpointError(f"{path}: {key} is {value}, expected a finite number", hint=_DOWNLOAD)
+            raise CheckpointError(f"{path}: {key} is {value}, expected a finite number", hint=_DOWNLOAD_HINT)
 
 
-_MOST = 2**31
+_COUNT_LIMIT = 2**31
 """Chosen: twice the largest size that a config may name."""
-_DOWNLOAD = "Download the file again."
+_DOWNLOAD_HINT = "Download the file again."
 
 
 def _save_tokenizer(path: Path, folder: Path) -> None:
@@ -168,30 +168,30 @@ class _BlockType:
     """(blocks × bytes) → codes, one per byte; scales; zero points as floats, or `None`."""
 
 
-def _floats(blocks: Array, place: int) -> Array:
+def _read_float16(blocks: Array, offset: int) -> Array:
     """Return the 16-bit float at a byte offset of each block, as float32."""
-    return np.ascontiguousarray(blocks[:, place : place + 2]).view(_HALF).astype(np.float32)
+    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view(_FLOAT16).astype(np.float32)
 
 
-def _q8_0(blocks: Array) -> tuple[Array, Array, Array | None]:
-    return blocks[:, 2:] ^ np.uint8(128), _floats(blocks, 0), None
+def _decode_q8_0(blocks: Array) -> tuple[Array, Array, Array | None]:
+    return blocks[:, 2:] ^ np.uint8(128), _read_float16(blocks, 0), None
 
 
-def _q4_0(blocks: Array) -> tuple[Array, Array, Array | None]:
-    return np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1), _floats(blocks, 0), None
+def _decode_q4_0(blocks: Array) -> tuple[Array, Array, Array | None]:
+    return np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], axis=1), _read_float16(blocks, 0), None
 
 
-def _k_scales(blocks: Array) -> tuple[Array, Array]:
+def _decode_k_scales(blocks: Array) -> tuple[Array, Array]:
     """Return the scales and offsets of the eight groups of a block of Q4_K, six bits each in twelve bytes."""
     packed = blocks[:, 4:16]
     low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([low & 63, (high & 15) | ((low >> 6) << 4)], axis=1)
     offsets = np.concatenate([middle & 63, (high >> 4) | ((middle >> 6) << 4)], axis=1)
-    return scales * _floats(blocks, 0), offsets * _floats(blocks, 2)
+    return scales * _read_float16(blocks, 0), offsets * _read_float16(blocks, 2)
 
 
-def _q4_k(blocks: Array) -> tuple[Array, Array, Array | None]:
-    scales, offsets = _k_scales(blocks)
+def _decode_q4_k(blocks: Array) -> tuple[Array, Array, Array | None]:
+    scales, offsets = _decode_k_scales(blocks)
     # A scale of zero represents the offset alone: a step small enough to vanish beside the offset.
     steps = np.where(scales == 0, np.maximum(np.abs(offsets), np.float32(1e-30)) * np.float32(1e-6), scales)
     pairs = blocks[:, 16:144].reshape(len(blocks), 4, 32)
@@ -199,21 +199,21 @@ def _q4_k(blocks: Array) -> tuple[Array, Array, Array | None]:
     return codes, steps.astype(np.float32), (offsets / steps).astype(np.float32)
 
 
-def _q6_k(blocks: Array) -> tuple[Array, Array, Array | None]:
+def _decode_q6_k(blocks: Array) -> tuple[Array, Array, Array | None]:
     low = blocks[:, :128].reshape(len(blocks), 2, 64)
     high = blocks[:, 128:192].reshape(len(blocks), 2, 32)
     nibbles = np.concatenate([low & 15, low >> 4], axis=2).reshape(len(blocks), 2, 4, 32)
     upper = np.stack([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=2)
     codes = (nibbles | upper << 4).reshape(len(blocks), 256) + np.uint8(128 - 32)
-    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8) * _floats(blocks, 208)
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8) * _read_float16(blocks, 208)
     return codes, scales.astype(np.float32), None
 
 
-_TYPES = {
-    "Q4_0": _BlockType(32, 18, 4, 32, _q4_0),
-    "Q8_0": _BlockType(32, 34, 8, 32, _q8_0),
-    "Q4_K": _BlockType(256, 144, 4, 32, _q4_k),
-    "Q6_K": _BlockType(256, 210, 8, 16, _q6_k),
+_INTEGER_TYPES = {
+    "Q4_0": _BlockType(32, 18, 4, 32, _decode_q4_0),
+    "Q8_0": _BlockType(32, 34, 8, 32, _decode_q8_0),
+    "Q4_K": _BlockType(256, 144, 4, 32, _decode_q4_k),
+    "Q6_K": _BlockType(256, 210, 8, 16, _decode_q6_k),
 }
 """Types that integers represent exactly."""
 
@@ -229,62 +229,62 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     architecture = header.metadata.get("general.architecture")
     heads = header.metadata.get(f"{architecture}.attention.head_count", 0)
     groups = {"attn_q": heads, "attn_k": header.metadata.get(f"{architecture}.attention.head_count_kv", heads)}
-    found = CodedEntries()
+    coded = CodedEntries()
     if problem := config.get("tokenizer_problem"):
-        found.notes.append(f"The tokenizer of the file cannot be converted ({problem}): the result has none.")
-    names = _names_of_model(path, stored.folder, architecture)
-    norms = _Norms(path)
+        coded.notes.append(f"The tokenizer of the file cannot be converted ({problem}): the result has none.")
+    names = _map_parameters(path, stored.folder, architecture)
+    norms = _NormFile(path)
     ignored = []
     for tensor in header.tensors:
         if tensor.name not in names:
-            if not tensor.name.startswith(_ROTATIONS):
+            if not tensor.name.startswith(_ROPE_PREFIX):
                 raise stored.error(tensor.name, f"has no place in a {architecture} of transformers")
             ignored.append(tensor.name)
             continue
         name, shape, kind = names[tensor.name], tensor.shape, tensor.type_name
-        part = tensor.name.split(".")[-2]
-        count = groups.get(part) if architecture == _PERMUTED else None
+        layer_name = tensor.name.split(".")[-2]
+        count = groups.get(layer_name) if architecture == _INTERLEAVED else None
         if count is not None and (not isinstance(count, int) or count <= 0 or shape[0] % (2 * count)):
             raise stored.error(tensor.name, f"has {shape[0]} rows, which are no pairs of {count!r} heads")
-        order = None if count is None else _halves(shape[0], count)
-        if architecture in _RAISED and name.endswith("norm.weight"):
-            found.plain[name] = norms.lowered(tensor)
-        elif kind in _FLOATS and order is None:
-            dtype, bits = _FLOATS[kind]
-            found.plain[name] = StoredEntry(path, tensor.offset, dtype, shape, bits)
+        order = None if count is None else _half_order(shape[0], count)
+        if architecture in _OFFSET_NORMS and name.endswith("norm.weight"):
+            coded.plain[name] = norms.lowered(tensor)
+        elif kind in _FLOAT_TYPES and order is None:
+            dtype, bits = _FLOAT_TYPES[kind]
+            coded.plain[name] = StoredEntry(path, tensor.offset, dtype, shape, bits)
         else:
-            found.tensors[name] = CodedTensor(_weight(stored, path, tensor, order, name))
+            coded.tensors[name] = CodedTensor(_coded_weight(stored, path, tensor, order, name))
     if ignored:
-        found.notes.append(
+        coded.notes.append(
             f"{', '.join(ignored)} of the file, which scale RoPE by position, are ignored, as in transformers: "
             "long texts may differ from those of llama.cpp."
         )
-    return found
+    return coded
 
 
-def _names_of_model(path: Path, folder: Path, architecture: object) -> dict[str, str]:
+def _map_parameters(path: Path, folder: Path, architecture: object) -> dict[str, str]:
     """Return name in the file → parameter of the model, by the map of the package gguf."""
     import torch
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with foreign_parser(f"{path}: the model of its config cannot be built", error=CheckpointError, hint=_DOWNLOAD):
+    with foreign_parser(f"{path}: the model of its config cannot be built", error=CheckpointError, hint=_DOWNLOAD_HINT):
         config = read_json_file(folder / CHECKPOINT_CONFIG_NAME)
         config.pop("quantization_config", None)
         kind = config.pop("model_type")
         with torch.device("meta"), local_libraries():
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config))
-        number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
-        known = get_tensor_name_map(number, model.config.num_hidden_layers)
+        architecture_id = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+        name_map = get_tensor_name_map(architecture_id, model.config.num_hidden_layers)
     names = {}
     for parameter in model.state_dict():
         module, _, ending = parameter.rpartition(".")
-        if (name := known.get_name(module)) is not None:
+        if (name := name_map.get_name(module)) is not None:
             names[f"{name}.{ending}"] = parameter
     return names
 
 
-class _Norms:
+class _NormFile:
     """A temporary file with normalization weights in the convention of transformers."""
 
     def __init__(self, source: Path) -> None:
@@ -324,45 +324,45 @@ def _dequantize(tensor: GgufTensor, content: Array) -> Array:
     return np.asarray(values, np.float32).reshape(tensor.shape)
 
 
-def _halves(rows: int, heads: int) -> Array:
+def _half_order(rows: int, heads: int) -> Array:
     """Return row in transformers' order → row in the file, where halves of a head are interleaved."""
-    places: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
-    return places
+    order: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
+    return order
 
 
-def _weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: Array | None, name: str) -> CodedWeight:
+def _coded_weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: Array | None, name: str) -> CodedWeight:
     kind, shape = tensor.type_name, tensor.shape
     if len(shape) != 2:
         raise stored.error(tensor.name, f"is {kind} with {len(shape)} axes, expected 2")
-    form = _TYPES.get(kind)
+    block_type = _INTEGER_TYPES.get(kind)
 
-    def raw() -> Array:
+    def read_raw() -> Array:
         return _raw_bytes(path, tensor)
 
-    def ordered(values: Array) -> Array:
+    def reorder(values: Array) -> Array:
         return np.ascontiguousarray(values if order is None else values[order])
 
-    if form is None or shape[1] % form.values:
-        return _as_numbers(stored, tensor, raw, ordered, name)
+    if block_type is None or shape[1] % block_type.values:
+        return _float_weight(stored, tensor, read_raw, reorder, name)
 
     def read() -> CodedParts:
-        codes, scales, points = form.decode(raw().reshape(-1, form.size_bytes))
+        codes, scales, points = block_type.decode(read_raw().reshape(-1, block_type.size_bytes))
         rows = shape[0]
-        packed = pack_codes(np.ascontiguousarray(codes).reshape(rows, -1), form.bits)
-        by_row = ordered(scales.reshape(rows, -1))
-        return CodedParts(ordered(packed), by_row, None if points is None else ordered(points.reshape(rows, -1)))
+        packed = pack_codes(np.ascontiguousarray(codes).reshape(rows, -1), block_type.bits)
+        by_row = reorder(scales.reshape(rows, -1))
+        return CodedParts(reorder(packed), by_row, None if points is None else reorder(points.reshape(rows, -1)))
 
     return CodedWeight(
-        "gguf", name, shape, "integer", form.bits, form.scale_size, read,
+        "gguf", name, shape, "integer", block_type.bits, block_type.scale_size, read,
         has_zero_points=kind == "Q4_K", has_float_zero_points=kind == "Q4_K", stored_type=kind,
     )  # fmt: skip
 
 
-def _as_numbers(
+def _float_weight(
     stored: StoredTensors,
     tensor: GgufTensor,
-    raw: Callable[[], Array],
-    ordered: Callable[[Array], Array],
+    read_raw: Callable[[], Array],
+    reorder: Callable[[Array], Array],
     name: str,
 ) -> CodedWeight:
     """Return a weight without an exact integer representation, as float values for the nearest precision."""
@@ -374,11 +374,11 @@ def _as_numbers(
     except (NotImplementedError, KeyError):
         raise stored.error(tensor.name, f"is {kind}, which the package gguf does not dequantize") from None
 
-    def numbers() -> Array:
-        return ordered(_dequantize(tensor, raw()))
+    def read_floats() -> Array:
+        return reorder(_dequantize(tensor, read_raw()))
 
     def read() -> CodedParts:
-        return CodedParts(numbers().view(np.uint8), np.ones((rows, 1), np.float32))
+        return CodedParts(read_floats().view(np.uint8), np.ones((rows, 1), np.float32))
 
     bits = max(1, round(8 * row_bytes / depth))
     return CodedWeight("gguf", name, (rows, depth), "number", bits, depth, read, stored_type=kind)

@@ -105,15 +105,15 @@ class _Cursor:
             return self.text(label)
         if kind != _ARRAY:
             raise self.error(f"{label} has the unknown type {kind}")
-        inner = self.number("I", f"the type of {label}")
-        if inner in _SCALARS:
-            size = struct.calcsize(_SCALARS[inner])
+        element_kind = self.number("I", f"the type of {label}")
+        if element_kind in _SCALARS:
+            size = struct.calcsize(_SCALARS[element_kind])
             self.skip(self.count(f"the length of {label}", size) * size, label)
-        elif inner == _STRING:
+        elif element_kind == _STRING:
             for _ in range(self.count(f"the length of {label}", 8)):
                 self.skip(self.number("Q", label), label)
         else:
-            raise self.error(f"{label} is an array of the type {inner}, expected numbers or texts")
+            raise self.error(f"{label} is an array of the type {element_kind}, expected numbers or texts")
         return None
 
 
@@ -135,12 +135,12 @@ def read_header(path: Path) -> GgufHeader:
     try:
         refuse_special_file(path)
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _header(_Cursor(path, content), sizes, len(content))
+            return _parse_header(_Cursor(path, content), sizes, len(content))
     except (OSError, ForeignNameError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise CheckpointError(f"{path}: not a GGUF file: {error}", hint="Download the file again.") from error
 
 
-def _header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], file_size: int) -> GgufHeader:
+def _parse_header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], file_size: int) -> GgufHeader:
     if (magic := struct.pack("<I", cursor.number("I", "the magic number"))) != _MAGIC:
         raise cursor.error(f"it begins with {magic!r}")
     if (version := cursor.number("I", "the version")) not in _VERSIONS:

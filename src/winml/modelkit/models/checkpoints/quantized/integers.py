@@ -23,7 +23,7 @@ _BITS = (2, 4, 8)
 """Bits for which ONNX Runtime has operators."""
 
 _LOW_HALVES = 0x0F0F0F0F
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Specified by AutoAWQ: nibbles of an int32, from the lowest, with the output channels 0 to 7.
 
 The output channels are packed in the order 0, 2, 4, 6, 1, 3, 5, 7.
@@ -41,7 +41,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         CheckpointError: tensors of a module do not fit together, or its bits have no operator.
     """
     offset = 0 if config.get("checkpoint_format", config.get("packing_format")) == "gptq_v2" else 1
-    found = CodedEntries()
+    coded = CodedEntries()
     for module in stored.modules(".qweight"):
         names = {part: f"{module}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx")}
         packed = stored.entry(names["qweight"], ("int32",), 2)
@@ -55,29 +55,29 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
             depth = stored.entry(names["g_idx"], ("int32", "int64"), 1).shape[0]
         else:
             depth = packed.shape[0] * WORD // _declared_bits(stored, module, config)
-        bits = _refuse_bits(stored, names["qweight"], packed.shape[0] * WORD / depth)
+        bits = _check_bits(stored, names["qweight"], packed.shape[0] * WORD / depth)
         stored.refuse_shape(names["qweight"], (depth * bits // WORD, rows), f"{module}.scales")
         stored.refuse_other(names["qzeros"], ("int32",), (groups, rows * bits // WORD), f"{module}.scales")
         group_size = math.ceil(depth / groups)
-        _refuse_other_sizes(stored, module, config, bits, group_size, depth)
+        _check_declared_sizes(stored, module, config, bits, group_size, depth)
         order = group_order(stored, names["g_idx"], group_size) if has_index else None
         layout = BlockLayout.of(stored, module, group_size, depth)
 
-        def read(names: Mapping[str, str] = names, bits: int = bits, form: BlockLayout = layout) -> CodedParts:
+        def read(names: Mapping[str, str] = names, bits: int = bits, blocks: BlockLayout = layout) -> CodedParts:
             words = torch.from_numpy(stored.read(names["qweight"])).t().contiguous().numpy()
             codes = words.view(np.uint8)
             zero_points = unpack_codes(stored.read(names["qzeros"]).view(np.uint8), bits, 1 << 62)
             zero_points = (zero_points + np.uint8(offset)) & np.uint8((1 << bits) - 1)
-            return form.parts(codes, stored.read_float(names["scales"]).T, zero_points.T)
+            return blocks.parts(codes, stored.read_float(names["scales"]).T, zero_points.T)
 
         reading = reordered(read, order, bits, depth)
         weight = CodedWeight(
             "gptq", f"{module}.weight", (rows, depth), "integer", bits, layout.block_size, reading,
-            has_zero_points=True, read_order=None if order is None else partial(_itself, order),
+            has_zero_points=True, read_order=None if order is None else partial(_return_order, order),
         )  # fmt: skip
-        found.tensors[weight.key] = CodedTensor(weight)
-        found.consumed.update(name for name in names.values() if name in stored.entries)
-    return found
+        coded.tensors[weight.key] = CodedTensor(weight)
+        coded.consumed.update(name for name in names.values() if name in stored.entries)
+    return coded
 
 
 def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | None:
@@ -101,7 +101,7 @@ def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | No
     return order
 
 
-def _itself(order: Array) -> Array:
+def _return_order(order: Array) -> Array:
     return order
 
 
@@ -126,7 +126,7 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         CheckpointError: tensors of a module do not fit together, or have another layout.
     """
     bits = 4
-    found = CodedEntries()
+    coded = CodedEntries()
     for module in stored.modules(".qweight"):
         names = {part: f"{module}.{part}" for part in ("qweight", "qzeros", "scales")}
         depth, words = stored.entry(names["qweight"], ("int32",), 2).shape
@@ -137,31 +137,31 @@ def read_awq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         if has_zero_points or config.get("zero_point", True):
             stored.refuse_other(names["qzeros"], ("int32",), (groups, words), f"{module}.qweight")
         group_size = math.ceil(depth / groups)
-        _refuse_other_sizes(stored, module, config, bits, group_size, depth)
+        _check_declared_sizes(stored, module, config, bits, group_size, depth)
         layout = BlockLayout.of(stored, module, group_size, depth)
 
         def read(
             names: Mapping[str, str] = names,
-            form: BlockLayout = layout,
+            blocks: BlockLayout = layout,
             has_zero_points: bool = has_zero_points,
         ) -> CodedParts:
             zero_points = _awq_codes(stored.read(names["qzeros"])).T if has_zero_points else None
             scales = stored.read_float(names["scales"]).T
-            return form.parts(_awq_rows(stored.read(names["qweight"])), scales, zero_points)
+            return blocks.parts(_awq_rows(stored.read(names["qweight"])), scales, zero_points)
 
         weight = CodedWeight(
             "awq", f"{module}.weight", (rows, depth), "integer", bits, layout.block_size, read,
             has_zero_points=has_zero_points,
         )  # fmt: skip
-        found.tensors[weight.key] = CodedTensor(weight)
-        found.consumed.update(name for name in names.values() if name in stored.entries)
-    return found
+        coded.tensors[weight.key] = CodedTensor(weight)
+        coded.consumed.update(name for name in names.values() if name in stored.entries)
+    return coded
 
 
 def _awq_codes(words: Array) -> Array:
     """Unpack int32 words to one code per byte, in the order of the output channels."""
     nibbles = unpack_codes(words.view(np.uint8), 4, 1 << 62).reshape(len(words), -1, 8)
-    return np.ascontiguousarray(nibbles[:, :, _AWQ_PLACES]).reshape(len(words), -1)
+    return np.ascontiguousarray(nibbles[:, :, _AWQ_ORDER]).reshape(len(words), -1)
 
 
 def _awq_rows(words: Array) -> Array:
@@ -180,16 +180,16 @@ def _awq_rows(words: Array) -> Array:
     # Nibble p of a word is in byte p // 2, in the low half for an even p.
     halves = [half.view(torch.uint8).reshape(width, depth // 2, 4) for half in (low, high)]
     rows = torch.empty((width, 8, depth // 2), dtype=torch.uint8)
-    for channel, place in enumerate(_AWQ_PLACES):
-        rows[:, channel] = halves[place % 2][:, :, place // 2]
+    for channel, position in enumerate(_AWQ_ORDER):
+        rows[:, channel] = halves[position % 2][:, :, position // 2]
     return rows.reshape(width * 8, depth // 2).numpy()
 
 
-_BY_MODULE = ("dynamic", "extra_config")
+_MODULE_KEYS = ("dynamic", "extra_config")
 """Specified: keys under which GPTQModel and AutoRound declare other bits and groups for some modules."""
 
 
-def _refuse_other_sizes(
+def _check_declared_sizes(
     stored: StoredTensors, module: str, config: Mapping[str, Any], bits: int, group_size: int, depth: int
 ) -> None:
     """Refuse a module whose tensors have bits or groups that differ from the config: one belongs to another checkpoint.
@@ -197,7 +197,7 @@ def _refuse_other_sizes(
     Raises:
         CheckpointError: names both values.
     """
-    if any(config.get(key) for key in _BY_MODULE):
+    if any(config.get(key) for key in _MODULE_KEYS):
         return
     declared_bits = config.get("bits", config.get("w_bit"))
     if declared_bits is not None and declared_bits != bits:
@@ -217,7 +217,7 @@ def _declared_bits(stored: StoredTensors, module: str, config: Mapping[str, Any]
     return bits
 
 
-def _refuse_bits(stored: StoredTensors, name: str, bits: float) -> int:
+def _check_bits(stored: StoredTensors, name: str, bits: float) -> int:
     if bits not in _BITS:
         raise stored.error(name, f"has {bits:g} bits a code, and ONNX Runtime has operators for 2, 4 and 8")
     return int(bits)

@@ -73,7 +73,7 @@ class StoredTensors:
     """The weight files."""
 
     @property
-    def _place(self) -> Path:
+    def _location(self) -> Path:
         """The weight file, or the folder of several files."""
         return self.files[0] if len(self.files) == 1 else self.folder
 
@@ -89,17 +89,17 @@ class StoredTensors:
         Raises:
             CheckpointError: the tensor is missing, empty, or of another type or number of axes; names the tensor.
         """
-        found = self.entries.get(name)
-        if found is None:
-            raise CheckpointError(f"{self._place}: {self.format}: tensor {name!r} is missing", hint=_damaged_hint())
-        if found.dtype not in dtypes or (axes is not None and len(found.shape) != axes) or 0 in found.shape:
+        entry = self.entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self._location}: {self.format}: tensor {name!r} is missing", hint=_damaged_hint())
+        if entry.dtype not in dtypes or (axes is not None and len(entry.shape) != axes) or 0 in entry.shape:
             expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}, none of size 0"
             raise CheckpointError(
-                f"{found.path}: {self.format}: tensor {name!r} is {found.dtype} of shape {list(found.shape)}, "
+                f"{entry.path}: {self.format}: tensor {name!r} is {entry.dtype} of shape {list(entry.shape)}, "
                 f"expected {expected}",
                 hint=_damaged_hint(),
             )
-        return found
+        return entry
 
     def refuse_shape(self, name: str, expected: Sequence[int], because: str) -> None:
         """Refuse a tensor whose shape differs from the expected shape.
@@ -107,10 +107,10 @@ class StoredTensors:
         Raises:
             CheckpointError: names the tensor, both shapes and the source of the expected shape.
         """
-        found = self.entries[name]
-        if found.shape != tuple(expected):
+        entry = self.entries[name]
+        if entry.shape != tuple(expected):
             raise CheckpointError(
-                f"{found.path}: {self.format}: tensor {name!r} has shape {list(found.shape)}, expected "
+                f"{entry.path}: {self.format}: tensor {name!r} has shape {list(entry.shape)}, expected "
                 f"{list(expected)} by {because}",
                 hint=_damaged_hint(),
             )
@@ -126,20 +126,20 @@ class StoredTensors:
 
     def error(self, name: str, problem: str) -> CheckpointError:
         """Return the error for a tensor that cannot be read."""
-        found = self.entries.get(name)
-        place = found.path if found is not None else self._place
-        return CheckpointError(f"{place}: {self.format}: {name}: {problem}", hint=_damaged_hint())
+        entry = self.entries.get(name)
+        location = entry.path if entry is not None else self._location
+        return CheckpointError(f"{location}: {self.format}: {name}: {problem}", hint=_damaged_hint())
 
     def checked(self, coded: CodedTensor) -> CodedTensor:
         """Return a tensor whose reading refuses scales and zero points with NaN or infinite values."""
-        weight = self._checked(coded.weight)
+        weight = self._check_weight(coded.weight)
         return CodedTensor(weight, dtype=coded.dtype, permutation=coded.permutation, name=coded.name)
 
-    def _checked(self, weight: CodedWeight) -> CodedWeight:
-        members = tuple(map(self._checked, weight.members))
-        return replace(weight, read=partial(self._read_checked, weight), members=members)
+    def _check_weight(self, weight: CodedWeight) -> CodedWeight:
+        members = tuple(map(self._check_weight, weight.members))
+        return replace(weight, read=partial(self._read_finite, weight), members=members)
 
-    def _read_checked(self, weight: CodedWeight) -> CodedParts:
+    def _read_finite(self, weight: CodedWeight) -> CodedParts:
         parts = weight.read()
         for numbers, words in ((parts.scales, "scales"), (parts.zero_points, "zero points")):
             if numbers is not None and numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
@@ -214,10 +214,10 @@ class BlockLayout:
             scales: float32, rows × groups.
             zero_points: uint8, rows × groups.
         """
-        points = None if zero_points is None else self._by_block(zero_points)
-        return CodedParts(codes, self._by_block(scales), points)
+        points = None if zero_points is None else self._expand_to_blocks(zero_points)
+        return CodedParts(codes, self._expand_to_blocks(scales), points)
 
-    def _by_block(self, values: Array) -> Array:
+    def _expand_to_blocks(self, values: Array) -> Array:
         if self.repeats > 1:
             values = np.repeat(values, self.repeats, axis=1)
         return np.ascontiguousarray(values[:, : self.blocks])
