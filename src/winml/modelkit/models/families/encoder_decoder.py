@@ -87,9 +87,9 @@ class _InnerDecoder:
         forward, decoder = model.forward, model.get_submodule(self.path)
         argument = self.layout.own.argument
 
-        def encoded(**arguments: object) -> dict[str, object]:
+        def forward_caches(**arguments: object) -> dict[str, object]:
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
-            with _recorded_decoder_calls(decoder) as calls:
+            with _record_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
             answer = calls[-1].answer
             return {
@@ -97,7 +97,7 @@ class _InnerDecoder:
                 argument: answer[cache_field(answer, argument)],
             }
 
-        return encoded
+        return forward_caches
 
 
 def _find_inner_decoder(
@@ -115,27 +115,27 @@ def _find_inner_decoder(
     """
     from transformers import GenerationMixin
 
-    named = [path for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)]
-    if not named or all(spec.name != TOKENS for spec in plain.inputs):
+    decoder_paths = [path for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)]
+    if not decoder_paths or all(spec.name != TOKENS for spec in plain.inputs):
         return None
-    specs = {spec.name: spec.model_copy(update={"shape": _sizes(spec)}) for spec in plain.inputs}
-    for path in named:
-        with _recorded_decoder_calls(model.get_submodule(path)) as calls:
+    specs = {spec.name: spec.model_copy(update={"shape": _run_shape(spec)}) for spec in plain.inputs}
+    for path in decoder_paths:
+        with _record_decoder_calls(model.get_submodule(path)) as calls:
             run_on_shapes(model, {name: spec for name, spec in specs.items() if name != _MASK})
         if calls and isinstance(calls[-1].named.get(ENCODER_STATES), torch.Tensor):
-            return _found(model, plain, path, calls[-1], request)
+            return _make_inner_decoder(model, plain, path, calls[-1], request)
     return None
 
 
-def _found(
+def _make_inner_decoder(
     model: torch.nn.Module, plain: InputDecision, path: str, call: _Call, request: ModelRequest
 ) -> _InnerDecoder | str:
     name = type(model).__name__
-    beside = [
+    other_tensors = [
         key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
     ]
-    if beside:
-        return f"{path} of {name} takes {beside[0]} besides tokens and encoder outputs"
+    if other_tensors:
+        return f"{path} of {name} takes {other_tensors[0]} besides tokens and encoder outputs"
     mask = call.named.get(ENCODER_MASK)
     if mask is not None and (mask.is_meta or not bool(mask.all())):
         return f"{path} of {name} takes a mask of the encoder outputs"
@@ -146,31 +146,31 @@ def _found(
     layout = finding.layout_of_both(name, {**call.answer, finding.ENCODER_OUTPUT: encoded}, forward_parameters(decoder))
     if isinstance(layout, str):
         return layout
-    keywords = {**_constants(decoder, call.named), **cached_keywords(decoder, request)}
-    return _InnerDecoder(path, layout, _as_encoder_decoder(plain), keywords, _text_tokens(model, path, plain))
+    keywords = {**_changed_keywords(decoder, call.named), **cached_keywords(decoder, request)}
+    return _InnerDecoder(path, layout, _rename_tokens(plain), keywords, _find_text_tokens(model, path, plain))
 
 
-def _sizes(spec: InputTensorSpec) -> tuple[int | str, ...]:
+def _run_shape(spec: InputTensorSpec) -> tuple[int | str, ...]:
     return (
         (finding.RUN_ROWS, finding.RUN_TOKENS) if spec.name in (TOKENS, _MASK) else (finding.RUN_ROWS, *spec.shape[1:])
     )
 
 
-def _constants(decoder: torch.nn.Module, named: Mapping[str, object]) -> dict[str, bool | int]:
+def _changed_keywords(decoder: torch.nn.Module, arguments: Mapping[str, object]) -> dict[str, bool | int]:
     """Return the numbers and booleans passed to the decoder that differ from its defaults."""
-    own = forward_parameters(decoder)
+    parameters = forward_parameters(decoder)
     return {
         key: value
-        for key, value in named.items()
-        if isinstance(value, (bool, int)) and key in own and own[key].default != value
+        for key, value in arguments.items()
+        if isinstance(value, (bool, int)) and key in parameters and parameters[key].default != value
     }
 
 
-def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
+def _rename_tokens(plain: InputDecision) -> InputDecision:
     """Rename the tokens to the decoder tokens of encoder-decoders, and remove the mask."""
     media = tuple(spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK) and not finding.is_of_tokens(spec))
     tokens = next(spec for spec in plain.inputs if spec.name == TOKENS)
-    named = tokens.model_copy(update={"name": DECODER_TOKENS})
+    target = tokens.model_copy(update={"name": DECODER_TOKENS})
     meanings = plain.meanings
     keys = {spec.name: meanings.keys[spec.name] for spec in media if spec.name in meanings.keys}
     keys[DECODER_TOKENS] = tuple(
@@ -180,40 +180,40 @@ def _as_encoder_decoder(plain: InputDecision) -> InputDecision:
         {_TOKENS_KEY if key == _TEXT_KEY else key: value for key, value in values.items()}
         for values in (meanings.sizes, meanings.bounds)
     )
-    return replace(plain, inputs=(*media, named), meanings=AxisMeanings(keys, sizes, bounds))  # type: ignore[arg-type]
+    return replace(plain, inputs=(*media, target), meanings=AxisMeanings(keys, sizes, bounds))  # type: ignore[arg-type]
 
 
-def _text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | None:
+def _find_text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | None:
     """Return first and last tokens of a text, as ``generate()`` of a model passes them to its decoder."""
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
-    passed: dict[str, object] = {}
+    call_arguments: dict[str, object] = {}
     media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
 
-    def look(*args: object, **named: object) -> None:
-        passed.update({TOKENS: args[0]} if args else {}, **named)
-        raise _Reached
+    def record_call(*args: object, **named: object) -> None:
+        call_arguments.update({TOKENS: args[0]} if args else {}, **named)
+        raise _GenerateReached
 
     def generate(**tensors: torch.Tensor) -> None:
-        with suppress(_Reached):
+        with suppress(_GenerateReached):
             model.generate(**tensors)
 
-    with attribute_replaced(decoder, "generate", look):
+    with attribute_replaced(decoder, "generate", record_call):
         run_on_shapes(generate, media)
-    first, ends = passed.get(TOKENS), passed.get("eos_token_id")
-    if not isinstance(first, torch.Tensor) or first.is_meta or first.dim() != 2 or first.shape[1] != 1:
+    start, end_ids = call_arguments.get(TOKENS), call_arguments.get("eos_token_id")
+    if not isinstance(start, torch.Tensor) or start.is_meta or start.dim() != 2 or start.shape[1] != 1:
         return None
-    ids = ends if isinstance(ends, list) else [ends]
-    return TextTokens(int(first[0, 0]), tuple(token for token in ids if isinstance(token, int)))
+    ids = end_ids if isinstance(end_ids, list) else [end_ids]
+    return TextTokens(int(start[0, 0]), tuple(token for token in ids if isinstance(token, int)))
 
 
-class _Reached(Exception):  # noqa: N818  # a signal, not an error or a refusal
+class _GenerateReached(Exception):  # noqa: N818  # a signal, not an error or a refusal
     """The model has called ``generate()`` of its decoder."""
 
 
 @contextmanager
-def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
+def _record_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     """Yield a list that collects the calls of a decoder; each call requests a cache."""
     calls: list[_Call] = []
     forward = decoder.forward
@@ -231,14 +231,14 @@ def _recorded_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
 _TASKS = ("text2text-generation", "automatic-speech-recognition", "image-to-text", "image-text-to-text")
 
 _BATCH_KEY, _TEXT_KEY, _TOKENS_KEY = "batch_size", "sequence_length", "decoder_sequence_length"
-_RECORDED_KEYS = ("audio_length", "num_frames")
+_AUDIO_KEYS = ("audio_length", "num_frames")
 _ENCODER_LENGTH_NAME = "encoder_sequence_length"
 """Name of the length of the encoder's outputs if it is not the length of an input."""
 _ENCODER_CACHE_LENGTH = DynamicDimension(name="past_encoder_sequence_length", min=0, example=3)
 """Length of the cross-attention keys and values if the decoder computes the missing ones."""
 _USUAL_POSITIONS = 2048
 """Chosen: number of positions if the model states none."""
-_TRACED: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
+_TRACE_SIZES: Mapping[str, int] = {_TEXT_KEY: 11, _TOKENS_KEY: 5, PAST_KEY: 7}
 """Chosen: small, different from each other, and neither powers of two nor usual numbers of heads."""
 
 
@@ -260,8 +260,8 @@ def encoder_decoder_parts(
             return FoundParts()
     if not request.cache or request.input_specs is not None:
         origin = spell(request.specs_origin)
-        described = f"Exported as one graph, as {origin} describes it: every run encodes and reads all tokens."
-        return FoundParts(notes=(described if request.cache else no_cache_note(),))
+        manifest_note = f"Exported as one graph, as {origin} describes it: every run encodes and reads all tokens."
+        return FoundParts(notes=(manifest_note if request.cache else no_cache_note(),))
     layout: EncoderDecoderLayout | str
     if inner is None:
         layout = finding.find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
@@ -270,11 +270,11 @@ def encoder_decoder_parts(
     if isinstance(layout, str):
         return FoundParts(notes=(f"The graph has no cache, since {layout}: every run reads all tokens.",))
     assert not isinstance(inner, str)  # a reason has been returned above
-    return FoundParts(_Divided(model, plain if inner is None else inner.plain, layout, request, inner).parts())
+    return FoundParts(_DividedModel(model, plain if inner is None else inner.plain, layout, request, inner).parts())
 
 
 @dataclass(frozen=True)
-class _Divided:
+class _DividedModel:
     """A model that encodes once and decodes token by token."""
 
     model: torch.nn.Module
@@ -291,11 +291,11 @@ class _Divided:
         Raises:
             UsageError: sizes do not fit.
         """
-        sizes = _Sizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
+        sizes = _RequestSizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
         encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
-        opened = encoder_axes.open(encoder_axes.decision, DynamicRequest())
+        open_encoder = encoder_axes.open(encoder_axes.decision, DynamicRequest())
         decoder_axes = _decoder_axes(
-            self.plain, self.layout, opened, sizes, self._own_arguments,
+            self.plain, self.layout, open_encoder, sizes, self._own_arguments,
             takes_encoder_states=self._takes_encoder_states,
         )  # fmt: skip
         encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
@@ -362,16 +362,16 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
     forward = model.forward
 
     @functools.wraps(forward)
-    def encoded(*args: object, **arguments: object) -> dict[str, object]:
-        with finding.recorded_encoder_outputs(model) as answers:
+    def call(*args: object, **arguments: object) -> dict[str, object]:
+        with finding.recorded_encoder_outputs(model) as records:
             outputs = forward(*args, **arguments)
-        return {**outputs, ENCODER_MASK: answers[-1][_MASK]}
+        return {**outputs, ENCODER_MASK: records[-1][_MASK]}
 
-    return encoded
+    return call
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _RequestSizes:
     """Sizes in the user's request, by key of ``--shape-config``."""
 
     given: Mapping[str, int]
@@ -380,43 +380,43 @@ class _Sizes:
     """Key of the user → key used here."""
 
     @classmethod
-    def of(cls, request: ModelRequest, renamed: tuple[str, str] | None = None) -> _Sizes:
+    def of(cls, request: ModelRequest, renamed: tuple[str, str] | None = None) -> _RequestSizes:
         """Read the sizes of a request.
 
         Args:
             request: Request of the user.
             renamed: Key of the user, and the key used here.
         """
-        passed, left_open = request.fixed_sizes, request.left_open
+        sizes, left_open = request.fixed_sizes, request.left_open
         if renamed is not None:
-            written, own = renamed
-            for values in (passed, left_open):
-                values.update({own: values.pop(written)} if written in values else {})  # type: ignore[dict-item]
-        return cls(passed, left_open, dict([renamed] if renamed is not None else []))
+            user_key, part_key = renamed
+            for values in (sizes, left_open):
+                values.update({part_key: values.pop(user_key)} if user_key in values else {})  # type: ignore[dict-item]
+        return cls(sizes, left_open, dict([renamed] if renamed is not None else []))
 
     def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Make the sizes of these keys dynamic unless the user gave a number, and all requested axes."""
-        opened = open_keys(decision, dynamic, keys, self.given, self.left_open)
-        written = {own: key for key, own in self.renamed.items()}
-        names = {name: written.get(key, key) for name, key in opened.open_by_default.items()}
-        return replace(opened, open_by_default=names)
+        open_decision = open_keys(decision, dynamic, keys, self.given, self.left_open)
+        user_keys = {part_key: key for key, part_key in self.renamed.items()}
+        names = {name: user_keys.get(key, key) for name, key in open_decision.open_by_default.items()}
+        return replace(open_decision, open_by_default=names)
 
 
-def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _Sizes) -> PartAxes:
+def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _RequestSizes) -> PartAxes:
     inputs = tuple(spec for spec in plain.inputs if spec.name != DECODER_TOKENS)
     keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
     decision = replace(plain, inputs=inputs, meanings=replace(plain.meanings, keys=keys))
     outputs = frozenset(state.output for state in layout.cross.states)
     # A decoder with a mask from the encoder accepts encoder outputs of any length, of any recording.
-    recorded = _RECORDED_KEYS if layout.mask_dtype is not None else ()
-    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY, *recorded)), {}, outputs)
+    audio_keys = _AUDIO_KEYS if layout.mask_dtype is not None else ()
+    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY, *audio_keys)), {}, outputs)
 
 
 def _decoder_axes(
     plain: InputDecision,
     layout: EncoderDecoderLayout,
     encoder: InputDecision,
-    sizes: _Sizes,
+    sizes: _RequestSizes,
     own: Collection[str],
     *,
     takes_encoder_states: bool,
@@ -426,7 +426,7 @@ def _decoder_axes(
     If the decoder computes the cross-attention keys and values, the encoder's hidden states are an input as well.
     """
     specs = {spec.name: spec for spec in plain.inputs}
-    start = {key: sizes.given.get(key, size) for key, size in _TRACED.items()}
+    start = {key: sizes.given.get(key, size) for key, size in _TRACE_SIZES.items()}
     batch = sizes.given.get(_BATCH_KEY, 1)
     bounds = {key: plain.meanings.bounds[key] for key in (_TEXT_KEY, _TOKENS_KEY) if key in plain.meanings.bounds}
     positions = bounds.get(_TOKENS_KEY, SizeBounds()).max
@@ -434,33 +434,33 @@ def _decoder_axes(
     bounds[PAST_KEY] = SizeBounds(min=0, max=None if positions is None else positions - 1)
 
     mask = specs.get(_MASK)
-    is_answered = mask is not None and layout.mask_dtype is not None
+    has_own_mask = mask is not None and layout.mask_dtype is not None
     is_masked_length = mask is not None and mask.shape[1] == layout.encoder_length
     mask_key = plain.meanings.keys[_MASK][1] if mask is not None else None
     cross_key = mask_key if is_masked_length else None
     is_open = any(isinstance(size, str) for spec in encoder.inputs for size in spec.shape[1:])
-    encoded: int | str = layout.encoder_length if not is_open else _ENCODER_LENGTH_NAME
+    encoder_length: int | str = layout.encoder_length if not is_open else _ENCODER_LENGTH_NAME
     if cross_key is not None:
-        encoded = start.get(cross_key, layout.encoder_length)
+        encoder_length = start.get(cross_key, layout.encoder_length)
 
     tokens = specs[DECODER_TOKENS].model_copy(update={"name": TOKENS, "shape": (batch, start[_TOKENS_KEY])})
     inputs = [tokens]
     keys: dict[str, tuple[str | None, ...]] = {TOKENS: (_BATCH_KEY, _TOKENS_KEY)}
     if mask is not None:
-        length = encoded if is_masked_length or is_answered else mask.shape[1]
+        length = encoder_length if is_masked_length or has_own_mask else mask.shape[1]
         dtype = layout.mask_dtype or mask.dtype
         inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length), "dtype": dtype}))
-        keys[ENCODER_MASK] = (_BATCH_KEY, None if is_answered else mask_key)
+        keys[ENCODER_MASK] = (_BATCH_KEY, None if has_own_mask else mask_key)
     for name in own:
         is_mask = name == _MASK
         length = start[_TOKENS_KEY] + (start[PAST_KEY] if is_mask else 0)
-        most = 1 if is_mask else (_USUAL_POSITIONS if positions is None else positions) - 1
-        inputs.append(InputTensorSpec(name=name, shape=(batch, length), dtype="int64", value_range=(0, most)))
+        highest = 1 if is_mask else (_USUAL_POSITIONS if positions is None else positions) - 1
+        inputs.append(InputTensorSpec(name=name, shape=(batch, length), dtype="int64", value_range=(0, highest)))
         keys[name] = (_BATCH_KEY, None if is_mask else _TOKENS_KEY)
-    cross: tuple[int | str, str | None] = (encoded, cross_key)
+    cross: tuple[int | str, str | None] = (encoder_length, cross_key)
     if takes_encoder_states:
         cross = (_ENCODER_CACHE_LENGTH.name, None)
-        shape, dtype = (batch, encoded, layout.hidden_size), layout.cross.states[0].dtype
+        shape, dtype = (batch, encoder_length, layout.hidden_size), layout.cross.states[0].dtype
         inputs.append(InputTensorSpec(name=ENCODER_STATES, shape=shape, dtype=dtype))
         keys[ENCODER_STATES] = (_BATCH_KEY, cross_key, None)
     for cache, length, key in ((layout.own, start[PAST_KEY], PAST_KEY), (layout.cross, *cross)):
@@ -468,20 +468,20 @@ def _decoder_axes(
             inputs.append(spec)
             keys[spec.name] = (_BATCH_KEY, None, key, None)
     # The caches of one layer side by side, the decoder's own first.
-    in_layers = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer or 0)
+    sorted_inputs = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer or 0)
     key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
-    decision = InputDecision(tuple(in_layers), meanings=AxisMeanings(keys, key_sizes, bounds))
+    decision = InputDecision(tuple(sorted_inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
     # In the whole model, `input_ids` and `attention_mask` belong to the encoder.
     renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
     hidden = {TOKENS, _MASK} & {spec.name for spec in encoder.inputs}
     keys_open = (_BATCH_KEY, _TEXT_KEY, _TOKENS_KEY, PAST_KEY)
-    retained = (_ENCODER_CACHE_LENGTH,) if takes_encoder_states else ()
+    cache_dimensions = (_ENCODER_CACHE_LENGTH,) if takes_encoder_states else ()
 
-    def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-        requested = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *retained)})
-        return sizes.opened(keys_open, decision, requested)
+    def open_decoder(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+        extended = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *cache_dimensions)})
+        return sizes.opened(keys_open, decision, extended)
 
-    return PartAxes(decision, opened, renamed, hidden=frozenset(hidden))
+    return PartAxes(decision, open_decoder, renamed, hidden=frozenset(hidden))
 
 
 def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[InputTensorSpec]:

@@ -91,8 +91,8 @@ class PartAxes:
     @property
     def names(self) -> dict[str, str]:
         """Name in the user's request → name in the part."""
-        own = {*(spec.name for spec in self.decision.inputs), *self.outputs} - self.hidden
-        return {**{name: name for name in own}, **self.renamed}
+        own_names = {*(spec.name for spec in self.decision.inputs), *self.outputs} - self.hidden
+        return {**{name: name for name in own_names}, **self.renamed}
 
     def axes_of(self, request: DynamicRequest) -> DynamicRequest:
         """Return the part's share of a request, without bounds."""
@@ -100,14 +100,14 @@ class PartAxes:
         keys = AxisKeys(self.decision)
         return DynamicRequest(
             batch=request.batch,
-            sequence=request.sequence and _has(keys, "sequence"),
-            image_size=request.image_size and _has(keys, "image_size"),
+            sequence=request.sequence and _has_axes(keys, "sequence"),
+            image_size=request.image_size and _has_axes(keys, "image_size"),
             axes={names[name]: axes for name, axes in request.axes.items() if name in names},
             origins=request.origins,
         )
 
 
-def _has(keys: AxisKeys, meaning: str) -> bool:
+def _has_axes(keys: AxisKeys, meaning: str) -> bool:
     return any(list(keys.axes_of(key)) for key in keys.keys_opened_by(meaning))
 
 
@@ -121,30 +121,30 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
     Raises:
         UsageError: no part has an axis of a requested name or meaning, or sizes do not fit.
     """
-    requested = [part.axes_of(request) for part in parts]
+    shares = [part.axes_of(request) for part in parts]
     for meaning in ("sequence", "image_size"):
-        if getattr(request, meaning) and not any(getattr(item, meaning) for item in requested):
+        if getattr(request, meaning) and not any(getattr(item, meaning) for item in shares):
             # The error of the first part lists the available axes.
-            requested[0] = requested[0].model_copy(update={meaning: True})
-    taken = {name for part in parts for name in part.names}
-    others = {name: axes for name, axes in request.axes.items() if name not in taken}
-    requested[-1] = requested[-1].model_copy(update={"axes": {**requested[-1].axes, **others}})
+            shares[0] = shares[0].model_copy(update={meaning: True})
+    part_names = {name for part in parts for name in part.names}
+    other_axes = {name: axes for name, axes in request.axes.items() if name not in part_names}
+    shares[-1] = shares[-1].model_copy(update={"axes": {**shares[-1].axes, **other_axes}})
     names = [
         [item.name for item in part.open(part.decision, wish).dimensions]
-        for part, wish in zip(parts, requested, strict=True)
+        for part, wish in zip(parts, shares, strict=True)
     ]
-    known = list(dict.fromkeys(name for own in names for name in own))
+    all_names = list(dict.fromkeys(name for own in names for name in own))
     for bound in request.dimensions:
-        if bound.name not in known:
-            guess = nearest(bound.name, known)
-            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(known)}."
+        if bound.name not in all_names:
+            guess = nearest(bound.name, all_names)
+            hint = f"Did you mean {guess!r}?" if guess else f"Names: {', '.join(all_names)}."
             raise UsageError(f"dynamic_dimensions: no axis is named {bound.name!r}", hint=hint)
     return [
         part.open(
             part.decision,
             wish.model_copy(update={"dimensions": tuple(item for item in request.dimensions if item.name in own)}),
         )
-        for part, wish, own in zip(parts, requested, names, strict=True)
+        for part, wish, own in zip(parts, shares, names, strict=True)
     ]
 
 
@@ -169,8 +169,8 @@ def single_part_model(
     """
     decision = decide_model_inputs(model, checkpoint, task, request)
     decision = dataclasses.replace(decision, notes=(*notes, *decision.notes))
-    described = [spec.name for spec in request.input_specs or ()]
-    arguments = arguments_of_names(model, described, spell(request.specs_origin))
+    spec_names = [spec.name for spec in request.input_specs or ()]
+    arguments = arguments_of_names(model, spec_names, spell(request.specs_origin))
     return part_of_decision(model, decision, forward_keywords(model), arguments)
 
 
@@ -219,14 +219,14 @@ def open_keys(
     Raises:
         UsageError: sizes do not fit.
     """
-    own = {key for axes in decision.meanings.keys.values() for key in axes}
-    requested = {key: size for key, size in left_open.items() if key in own}
-    opened = {**{key: OpenSize() for key in by_default if key in own and key not in fixed}, **requested}
+    own_keys = {key for axes in decision.meanings.keys.values() for key in axes}
+    requested = {key: size for key, size in left_open.items() if key in own_keys}
+    opened = {**{key: OpenSize() for key in by_default if key in own_keys and key not in fixed}, **requested}
     return open_axes(decision, dynamic, opened, by_default=opened.keys() - requested.keys(), firm_keys=frozenset(fixed))
 
 
 def unused_size_notes(request: ModelRequest) -> tuple[str, ...]:
     """Return a note on sizes that a manifest of the inputs makes useless, if there are any."""
-    passed = {opt.shape_config: request.shape_config, opt.batch_size: request.batch_size}
-    names = [name for name, value in passed.items() if value is not None]
+    options = {opt.shape_config: request.shape_config, opt.batch_size: request.batch_size}
+    names = [name for name, value in options.items() if value is not None]
     return (f"{spell(request.specs_origin)} determines the inputs; {' and '.join(names)} ignored",) if names else ()

@@ -104,58 +104,58 @@ class LayeredVectors:
         forward = module.forward
 
         def forward_of_all(*args: object, **named: Any) -> Any:
-            passed = {name: named.pop(name) for name in self.token_names if name in named}
-            if not passed:
+            layered = {name: named.pop(name) for name in self.token_names if name in named}
+            if not layered:
                 # Called as by a user.
                 return forward(*args, **named)
-            mask = torch.ones_like(passed[self.token_names[0]][..., 0], dtype=torch.bool)
-            further = {self.mask: mask, self.argument: [passed[name].flatten(0, 1) for name in self.token_names]}
+            mask = torch.ones_like(layered[self.token_names[0]][..., 0], dtype=torch.bool)
+            additions = {self.mask: mask, self.argument: [layered[name].flatten(0, 1) for name in self.token_names]}
             with _AllTokens(mask):
                 if language_model is module:
-                    return forward(*args, **{**named, **further})
-                own = language_model.forward
+                    return forward(*args, **{**named, **additions})
+                inner_forward = language_model.forward
                 with attribute_replaced(
-                    language_model, "forward", lambda *args, **named: own(*args, **{**named, **further})
+                    language_model, "forward", lambda *args, **named: inner_forward(*args, **{**named, **additions})
                 ):
                     return forward(*args, **named)
 
-        forward_of_all.__signature__ = _with_any_name(inspect.signature(forward))  # type: ignore[attr-defined]
+        forward_of_all.__signature__ = _accept_keywords(inspect.signature(forward))  # type: ignore[attr-defined]
         return forward_of_all
 
 
-def _listed_vectors(output: object, complete: UnsplitTensors) -> dict[str, ListedVectors]:
+def _find_lists(output: object, unsplit: UnsplitTensors) -> dict[str, ListedVectors]:
     """Return the lists of features in the record of a method: each entry a tensor, or the pieces of one tensor.
 
     Args:
         output: Output of the method.
-        complete: Active during the call of the method; restores split tensors.
+        unsplit: Active during the call of the method; restores split tensors.
     """
     fields = output.items() if isinstance(output, Mapping) else ()
-    found = {
-        name: ListedVectors(tuple(map(complete.of, value)), any(map(complete.is_divided, value)))
+    lists = {
+        name: ListedVectors(tuple(map(unsplit.of, value)), any(map(unsplit.is_divided, value)))
         for name, value in fields
-        if isinstance(value, list) and value and not complete.is_divided(value)
+        if isinstance(value, list) and value and not unsplit.is_divided(value)
     }
     return {
-        name: listed for name, listed in found.items() if all(isinstance(item, torch.Tensor) for item in listed.items)
+        name: listed for name, listed in lists.items() if all(isinstance(item, torch.Tensor) for item in listed.items)
     }
 
 
-def _find_layered(features: _ImageFeatures, beside: Mapping[str, Any]) -> LayeredVectors | None:
+def _find_layered(features: _ImageFeatures, arguments: Mapping[str, Any]) -> LayeredVectors | None:
     """Return how layered features reach a language model; `None` if it takes other tensors, or no such features.
 
     Args:
         features: Image features returned by the method.
-        beside: Arguments of the language model other than embeddings and the usual arguments.
+        arguments: Arguments of the language model other than embeddings and the usual arguments.
     """
-    masks = [name for name, value in beside.items() if isinstance(value, torch.Tensor) and value.dtype == torch.bool]
-    lists = [name for name, value in beside.items() if isinstance(value, list)]
-    if len(beside) != 2 or not masks or not lists:
+    masks = [name for name, value in arguments.items() if isinstance(value, torch.Tensor) and value.dtype == torch.bool]
+    lists = [name for name, value in arguments.items() if isinstance(value, list)]
+    if len(arguments) != 2 or not masks or not lists:
         return None
-    passed, mask = beside[lists[0]], beside[masks[0]]
-    shapes = [tuple(item.shape) for item in passed if isinstance(item, torch.Tensor) and item.dim() == 2]
-    marked = int(mask.sum()) if mask.dim() == 2 and not mask.is_meta else -1
-    if len(shapes) != len(passed) or any(shape[0] != marked for shape in shapes):
+    vectors, mask = arguments[lists[0]], arguments[masks[0]]
+    shapes = [tuple(item.shape) for item in vectors if isinstance(item, torch.Tensor) and item.dim() == 2]
+    mask_count = int(mask.sum()) if mask.dim() == 2 and not mask.is_meta else -1
+    if len(shapes) != len(vectors) or any(shape[0] != mask_count for shape in shapes):
         return None
     for name, listed in features.lists.items():
         if [tuple(item.shape) for item in listed.items] == shapes:
@@ -163,11 +163,11 @@ def _find_layered(features: _ImageFeatures, beside: Mapping[str, Any]) -> Layere
     return None
 
 
-def _with_any_name(signature: inspect.Signature) -> inspect.Signature:
+def _accept_keywords(signature: inspect.Signature) -> inspect.Signature:
     """Return a signature that accepts any keyword, because names of inputs need not be Python identifiers."""
     kind = inspect.Parameter.VAR_KEYWORD
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not kind]
-    return signature.replace(parameters=[*own, inspect.Parameter("further", kind)])
+    others = [parameter for parameter in signature.parameters.values() if parameter.kind is not kind]
+    return signature.replace(parameters=[*others, inspect.Parameter("further", kind)])
 
 
 class _AllTokens(TorchFunctionMode):
@@ -182,30 +182,30 @@ class _AllTokens(TorchFunctionMode):
         """Replace indexing with the mask by all tokens."""
         if func is torch.Tensor.to and args[0] is self._mask:
             return self._mask
-        if func is torch.Tensor.__getitem__ and self._chooses(args[1]):
+        if func is torch.Tensor.__getitem__ and self._is_mask_index(args[1]):
             return args[0].flatten(0, 1)
-        if func is torch.Tensor.__setitem__ and self._chooses(args[1]):
+        if func is torch.Tensor.__setitem__ and self._is_mask_index(args[1]):
             return args[0].copy_(args[2].reshape(args[0].shape))
         return func(*args, **(kwargs or {}))
 
-    def _chooses(self, index: object) -> bool:
-        first = index[0] if isinstance(index, tuple) and index else index
-        return first is self._mask
+    def _is_mask_index(self, index: object) -> bool:
+        leading = index[0] if isinstance(index, tuple) and index else index
+        return leading is self._mask
 
 
 FEATURES_METHOD = "get_image_features"
 """Specified by transformers: the method that computes image features; the graphs take its result as an input."""
 FEATURES = "image_features"
 """Specified: name of the image features in transformers.js and onnxruntime-genai."""
-_CARRIERS = ("pixel_values", "image_patches")
+_IMAGE_ARGUMENTS = ("pixel_values", "image_patches")
 """Specified: names of images as arguments of a forward."""
 _POOLED = "pooler_output"
-_PASSED_ON = frozenset({EMBEDDED, "attention_mask", "position_ids", *CACHE_ARGUMENTS})
+_USUAL_ARGUMENTS = frozenset({EMBEDDED, "attention_mask", "position_ids", *CACHE_ARGUMENTS})
 """Arguments of a language model besides constants if the embeddings contain all information on images."""
 
 
 @dataclass(frozen=True)
-class _Divided:
+class _DividedFeatures:
     """Features of all images that a method returns in pieces."""
 
     whole: torch.Tensor
@@ -253,13 +253,13 @@ class ImageCode:
             if not self.produced_by:
                 # Reference outputs are computed by the library's own code.
                 is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
-                with computed_grids(module) if is_traced else nullcontext(), UnsplitTensors() as complete:
+                with computed_grids(module) if is_traced else nullcontext(), UnsplitTensors() as unsplit:
                     output = method(**tensors)
-                    further = {} if self.layered is None else self.layered.seen(output, complete)
-                    return {FEATURES: complete.of(_pooled(output)), **further}
+                    further = {} if self.layered is None else self.layered.seen(output, unsplit)
+                    return {FEATURES: unsplit.of(_pooled_features(output)), **further}
             outputs: list[torch.Tensor] = []
-            maker = module.get_submodule(self.produced_by)
-            handle = maker.register_forward_hook(lambda _module, _args, output: outputs.append(output))
+            producer = module.get_submodule(self.produced_by)
+            handle = producer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
             try:
                 method(**tensors)
             finally:
@@ -277,15 +277,15 @@ class ImageCode:
         language_model = module.get_submodule(self.language_model.removeprefix(f"{self.owner}.").lstrip("."))
         # A wrapper may replace the forward while this function runs.
         forward = module.forward
-        carrier = next(name for name in _CARRIERS if name in inspect.signature(forward).parameters)
+        carrier = next(name for name in _IMAGE_ARGUMENTS if name in inspect.signature(forward).parameters)
 
         def inputs_embeds(
             input_ids: torch.Tensor, image_features: torch.Tensor, **further: torch.Tensor
         ) -> dict[str, torch.Tensor]:
-            passed = [image_features.flatten(0, -2)] if self.produced_by is not None else image_features
-            listed = {} if self.layered is None else self.layered.listed(further)
+            features = [image_features.flatten(0, -2)] if self.produced_by is not None else image_features
+            fields = {} if self.layered is None else self.layered.listed(further)
             with (
-                attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _record_of(passed, listed)),
+                attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _make_record(features, fields)),
                 calls_of(language_model) as calls,
             ):
                 # The code only checks that images are present.
@@ -302,13 +302,13 @@ class ImageCode:
             module: The decoder.
             path: Path of the decoder in the model.
         """
-        inner = self.language_model.removeprefix(path).lstrip(".")
-        return module.forward if self.layered is None else self.layered.decode(module, module.get_submodule(inner))
+        inner_path = self.language_model.removeprefix(path).lstrip(".")
+        return module.forward if self.layered is None else self.layered.decode(module, module.get_submodule(inner_path))
 
 
 def has_image_code(model: object) -> bool:
     """Return True if a model computes image features that replace placeholder tokens."""
-    return hasattr(_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
+    return hasattr(_find_owner(model), FEATURES_METHOD) and callable(getattr(model, "get_decoder", None))
 
 
 def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageCode | str:
@@ -319,59 +319,59 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         inputs: Inputs of its forward, with sizes.
     """
     name = type(model).__name__
-    owner = _owner(model)
+    owner = _find_owner(model)
     language_model = model.get_decoder()
     paths = {id(module): path for path, module in model.named_modules()}
     if language_model in (None, model, owner) or id(language_model) not in paths:
         return f"{name} has no separate language model"
     parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
     media = {key: spec for key, spec in inputs.items() if key in parameters}
-    features, outputs = _seen(owner, media)
+    features, outputs = _probe(owner, media)
     with calls_of(language_model) as calls:
         run_on_shapes(model, inputs)
     if features is None or not calls:
         return f"{name} fails on images"
-    beside = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _PASSED_ON}
-    layered = _find_layered(features, beside)
-    if beside and layered is None:
-        return f"the language model of {name} takes {min(beside)} besides embeddings"
+    extra = {key: value for key, value in calls[-1].items() if _holds_tensors(value) and key not in _USUAL_ARGUMENTS}
+    layered = _find_layered(features, extra)
+    if extra and layered is None:
+        return f"the language model of {name} takes {min(extra)} besides embeddings"
     if not isinstance(calls[-1].get(EMBEDDED), torch.Tensor):
         return f"the language model of {name} takes no embeddings"
     shape, produced_by = _vector_shape(features.pooled, outputs)
     if shape is None:
         return f"{FEATURES_METHOD}() of {name} returns a {type(features.pooled).__name__}"
-    if produced_by and not _makes_all_at_once(owner, produced_by, media):
+    if produced_by and not _runs_once(owner, produced_by, media):
         return f"{produced_by} of {name} does not compute the features of all images in one call"
     if produced_by and layered is not None:
         return f"{FEATURES_METHOD}() of {name} splits the output of {produced_by} and also returns {layered.field}"
-    places = (paths[id(owner)], paths[id(language_model)])
-    return ImageCode(*places, parameters, shape, produced_by, layered)
+    module_paths = (paths[id(owner)], paths[id(language_model)])
+    return ImageCode(*module_paths, parameters, shape, produced_by, layered)
 
 
-def _owner(model: object) -> Any:
+def _find_owner(model: object) -> Any:
     base = getattr(model, "base_model", model)
     return base if hasattr(base, FEATURES_METHOD) else model
 
 
-def _seen(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeatures | None, Sequence[tuple[str, Any]]]:
+def _probe(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeatures | None, Sequence[tuple[str, Any]]]:
     """Return the image features of the method (`None` if it fails) and the output of each module inside.
 
     A tensor that the method itself splits is returned as a whole, and as the output of no module.
     """
 
     def run(**tensors: torch.Tensor) -> _ImageFeatures:
-        with UnsplitTensors() as complete:
+        with UnsplitTensors() as unsplit:
             output = getattr(owner, FEATURES_METHOD)(**tensors)
-            created = _pooled(output)
-            pooled = _Divided(complete.of(created)) if complete.is_divided(created) else created
-            return _ImageFeatures(pooled, _listed_vectors(output, complete))
+            created = _pooled_features(output)
+            pooled = _DividedFeatures(unsplit.of(created)) if unsplit.is_divided(created) else created
+            return _ImageFeatures(pooled, _find_lists(output, unsplit))
 
-    with _module_outputs(owner) as outputs:
+    with _record_outputs(owner) as outputs:
         features = run_on_shapes(run, media)
     return features, outputs
 
 
-def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
+def _runs_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -> bool:
     """Return True if a module runs once for any number of images; checked with twice as many images."""
     twice = {
         name: spec.model_copy(
@@ -379,13 +379,13 @@ def _makes_all_at_once(owner: object, path: str, media: Mapping[str, InputTensor
         )
         for name, spec in media.items()
     }
-    features, outputs = _seen(owner, twice)
+    features, outputs = _probe(owner, twice)
     return features is not None and [other for other, _ in outputs].count(path) == 1
 
 
 def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
     """Return the shape of the image features, and the module that computes them if the method returns pieces."""
-    if isinstance(features, _Divided):
+    if isinstance(features, _DividedFeatures):
         return tuple(features.whole.shape), ""
     if isinstance(features, torch.Tensor):
         return tuple(features.shape), None
@@ -399,7 +399,7 @@ def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tu
     return None, None
 
 
-def _pooled(output: object) -> Any:
+def _pooled_features(output: object) -> Any:
     """Return the image features in the output of the method: a record, or the features themselves."""
     if isinstance(output, Mapping):
         return output.get(_POOLED)
@@ -413,20 +413,20 @@ def _holds_tensors(value: object) -> bool:
 
 
 @contextmanager
-def _module_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
+def _record_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
     """Yield a list that collects (path, output) of each module that runs inside another, in the order of their ends."""
     outputs: list[tuple[str, Any]] = []
     with ExitStack() as hooks:
-        for path, inner in module.named_modules():
+        for path, submodule in module.named_modules():
 
-            def keep(_module: object, _args: object, output: object, path: str = path) -> None:
+            def record_output(_module: object, _args: object, output: object, path: str = path) -> None:
                 outputs.append((path, output))
 
-            hooks.callback(inner.register_forward_hook(keep).remove)
+            hooks.callback(submodule.register_forward_hook(record_output).remove)
         yield outputs
 
 
-def _record_of(vectors: Any, listed: Mapping[str, object]) -> Any:
+def _make_record(vectors: Any, listed: Mapping[str, object]) -> Any:
     """Return image features as the record that methods return; other fields are `None`."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
 

@@ -47,29 +47,29 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
     """
     (patches, grids) = sorted(decision.inputs, key=lambda spec: spec.dtype.startswith("int"))
     for name in (patches.name, grids.name):
-        if odd := [axis for axis in dynamic.axes.get(name, {}) if axis != 0]:
+        if fixed := [axis for axis in dynamic.axes.get(name, {}) if axis != 0]:
             raise UsageError(
-                f"{dynamic.origin_of('dynamic_axes', (name, odd[0]))}: axis {odd[0]} of {name} has a fixed size",
+                f"{dynamic.origin_of('dynamic_axes', (name, fixed[0]))}: axis {fixed[0]} of {name} has a fixed size",
                 hint=f"Axis 0 is dynamic: any number of images, of any size. Axes of {name} count from 0.",
             )
-    requested = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
-    all_patches, images = requested[patches.name] or _PATCHES, requested[grids.name] or _PICTURES
+    requested_names = {name: dynamic.axes.get(name, {}).get(0) for name in (patches.name, grids.name)}
+    all_patches, images = requested_names[patches.name] or _PATCHES, requested_names[grids.name] or _PICTURES
     slot = GridSlot(patches=all_patches, multiple=math.isqrt(int(patches.shape[0]) // vectors))
-    opened = {
+    open_specs = {
         patches.name: patches.model_copy(update={"shape": (all_patches, *patches.shape[1:])}),
         grids.name: grids.model_copy(update={"shape": (images, *grids.shape[1:]), "first_values": (), "grid": slot}),
     }
     bounds = next((item for item in dynamic.dimensions if item.name == images), None)
     return replace(
         decision,
-        inputs=tuple(opened[spec.name] for spec in decision.inputs),
+        inputs=tuple(open_specs[spec.name] for spec in decision.inputs),
         dimensions=(bounds or DynamicDimension(name=images, example=2),),
     )
 
 
 def reads_grids(module: torch.nn.Module) -> bool:
     """Return True if code of a module, or of a module inside it, computes with the grids of pictures."""
-    return bool(_uses(module))
+    return bool(_find_uses(module))
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
     Args:
         module: A transformers model; without code that reads grids, nothing changes.
     """
-    uses = _uses(module)
+    uses = _find_uses(module)
     if not uses:
         yield
         return
@@ -87,7 +87,7 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
 
     readers: list[Any] = [inner for inner in module.modules() if _is_reader(inner, uses)]
     configs = {id(inner.config): inner.config for inner in readers}
-    own = {key: config._attn_implementation for key, config in configs.items()}
+    implementations = {key: config._attn_implementation for key, config in configs.items()}
     with ExitStack() as stack:
         for namespace, name in uses:
             stack.callback(namespace.__setitem__, name, namespace[name])
@@ -95,13 +95,13 @@ def computed_grids(module: torch.nn.Module) -> Iterator[None]:
         ALL_ATTENTION_FUNCTIONS[_ATTENTION] = _attention_in_images
         stack.callback(ALL_ATTENTION_FUNCTIONS.pop, _ATTENTION)
         for key, config in configs.items():
-            stack.callback(setattr, config, "_attn_implementation", own[key])
+            stack.callback(setattr, config, "_attn_implementation", implementations[key])
             config._attn_implementation = _ATTENTION
         with _TensorRepeats():
             yield
 
 
-def _uses(module: torch.nn.Module) -> list[tuple[dict[str, object], str]]:
+def _find_uses(module: torch.nn.Module) -> list[tuple[dict[str, object], str]]:
     """Return the names in Python modules that refer to functions with a replacement."""
     library = sys.modules.get(_LIBRARY)
     names = {type(inner).__module__ for inner in module.modules()}
@@ -133,29 +133,29 @@ class UnsplitTensors(TorchFunctionMode):
         """Call a function, and record the tensor that it splits."""
         kwargs = kwargs or {}
         output = func(*args, **kwargs)
-        if func in _DIVIDING and len(args) == 2 and isinstance(args[1], (list, tuple)) and not kwargs.get("dim"):
+        if func in _SPLITS and len(args) == 2 and isinstance(args[1], (list, tuple)) and not kwargs.get("dim"):
             self._divided.append((tuple(output), args[0]))
         return output
 
     def is_divided(self, output: object) -> bool:
         """Return True if a list contains exactly the pieces of one tensor."""
-        return self._whole(output) is not None
+        return self._find_whole(output) is not None
 
     def of(self, output: Any) -> torch.Tensor:
         """Return the tensor that was split into the pieces in a list, or the output unchanged."""
-        complete = self._whole(output)
-        retained: torch.Tensor = output if complete is None else complete
-        return retained
+        whole = self._find_whole(output)
+        tensor: torch.Tensor = output if whole is None else whole
+        return tensor
 
-    def _whole(self, output: object) -> torch.Tensor | None:
+    def _find_whole(self, output: object) -> torch.Tensor | None:
         if not isinstance(output, (list, tuple)):
             return None
         ids = list(map(id, output))
-        return next((complete for pieces, complete in self._divided if ids == list(map(id, pieces))), None)
+        return next((whole for pieces, whole in self._divided if ids == list(map(id, pieces))), None)
 
 
-_DIVIDING = (torch.split, torch.Tensor.split)
-_REPEATING = (torch.repeat_interleave, torch.Tensor.repeat_interleave)
+_SPLITS = (torch.split, torch.Tensor.split)
+_REPEATS = (torch.repeat_interleave, torch.Tensor.repeat_interleave)
 
 
 class _UnreadCounts(list[int]):
@@ -173,29 +173,29 @@ class _TensorRepeats(TorchFunctionMode):
         kwargs = kwargs or {}
         # Both are of rank 1: torch flattens tensors of a higher rank before this call.
         are_rows = len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
-        if func in _REPEATING and not kwargs and are_rows:
-            return args[0][_entry_of_each(args[1])]
+        if func in _REPEATS and not kwargs and are_rows:
+            return args[0][_expand_counts(args[1])]
         if func is torch.Tensor.tolist and args[0].dim() == 1:
             return _UnreadCounts([0])
-        if func in _DIVIDING and len(args) > 1 and isinstance(args[1], _UnreadCounts):
+        if func in _SPLITS and len(args) > 1 and isinstance(args[1], _UnreadCounts):
             return (args[0],)
         return func(*args, **kwargs)
 
 
-def _entry_of_each(counts: torch.Tensor) -> torch.Tensor:
+def _expand_counts(counts: torch.Tensor) -> torch.Tensor:
     """Return the entry of each position, for entries that take the given counts of consecutive positions."""
     total: Any = counts.sum()  # a tensor, so that it stays dynamic in a trace
-    places = torch.arange(total, device=counts.device)
-    entries: torch.Tensor = (places[:, None] >= counts.cumsum(0)[None, :]).sum(1)
+    positions = torch.arange(total, device=counts.device)
+    entries: torch.Tensor = (positions[:, None] >= counts.cumsum(0)[None, :]).sum(1)
     return entries
 
 
-class _Places:
+class _PatchPositions:
     """Position of each patch: its frame, and row and column in blocks of patches that become one token."""
 
     def __init__(self, grid: torch.Tensor, merge: int | torch.Tensor) -> None:
         counts = grid[:, 1] * grid[:, 2]
-        self.picture = _entry_of_each(grid[:, 0] * counts)
+        self.picture = _expand_counts(grid[:, 0] * counts)
         starts = ((grid[:, 0] * counts).cumsum(0) - grid[:, 0] * counts)[self.picture]
         local = torch.arange(self.picture.shape[0], device=grid.device) - starts
         self.merge = merge if isinstance(merge, int) else merge[self.picture]
@@ -226,9 +226,9 @@ def _position_ids(
     kwargs: dict[str, object] | None = None,  # noqa: ARG001  # transformers' signature: precomputed values
 ) -> torch.Tensor:
     """Compute ``get_vision_position_ids``: row and column of each patch, preceded by its frame if requested."""
-    places = _Places(grid_thw, spatial_merge_size)
-    frames = [places.frame] if include_temporal else []
-    return torch.stack([*frames, places.row, places.column], dim=-1)
+    positions = _PatchPositions(grid_thw, spatial_merge_size)
+    frames = [positions.frame] if include_temporal else []
+    return torch.stack([*frames, positions.row, positions.column], dim=-1)
 
 
 def _window_index(
@@ -244,18 +244,18 @@ def _window_index(
     """
     edge = window_size // spatial_merge_size // patch_size
     # The grids count tokens from here on; each token stands for a block of patches.
-    merged = torch.stack([grid_thw[:, 0], *(_quotient(grid_thw[:, axis], spatial_merge_size) for axis in (1, 2))], 1)
-    places = _Places(merged, 1)
-    rows, columns = _quotient(places.row, edge), _quotient(places.column, edge)
-    in_row = _quotient(places.width + edge - 1, edge)
-    window = rows * in_row + columns
-    inside = (places.row - rows * edge) * edge + places.column - columns * edge
-    most = (window.max() + 1) * edge * edge
+    tokens = torch.stack([grid_thw[:, 0], *(_quotient(grid_thw[:, axis], spatial_merge_size) for axis in (1, 2))], 1)
+    positions = _PatchPositions(tokens, 1)
+    rows, columns = _quotient(positions.row, edge), _quotient(positions.column, edge)
+    row_length = _quotient(positions.width + edge - 1, edge)
+    window = rows * row_length + columns
+    inside = (positions.row - rows * edge) * edge + positions.column - columns * edge
+    span = (window.max() + 1) * edge * edge
     # Sort key: frame, window in the frame, position inside the window.
-    window = places.frame_start * most + window * edge * edge
+    window = positions.frame_start * span + window * edge * edge
     order = torch.argsort(window + inside)
-    ordered = window[order]
-    starts = (ordered[None, :] < ordered[:, None]).sum(1) * spatial_merge_size**2
+    sorted_windows = window[order]
+    starts = (sorted_windows[None, :] < sorted_windows[:, None]).sum(1) * spatial_merge_size**2
     return order, starts[:, None].expand(-1, spatial_merge_size**2).reshape(-1)
 
 
@@ -306,5 +306,5 @@ def _attention_in_images(
     if groups > 1:
         key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
     scale = named.get("scaling")
-    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
-    return attended.transpose(1, 2).contiguous(), None
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+    return output.transpose(1, 2).contiguous(), None

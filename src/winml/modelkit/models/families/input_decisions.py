@@ -47,12 +47,12 @@ def _decoder_parts(
     if decision.cache is None:
         return family.FoundParts(notes=decision.notes)
     cache = decision.cache
-    others = [spec.name for spec in decision.inputs if spec.cache is None]
+    names = [spec.name for spec in decision.inputs if spec.cache is None]
     part = family.part_of_decision(
         model,
         decision,
         cached_keywords(model, request),
-        arguments_with_cache(cache, others),
+        arguments_with_cache(cache, names),
         feeds=cache.feeds_to(ONLY_PART),
         cache=cache,
         entry=forward_with_states(cache.of_modules, cache.argument) if cache.of_modules else None,
@@ -62,9 +62,9 @@ def _decoder_parts(
     if decision.dimensions:
         note = f"{opt.prompt_length} has no effect: a graph with dynamic sizes reads a prompt of any length in one run."
         return family.FoundParts((replace(part, notes=(*part.notes, note)),))
-    sized = request.with_sizes({"sequence_length": request.prompt_length})
-    longer = decision_with_cache(model, checkpoint, task, sized)
-    prompt = replace(part, name=PROMPT, inputs=longer.inputs, feeds=cache.feeds_to(DECODER))
+    prompt_request = request.with_sizes({"sequence_length": request.prompt_length})
+    prompt_decision = decision_with_cache(model, checkpoint, task, prompt_request)
+    prompt = replace(part, name=PROMPT, inputs=prompt_decision.inputs, feeds=cache.feeds_to(DECODER))
     return family.FoundParts((prompt, replace(part, name=DECODER, feeds=cache.feeds_to(DECODER))))
 
 
@@ -100,15 +100,15 @@ def _dual_encoder_parts(
     encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
     if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
         return family.FoundParts()
-    complete = family.decide_model_inputs(model, checkpoint, task, request)
-    taken = {item.part: _read_inputs(getattr(model, item.method), complete) for item in encoders}
-    decisions = {item.part: _inputs_among(complete, taken[item.part]) for item in encoders}
+    whole = family.decide_model_inputs(model, checkpoint, task, request)
+    read_names = {item.part: _read_inputs(getattr(model, item.method), whole) for item in encoders}
+    decisions = {item.part: _select_inputs(whole, read_names[item.part]) for item in encoders}
     if not all(decision.inputs for decision in decisions.values()):
         return family.FoundParts()
-    return family.FoundParts(tuple(_part(model, item, decisions[item.part]) for item in encoders))
+    return family.FoundParts(tuple(_make_part(model, item, decisions[item.part]) for item in encoders))
 
 
-def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
+def _make_part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
     names = tuple(spec.name for spec in decision.inputs)
 
     def results(outputs: Any) -> Mapping[str, torch.Tensor]:
@@ -122,31 +122,31 @@ def _part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) ->
     )
 
 
-def _read_inputs(method: Callable[..., object], complete: InputDecision) -> frozenset[str]:
+def _read_inputs(method: Callable[..., object], whole: InputDecision) -> frozenset[str]:
     """Return the inputs that an encoder method reads; all its inputs if the method does not run alone.
 
     A method may accept an input only for the whole model, such as a mask of the other encoder's tokens.
     """
     parameters = inspect.signature(method).parameters
-    sizes = {dimension.name: dimension.example or 1 for dimension in complete.dimensions}
+    sizes = {dimension.name: dimension.example or 1 for dimension in whole.dimensions}
     specs = {
         spec.name: spec.model_copy(update={"shape": tuple(sizes.get(str(size), size) for size in spec.shape)})
-        for spec in complete.inputs
+        for spec in whole.inputs
         if spec.name in parameters
     }
-    read: set[str] = set()
+    read_names: set[str] = set()
 
-    def recorded(**tensors: torch.Tensor) -> Any:
-        with _Reads(tensors, read):
+    def call_method(**tensors: torch.Tensor) -> Any:
+        with _ReadRecorder(tensors, read_names):
             return method(**tensors)
 
-    if run_on_shapes(recorded, specs) is None:
+    if run_on_shapes(call_method, specs) is None:
         return frozenset(specs)
     needed = {name for name in specs if parameters[name].default is inspect.Parameter.empty}
-    return frozenset(read | needed)
+    return frozenset(read_names | needed)
 
 
-class _Reads(TorchFunctionMode):
+class _ReadRecorder(TorchFunctionMode):
     """Record which tensors are used in computation; reading an attribute of a tensor does not count."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
@@ -157,26 +157,26 @@ class _Reads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, and record the tensors among its arguments."""
         if getattr(func, "__name__", "") != "__get__":
-            passed = tensors_in((args, kwargs))
-            self._read.update(self._names[id(item)] for item in passed if id(item) in self._names)
+            tensors = tensors_in((args, kwargs))
+            self._read.update(self._names[id(item)] for item in tensors if id(item) in self._names)
         return func(*args, **(kwargs or {}))
 
 
-def _inputs_among(complete: InputDecision, names: frozenset[str]) -> InputDecision:
+def _select_inputs(whole: InputDecision, names: frozenset[str]) -> InputDecision:
     """Return the inputs of these names with their dimensions; rows per modality become the batch dimension."""
-    alone = {item.name: BATCH_KEY.name for item in complete.dimensions if item.name in ROWS_OF_ONE_KIND}
+    new_names = {item.name: BATCH_KEY.name for item in whole.dimensions if item.name in ROWS_OF_ONE_KIND}
     inputs = tuple(
-        spec.model_copy(update={"shape": tuple(alone.get(str(size), size) for size in spec.shape)})
-        for spec in complete.inputs
+        spec.model_copy(update={"shape": tuple(new_names.get(str(size), size) for size in spec.shape)})
+        for spec in whole.inputs
         if spec.name in names
     )
-    sizes = {size for spec in complete.inputs if spec.name in names for size in spec.shape}
+    sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
     dimensions = tuple(
-        item.model_copy(update={"name": alone.get(item.name, item.name)})
-        for item in complete.dimensions
+        item.model_copy(update={"name": new_names.get(item.name, item.name)})
+        for item in whole.dimensions
         if item.name in sizes
     )
-    return replace(complete, inputs=inputs, dimensions=dimensions)
+    return replace(whole, inputs=inputs, dimensions=dimensions)
 
 
 FAMILIES: Registry[family.Family] = Registry(
@@ -208,9 +208,9 @@ def decide_parts(
     notes: list[str] = []
     parts: tuple[ModelPart, ...] = ()
     for name in sorted(FAMILIES, key=lambda name: name in FAMILIES.built_in_names):
-        found = FAMILIES[name](model, checkpoint, canonical_task(task), request)
-        notes = notes or [*found.notes]  # only the first reason for a single graph is reported
-        if parts := found.parts:
+        family_parts = FAMILIES[name](model, checkpoint, canonical_task(task), request)
+        notes = notes or [*family_parts.notes]  # only the first reason for a single graph is reported
+        if parts := family_parts.parts:
             break
     parts = parts or (family.single_part_model(model, checkpoint, canonical_task(task), request, tuple(notes)),)
     refuse_unknown_parts(request.submodel, parts, type(model).__name__)

@@ -48,9 +48,9 @@ from winml.modelkit.onnx.specs import DynamicRequest, InputTensorSpec
 if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
-_VALUES = (0, 1)
+_TOKEN_TYPES = (0, 1)
 """Specified by transformers: token types; the type of text tokens differs among models."""
-_MARKED = 2
+_MARKED_COUNT = 2
 """Chosen: fewer than the traced tokens, so that both types occur."""
 
 
@@ -74,11 +74,11 @@ class _TokenKinds:
             shape=tokens.shape,
             dtype="int64",
             value_range=(self.plain, self.plain),
-            first_values=((self.marked, _MARKED),),
+            first_values=((self.marked, _MARKED_COUNT),),
         )
 
 
-def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> _TokenKinds | str:
+def _find_token_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> _TokenKinds | str:
     """Return the meaning of a token type input, or as a clause why it is unknown.
 
     Args:
@@ -87,15 +87,15 @@ def _find_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec])
         inputs: Inputs of the forward, with sizes.
     """
     # An attention mask would hide further tokens.
-    others = {key: spec for key, spec in inputs.items() if key != _MASK}
-    seen = {}
-    for value in _VALUES:
+    other_specs = {key: spec for key, spec in inputs.items() if key != _MASK}
+    sees_later = {}
+    for value in _TOKEN_TYPES:
         spec = inputs[name].model_copy(update={"first_values": (), "value_range": (value, value)})
-        seen[value] = _sees_ahead(_last_call(model, {**others, name: spec}).get(_MASK))
-    plain = [value for value, ahead in seen.items() if ahead is False]
-    if None in seen.values() or len(plain) != 1:
+        sees_later[value] = _sees_ahead(_last_call(model, {**other_specs, name: spec}).get(_MASK))
+    plain_types = [value for value, ahead in sees_later.items() if ahead is False]
+    if None in sees_later.values() or len(plain_types) != 1:
         return f"{type(model).__name__} takes {name} besides tokens and images"
-    return _TokenKinds(name, plain[0])
+    return _TokenKinds(name, plain_types[0])
 
 
 def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
@@ -109,29 +109,29 @@ def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -
     if positions is None:
         return 0
     if isinstance(positions, torch.Tensor) and not positions.is_meta and positions.dim() == 2:
-        first = int(positions[0, 0])
-        if torch.equal(positions - first, torch.arange(positions.shape[1]).expand_as(positions)):
-            return first
+        start = int(positions[0, 0])
+        if torch.equal(positions - start, torch.arange(positions.shape[1]).expand_as(positions)):
+            return start
     return f"the positions of {type(model).__name__} do not count tokens"
 
 
 def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, object]:
     """Return the keywords of the last call of a model's language model; `{}` if it is not called."""
-    with _masks_of_truth_values(model), calls_of(model.get_decoder()) as calls:
+    with _boolean_masks(model), calls_of(model.get_decoder()) as calls:
         run_on_shapes(model, inputs)
     return calls[-1] if calls else {}
 
 
 @contextmanager
-def _masks_of_truth_values(model: Any) -> Iterator[None]:
+def _boolean_masks(model: Any) -> Iterator[None]:
     """Make masks boolean instead of additive during the block."""
     config = model.config.get_text_config(decoder=True)
-    own = config._attn_implementation
+    implementation = config._attn_implementation
     config._attn_implementation = "sdpa"
     try:
         yield
     finally:
-        config._attn_implementation = own
+        config._attn_implementation = implementation
 
 
 def _sees_ahead(mask: object) -> bool | None:
@@ -165,9 +165,9 @@ def vision_language_parts(
         return family.FoundParts()
     if not has_image_code(model):
         return family.FoundParts(notes=_undivided_notes(model, task, request))
-    found = _find_parts(model, checkpoint, task, request)
+    parts = _find_parts(model, checkpoint, task, request)
     # For a model that also reads text alone, the decoder family reports why there is no cache.
-    return replace(found, notes=()) if task == "text-generation" else found
+    return replace(parts, notes=()) if task == "text-generation" else parts
 
 
 def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str, ...]:
@@ -194,37 +194,37 @@ def _find_parts(
         return family.FoundParts()
     if not request.cache or request.input_specs is not None:
         origin = spell(request.specs_origin)
-        described = f"Exported as one graph, as {origin} describes it: every run reads the images and all tokens."
-        return family.FoundParts(notes=(described if request.cache else no_cache_note(),))
-    found = _found(model, checkpoint.config, plain, request)
-    layout = found if isinstance(found, str) else found.cache()
-    if isinstance(found, str) or isinstance(layout, str):
-        reason = found if isinstance(found, str) else layout
+        manifest_note = f"Exported as one graph, as {origin} describes it: every run reads the images and all tokens."
+        return family.FoundParts(notes=(manifest_note if request.cache else no_cache_note(),))
+    divided = _divide(model, checkpoint.config, plain, request)
+    layout = divided if isinstance(divided, str) else divided.cache()
+    if isinstance(divided, str) or isinstance(layout, str):
+        reason = divided if isinstance(divided, str) else layout
         return family.FoundParts(
             notes=(f"Exported as one graph without KV cache, since {reason}: every run reads all tokens.",)
         )
-    axes = [found.vision_axes(), found.embedding_axes(), found.decoder_axes(layout)]
+    axes = [divided.vision_axes(), divided.embedding_axes(), divided.decoder_axes(layout)]
     vision, embedding, decoder = family.divided_axes(axes, request.dynamic)
     return family.FoundParts(
-        (found.vision_part(vision), found.embedding_part(embedding), found.decoder_part(decoder, layout))
+        (divided.vision_part(vision), divided.embedding_part(embedding), divided.decoder_part(decoder, layout))
     )
 
 
-def _found(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _Found | str:
+def _divide(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _DividedModel | str:
     """Return the properties of a model, or as a clause why it cannot be divided."""
     inputs = {spec.name: spec for spec in plain.inputs}
     code = find_image_code(model, inputs)
     if isinstance(code, str):
         return code
-    others = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
+    other_names = [name for name in inputs if name not in (*code.parameters, _TOKENS, _MASK)]
     kinds: _TokenKinds | str | None = None
-    positions = several_positions(inputs[name] for name in others)
+    positions = several_positions(inputs[name] for name in other_names)
     if positions is not None:
-        others.remove(_POSITIONS)
-    if others and is_of_tokens(inputs[others[0]]):
-        kinds = _find_kinds(model, others.pop(0), inputs)
-    if others:
-        return f"{type(model).__name__} takes {others[0]} besides tokens and images"
+        other_names.remove(_POSITIONS)
+    if other_names and is_of_tokens(inputs[other_names[0]]):
+        kinds = _find_token_kinds(model, other_names.pop(0), inputs)
+    if other_names:
+        return f"{type(model).__name__} takes {other_names[0]} besides tokens and images"
     # Positions on an axis of their own are passed on unchanged.
     first_position = 0 if positions is not None else _find_first_position(model, inputs)
     if isinstance(kinds, str) or isinstance(first_position, str):
@@ -233,13 +233,13 @@ def _found(model: torch.nn.Module, config: object, plain: InputDecision, request
         # If the model takes a grid per image, the number of images is independent of the number of rows of tokens.
         bounds = {key: bound for key, bound in plain.meanings.bounds.items() if key != _BATCH_KEY}
         plain = replace(plain, meanings=replace(plain.meanings, bounds=bounds))
-    found = _Found(model, config, plain, code, request, kinds, first_position, positions)
-    found.refuse_cut_images()
-    return found
+    divided = _DividedModel(model, config, plain, code, request, kinds, first_position, positions)
+    divided.refuse_cut_images()
+    return divided
 
 
 @dataclass(frozen=True)
-class _Found:
+class _DividedModel:
     """Properties of a model whose own code processes images."""
 
     model: torch.nn.Module
@@ -273,24 +273,24 @@ class _Found:
 
     def cache(self) -> CacheLayout | str:
         """Return the cache of the language model, or as a clause why there is none."""
-        others = (_POSITIONS, *self.code.layered_names)
-        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in others)
+        excluded = (_POSITIONS, *self.code.layered_names)
+        inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in excluded)
         return find_cache(self.decoder, inputs, self.keywords)
 
     def vision_axes(self) -> family.PartAxes:
         """Return the inputs of the vision encoder."""
-        decision = self._among([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
+        decision = self._select_inputs([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
         # With several images per row, padding images are dropped: their number depends on values.
         has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
 
-        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+        def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
             if reads_grids(self.model.get_submodule(self.code.owner)):
                 return with_open_grids(decision, dynamic, self.code.feature_shape[0])
             if has_one_in_each_row:
-                return self._opened(decision, (_BATCH_KEY,), dynamic)
-            return self._opened(decision, (), dynamic.model_copy(update={"batch": False}))
+                return self._open(decision, (_BATCH_KEY,), dynamic)
+            return self._open(decision, (), dynamic.model_copy(update={"batch": False}))
 
-        return family.PartAxes(replace(decision, notes=()), opened, {}, frozenset({FEATURES}))
+        return family.PartAxes(replace(decision, notes=()), open_decision, {}, frozenset({FEATURES}))
 
     def vision_part(self, decision: InputDecision) -> ModelPart:
         """Return the vision encoder."""
@@ -307,23 +307,23 @@ class _Found:
 
     def embedding_axes(self) -> family.PartAxes:
         """Return the token inputs of the embedding."""
-        decision = self._among([_TOKENS])
+        decision = self._select_inputs([_TOKENS])
         notes = (*self.plain.notes, _WITHOUT_IMAGES)
 
-        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-            return self._opened(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
+        def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+            return self._open(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
 
-        return family.PartAxes(replace(decision, notes=notes), opened, {})
+        return family.PartAxes(replace(decision, notes=notes), open_decision, {})
 
     def embedding_part(self, decision: InputDecision) -> ModelPart:
         """Return the embedding of tokens, with image features inserted."""
         # Without images, or with several images per row, the number of images differs from the number of rows.
-        images, *others = self.code.feature_shape
+        images, *feature_sizes = self.code.feature_shape
         names = (FEATURES, *self.code.feature_names)
         features = tuple(
             InputTensorSpec(
                 name=name,
-                shape=(_IMAGES, *others),
+                shape=(_IMAGES, *feature_sizes),
                 dtype=self._dtype,
                 sums={_IMAGES: (decision.inputs[0].shape[0],) * (images // self._rows)},
             )
@@ -345,11 +345,11 @@ class _Found:
         """Return the inputs of the language model with its head: embeddings, and the cache."""
         text_config = self.config.get_text_config(decoder=True)
 
-        def opened(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+        def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
             request = replace(self.request, dynamic=dynamic)
             return open_cached_inputs(decision, layout, self.decoder, text_config, request)
 
-        return family.PartAxes(replace(self.decoder_inputs, notes=()), opened, {_TOKENS: EMBEDDED})
+        return family.PartAxes(replace(self.decoder_inputs, notes=()), open_decision, {_TOKENS: EMBEDDED})
 
     def decoder_part(self, decision: InputDecision, layout: CacheLayout) -> ModelPart:
         """Return the language model with its head."""
@@ -371,27 +371,27 @@ class _Found:
     @property
     def decoder_inputs(self) -> InputDecision:
         """Inputs of the language model without a cache."""
-        plain = self._among([_TOKENS, _MASK])
-        tokens = plain.inputs[0]
+        decision = self._select_inputs([_TOKENS, _MASK])
+        tokens = decision.inputs[0]
         shape = (*tokens.shape, self.code.feature_shape[-1])
         names = (EMBEDDED, *self.code.layered_names)
         vectors = tuple(InputTensorSpec(name=name, shape=shape, dtype=self._dtype) for name in names)
         kinds = () if self.kinds is None else (self.kinds.spec(tokens),)
         keys: dict[str, tuple[str | None, ...]] = {
-            **plain.meanings.keys,
-            **{spec.name: plain.meanings.keys[_TOKENS] for spec in kinds},
-            **dict.fromkeys(names, (*plain.meanings.keys[_TOKENS], None)),
+            **decision.meanings.keys,
+            **{spec.name: decision.meanings.keys[_TOKENS] for spec in kinds},
+            **dict.fromkeys(names, (*decision.meanings.keys[_TOKENS], None)),
         }
         del keys[_TOKENS]
         positions = () if self.positions is None else (self.positions,)
-        keys |= {spec.name: (None, *plain.meanings.keys[_TOKENS]) for spec in positions}
-        bounds = dict(plain.meanings.bounds)
+        keys |= {spec.name: (None, *decision.meanings.keys[_TOKENS]) for spec in positions}
+        bounds = dict(decision.meanings.bounds)
         limit = bounds.get(_SEQUENCE_KEY)
         if limit is not None:
             # The minimum length of a prompt with image tokens does not apply to later steps.
             bounds[_SEQUENCE_KEY] = replace(limit, min=1)
-        meanings = replace(plain.meanings, keys=keys, bounds=bounds)
-        return replace(plain, inputs=(*vectors, *plain.inputs[1:], *kinds, *positions), meanings=meanings)
+        meanings = replace(decision.meanings, keys=keys, bounds=bounds)
+        return replace(decision, inputs=(*vectors, *decision.inputs[1:], *kinds, *positions), meanings=meanings)
 
     def refuse_cut_images(self) -> None:
         """Refuse a fixed number of tokens per run if all tokens of an image must be in one run.
@@ -399,10 +399,10 @@ class _Found:
         Raises:
             UsageError: names the size.
         """
-        passed = self.request.fixed_sizes
-        if self.kinds is not None and _SEQUENCE_KEY in passed:
+        sizes = self.request.fixed_sizes
+        if self.kinds is not None and _SEQUENCE_KEY in sizes:
             raise UsageError(
-                f"{opt.shape_config}: {_SEQUENCE_KEY} {passed[_SEQUENCE_KEY]}: the tokens of an image attend to each "
+                f"{opt.shape_config}: {_SEQUENCE_KEY} {sizes[_SEQUENCE_KEY]}: the tokens of an image attend to each "
                 f"other in {type(self.model).__name__}, so each run takes any number of tokens",
                 hint=f"Remove {_SEQUENCE_KEY}. {no_cache_hint()}",
             )
@@ -418,13 +418,13 @@ class _Found:
         model: Any = self.model
         return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
 
-    def _among(self, names: list[str]) -> InputDecision:
+    def _select_inputs(self, names: list[str]) -> InputDecision:
         inputs = tuple(spec for spec in self.plain.inputs if spec.name in names)
         # Tokens come first: their embeddings precede the mask and the token types.
         inputs = tuple(sorted(inputs, key=lambda spec: spec.name != _TOKENS))
         keys = {spec.name: self.plain.meanings.keys[spec.name] for spec in inputs}
         return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))
 
-    def _opened(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
+    def _open(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
         """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
         return family.open_keys(decision, dynamic, by_default, self.request.fixed_sizes, self.request.left_open)
