@@ -65,7 +65,7 @@ class AxisKeys:
         keys = [key.name for key in SHAPE_KEYS.values() if key.opened_by == meaning]
         if meaning != "sequence":
             return keys
-        images = {name for name, own in self.decision.meanings.keys.items() if "height" in own}
+        images = {name for name, axis_keys in self.decision.meanings.keys.items() if "height" in axis_keys}
         return [key for key in keys if not any(name in images for name, _ in self.axes_of(key))]
 
 
@@ -102,8 +102,8 @@ class AxisNames:
         ranks = {spec.name: len(spec.shape) for spec in self.decision.inputs}
         inputs = ", ".join(f"{name} ({rank} axes)" for name, rank in ranks.items())
         output_axes = []
-        for name, named in request.axes.items():
-            for axis, symbol in named.items():
+        for name, symbols in request.axes.items():
+            for axis, symbol in symbols.items():
                 option = request.origin_of("dynamic_axes", (name, axis))
                 if name not in ranks:
                     output_axes.append(OutputAxis(name, axis, symbol, option))
@@ -192,12 +192,12 @@ class AxisNames:
         notes = []
         names_by_key = {key: name for axis, name in self.names.items() if (key := self.axis_keys.key_of(axis))}
         for key, name in names_by_key.items():
-            added = [axis for axis in self.axis_keys.axes_of(key) if axis not in self.names]
-            for axis in added:
+            new_axes = [axis for axis in self.axis_keys.axes_of(key) if axis not in self.names]
+            for axis in new_axes:
                 self.set_name(axis, name, "")
-            if added:
-                places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
-                notes.append(f"Also {name}, which has the same {key}: {places}.")
+            if new_axes:
+                axis_list = " and ".join(f"axis {position} of {input_name}" for input_name, position in new_axes)
+                notes.append(f"Also {name}, which has the same {key}: {axis_list}.")
         return notes
 
     def set_name(self, axis: Axis, name: str, origin: str) -> None:
@@ -220,14 +220,14 @@ class AxisNames:
 
     def name_of_key(self, key: str) -> str:
         """Return the existing name of axes with this key, else the key itself."""
-        passed = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
-        return next(passed, key)
+        names = (name for axis, name in self.names.items() if self.axis_keys.key_of(axis) == key)
+        return next(names, key)
 
     def symbols(self) -> list[str]:
         """Return the names in the order of the inputs."""
         order = [spec.name for spec in self.decision.inputs]
-        places = sorted(self.names, key=lambda axis: (order.index(axis[0]), axis[1]))
-        return list(dict.fromkeys(self.names[place] for place in places))
+        named_axes = sorted(self.names, key=lambda axis: (order.index(axis[0]), axis[1]))
+        return list(dict.fromkeys(self.names[named_axis] for named_axis in named_axes))
 
     def axes_named(self, name: str) -> list[Axis]:
         """Return the axes with a name."""
@@ -245,12 +245,12 @@ class AxisNames:
 
     def sizes_beside(self, name: str) -> frozenset[int]:
         """Return the sizes that stay fixed in the inputs with a named axis of this name."""
-        own_inputs = {input_name for input_name, _ in self.axes_named(name)}
+        input_names = {input_name for input_name, _ in self.axes_named(name)}
         return frozenset(
             size
             for spec in self.decision.inputs
             for axis, size in enumerate(spec.shape)
-            if spec.name in own_inputs and isinstance(size, int) and (spec.name, axis) not in self.names
+            if spec.name in input_names and isinstance(size, int) and (spec.name, axis) not in self.names
         )
 
     def named_inputs(self) -> tuple[InputTensorSpec, ...]:
@@ -283,7 +283,7 @@ def _refuse_contradictions(naming: AxisNames) -> None:
 AcceptsShapes = Callable[[Sequence[InputTensorSpec]], bool]
 """(inputs of fixed shapes) → True if the forward runs."""
 
-_NOT_OF_NAMES = re.compile(r"\W")
+_NON_WORD = re.compile(r"\W")
 
 
 def name_the_unnamed(naming: AxisNames) -> None:
@@ -296,32 +296,32 @@ def name_the_unnamed(naming: AxisNames) -> None:
         if axis in naming.names:
             continue
         key = naming.axis_keys.key_of(axis)
-        name = naming.name_of_key(key) if key else _name_of_alike(naming, axis) or _free_name(naming, axis)
+        name = naming.name_of_key(key) if key else _find_like_name(naming, axis) or _make_free_name(naming, axis)
         naming.set_name(axis, name, origin)
 
 
-def _name_of_alike(naming: AxisNames, axis: Axis) -> str | None:
+def _find_like_name(naming: AxisNames, axis: Axis) -> str | None:
     """Return the name of an axis of the same position and, if both have a number, the same size."""
     shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
 
-    def place_and_size(item: Axis) -> tuple[int, int, int | str]:
+    def position_and_size(item: Axis) -> tuple[int, int, int | str]:
         shape = shapes[item[0]]
         # The rank of the input matters only beyond the first axis: rows are rows in any input.
         return item[1], len(shape) if item[1] else 0, shape[item[1]]
 
-    *place, size = place_and_size(axis)
+    *position, size = position_and_size(axis)
     for other, name in naming.names.items():
-        *other_place, other_size = place_and_size(other)
-        if place == other_place and (is_open(size) or is_open(other_size) or size == other_size):
+        *other_position, other_size = position_and_size(other)
+        if position == other_position and (is_open(size) or is_open(other_size) or size == other_size):
             return name
     return None
 
 
-def _free_name(naming: AxisNames, axis: Axis) -> str:
-    stem = f"{_NOT_OF_NAMES.sub('_', axis[0])}_dim_{axis[1]}"
-    taken = set(naming.names.values())
+def _make_free_name(naming: AxisNames, axis: Axis) -> str:
+    stem = f"{_NON_WORD.sub('_', axis[0])}_dim_{axis[1]}"
+    used_names = set(naming.names.values())
     name = f"dim_{axis[1]}" if axis[1] else "batch_size"
-    while name in taken:
+    while name in used_names:
         name, stem = stem, f"{stem}_"
     return name
 
@@ -338,26 +338,26 @@ def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> lis
         naming: The names so far.
         accepts: Runs the model on shapes; `None`: no axis is added.
     """
-    candidates = _candidates(naming)
+    candidates = _find_candidates(naming)
     if accepts is None or not candidates:
         return []
     shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
     is_broadcast = any(shapes[name][position] == 1 for name, position in candidates)
-    if not accepts(_doubled(naming, {**naming.names, **candidates})):
+    if not accepts(_double_sizes(naming, {**naming.names, **candidates})):
         return []
-    if not is_broadcast and accepts(_doubled(naming, naming.names)):
+    if not is_broadcast and accepts(_double_sizes(naming, naming.names)):
         return []
     notes = []
     for name in dict.fromkeys(candidates.values()):
-        added = [axis for axis, candidate in candidates.items() if candidate == name]
-        for axis in added:
+        new_axes = [axis for axis, candidate in candidates.items() if candidate == name]
+        for axis in new_axes:
             naming.set_name(axis, name, "")
-        places = " and ".join(f"axis {position} of {input_name}" for input_name, position in added)
-        notes.append(f"Also {name}, which has the same size: {places}.")
+        axis_list = " and ".join(f"axis {position} of {input_name}" for input_name, position in new_axes)
+        notes.append(f"Also {name}, which has the same size: {axis_list}.")
     return notes
 
 
-def _candidates(naming: AxisNames) -> dict[Axis, str]:
+def _find_candidates(naming: AxisNames) -> dict[Axis, str]:
     """Return the axes that may have to be dynamic: axis → name."""
     specs = naming.decision.inputs
     unknown = [spec for spec in specs if spec.name not in naming.decision.meanings.keys]
@@ -372,12 +372,12 @@ def _candidates(naming: AxisNames) -> dict[Axis, str]:
     return candidates
 
 
-def _doubled(naming: AxisNames, names: Mapping[Axis, str]) -> list[InputTensorSpec]:
+def _double_sizes(naming: AxisNames, names: Mapping[Axis, str]) -> list[InputTensorSpec]:
     """Return the inputs with the size of every named axis doubled, which keeps the size divisible."""
 
     def size_at(axis: Axis, size: int | str) -> int:
-        known = 2 if is_open(size) else int(size)
-        return 2 * known if axis in names else known
+        number = 2 if is_open(size) else int(size)
+        return 2 * number if axis in names else number
 
     return [
         spec.model_copy(
@@ -397,9 +397,9 @@ def accepts_shapes(model: torch.nn.Module, arguments: NestedArguments | None) ->
     keywords = forward_keywords(model)
 
     def call(**tensors: torch.Tensor) -> object:
-        named = tensors if arguments is None else arguments.build(tensors)
+        values = tensors if arguments is None else arguments.build(tensors)
         try:
-            return _copy_without_values(model)(**{**keywords, **named})
+            return _copy_without_values(model)(**{**keywords, **values})
         except (Exception, SystemExit) as error:  # code of the user: any exception is a failure
             raise RuntimeError("the forward fails on shapes") from error
 
@@ -410,7 +410,7 @@ def _copy_without_values(model: torch.nn.Module) -> torch.nn.Module:
     """Return a copy that isolates state written by a forward; its weights take no memory."""
     stand_ins: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        copied = tensor.detach().to("meta") if tensor.is_floating_point() else tensor.detach().clone()
+        stand_in = tensor.detach().to("meta") if tensor.is_floating_point() else tensor.detach().clone()
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        stand_ins[id(tensor)] = torch.nn.Parameter(copied, requires_grad=False) if is_parameter else copied
+        stand_ins[id(tensor)] = torch.nn.Parameter(stand_in, requires_grad=False) if is_parameter else stand_in
     return copy.deepcopy(model, stand_ins)

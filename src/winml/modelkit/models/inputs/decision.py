@@ -44,7 +44,7 @@ _ROW_COUNTS = (5, 7, 11)
 """Chosen: not divisible by each other, and no usual number of labels or heads."""
 
 
-def _with_rows_apart(inputs: _DraftedInputs, context: InputContext, media: Sequence[DecidedMedium]) -> _DraftedInputs:
+def _separate_rows(inputs: _DraftedInputs, context: InputContext, media: Sequence[DecidedMedium]) -> _DraftedInputs:
     """Return the inputs with a separate number of rows per modality if the model scores every pair of rows."""
     keys = {name: medium.modality.rows_key for medium in media for name in medium.drafts}
     keys = {draft.name: keys.get(draft.name, TEXT_ROWS_KEY.name) for draft in inputs.drafts}
@@ -57,21 +57,21 @@ def _with_rows_apart(inputs: _DraftedInputs, context: InputContext, media: Seque
     if not _scores_pairs(inputs.drafts, keys, counts, context.structure):
         return inputs
     rows = {key: context.sizes.choose(key, context.batch.value) for key in counts}
-    return replace(inputs, drafts=tuple(_of_rows(draft, rows[keys[draft.name]]) for draft in inputs.drafts))
+    return replace(inputs, drafts=tuple(_set_rows(draft, rows[keys[draft.name]]) for draft in inputs.drafts))
 
 
 def _scores_pairs(
     drafts: Sequence[InputDraft], keys: Mapping[str, str], counts: Mapping[str, int], model: torch.nn.Module
 ) -> bool:
     """Return True if an output of the forward has one number for every pair of rows of two modalities."""
-    sized = {draft.name: _of_rows(draft, InputSize(counts[keys[draft.name]])).as_spec() for draft in drafts}
+    specs = {draft.name: _set_rows(draft, InputSize(counts[keys[draft.name]])).as_spec() for draft in drafts}
     pairs = set(itertools.permutations(counts.values(), 2))
-    outputs = run_on_shapes(model, sized)
+    outputs = run_on_shapes(model, specs)
     tensors = outputs.values() if isinstance(outputs, Mapping) else ()
     return any(isinstance(tensor, torch.Tensor) and tuple(tensor.shape) in pairs for tensor in tensors)
 
 
-def _of_rows(draft: InputDraft, rows: InputSize) -> InputDraft:
+def _set_rows(draft: InputDraft, rows: InputSize) -> InputDraft:
     return replace(draft, shape=(rows, *draft.shape[1:]))
 
 
@@ -136,24 +136,24 @@ def decide_inputs(
         UsageError: the model refuses a size, or the forward needs an input that no modality knows.
         CheckpointError: a processor file is malformed.
     """
-    requested = {**(shape.fixed() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
+    requested_sizes = {**(shape.fixed() if shape else {}), **({"batch_size": batch_size} if batch_size else {})}
     context = InputContext(
         model=model,
         config=config,
         parameters=forward_parameters(model),
         processor=read_processor_files(folder),
-        sizes=InputSizes(requested),
+        sizes=InputSizes(requested_sizes),
         task=task,
         float_dtype=_float_dtype(model, config),
     )
     parameters = _choose_parameters(context)
     media = _decide_media(parameters, context)
     drafted = _collect_inputs(context, media, _draft_dependents(parameters, context, media))
-    inputs = _with_rows_apart(_with_codebook_tokens(_with_positions(drafted, context), context), context, media)
+    inputs = _separate_rows(_with_codebook_tokens(_with_positions(drafted, context), context), context, media)
     specs = tuple(draft.as_spec() for draft in inputs.drafts)
     _check_required_parameters(model, context.parameters, [spec.name for spec in specs])
-    unused = _unused_sizes(requested, inputs, media)
-    return InputDecision(specs, (*dict.fromkeys(inputs.notes), *unused), _axis_meanings(inputs))
+    unused_notes = _unused_sizes(requested_sizes, inputs, media)
+    return InputDecision(specs, (*dict.fromkeys(inputs.notes), *unused_notes), _axis_meanings(inputs))
 
 
 @dataclass(frozen=True)
@@ -229,12 +229,12 @@ def _unused_sizes(requested: Mapping[str, int], inputs: _DraftedInputs, media: S
     """Return a note for each requested size that no input has."""
     sizes = [size for medium in media for size in medium.sizes]
     sizes += [size for draft in inputs.drafts for size in draft.shape]
-    used = {size.key for size in sizes if size.key is not None}
+    used_keys = {size.key for size in sizes if size.key is not None}
     names = ", ".join(draft.name for draft in inputs.drafts)
     return [
         f"{opt.shape_config}: {key} {size} does not apply to this model (inputs: {names})"
         for key, size in requested.items()
-        if used.isdisjoint(names_among(key, used))
+        if used_keys.isdisjoint(names_among(key, used_keys))
     ]
 
 
@@ -294,30 +294,30 @@ def check_input_specs(
     """
     parameters = forward_parameters(model)
     names = _named_parameters(parameters)
-    passed = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
+    argument_names = list(dict.fromkeys([*(argument_of(spec.name) for spec in specs), *arguments]))
     kinds = {parameter.kind for parameter in parameters.values()}
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds and not names
     # Values of ``*args`` are passed by position, so any input name is valid.
     if not takes_any_name and inspect.Parameter.VAR_POSITIONAL not in kinds:
-        for name in passed:
+        for name in argument_names:
             if name not in names:
                 guess = nearest(name, names)
                 hint = f"Did you mean {guess!r}?" if guess else f"It takes: {', '.join(names) or 'nothing'}."
                 if len(names) == 1 and not guess:
                     hint += f" Pass a dict that is one argument as {{{next(iter(names))!r}: {{…}}}}."
                 raise UsageError(f"{spell(requested_by)}: {_class_name(model)} takes no input {name!r}", hint=hint)
-    _check_required_parameters(model, parameters, passed)
+    _check_required_parameters(model, parameters, argument_names)
 
 
 def _check_required_parameters(
     model: torch.nn.Module | type[torch.nn.Module], parameters: Mapping[str, inspect.Parameter], chosen: Sequence[str]
 ) -> None:
     named = _named_parameters(parameters)
-    missing = [
+    missing_names = [
         name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty and name not in chosen
     ]
-    if missing or not chosen:
-        needs = f"needs {', '.join(missing)}" if missing else "takes none of the inputs known here"
+    if missing_names or not chosen:
+        needs = f"needs {', '.join(missing_names)}" if missing_names else "takes none of the inputs known here"
         raise UsageError(
             f"{_class_name(model)}: its forward {needs}, whose shapes and types are unknown",
             hint=f"Describe all its inputs with {opt.input_specs}; its parameters: {', '.join(named)}.",
@@ -343,7 +343,7 @@ def _float_dtype(model: torch.nn.Module | type[torch.nn.Module], config: object)
 _DraftOthers = Callable[[DecidedMedium], Sequence[InputDraft]]
 """Makes the drafts of all other inputs, for a forward that has to run as a whole."""
 
-_MOST_COUNTS = 4
+_MAX_TRIALS = 4
 """Chosen: after the image or audio features, only token embeddings and their positions are computed."""
 
 
@@ -373,26 +373,26 @@ def _decide_medium(
     token = modality.place_token(context.config) if context.has_text else None
     has_places = token is not None or context.takes(modality.place_mask)
     layouts = modality.layouts(context, names, has_places=has_places)
-    first, second = next(layouts), next(layouts, None)
-    if second is None and not has_places:
-        return DecidedMedium(modality, first.drafts, sizes=first.sizes)
+    first_layout, second_layout = next(layouts), next(layouts, None)
+    if second_layout is None and not has_places:
+        return DecidedMedium(modality, first_layout.drafts, sizes=first_layout.sizes)
     method = _find_method(context.structure, modality.feature_method) if context.has_text else None
-    sizes = (*first.sizes, *(second.sizes if second else ()))
+    sizes = (*first_layout.sizes, *(second_layout.sizes if second_layout else ()))
     notes: tuple[str, ...] = ()
-    for layout in itertools.chain([first], [second] if second else [], layouts):
+    for layout in itertools.chain([first_layout], [second_layout] if second_layout else [], layouts):
         sizes = (*sizes, *layout.sizes)
         medium = DecidedMedium(modality, layout.drafts, token, sizes=sizes)
         if method is not None:
             trial = _count_features(method, medium, context, has_places=has_places)
         else:
-            trial = _count_places(medium, context, draft_others, has_places=has_places)
+            trial = _count_placeholders(medium, context, draft_others, has_places=has_places)
         notes += trial.notes
         if trial.count is not None:
             return _with_places(replace(medium, notes=notes, place_count=trial.count), layout, method)
     if has_places:
         note = f"{names[0]}: its layout and number of placeholder tokens are unknown; set them with {opt.input_specs}"
         notes += (note,)
-    return DecidedMedium(modality, first.drafts, sizes=sizes, notes=notes)
+    return DecidedMedium(modality, first_layout.drafts, sizes=sizes, notes=notes)
 
 
 def _find_method(model: torch.nn.Module, name: str) -> Callable[..., Any] | None:
@@ -414,7 +414,7 @@ def _takes_anything(method: Callable[..., object]) -> bool:
     return inspect.Parameter.VAR_POSITIONAL in kinds
 
 
-def _accepted_drafts(method: Callable[..., object], drafts: Mapping[str, InputDraft]) -> dict[str, InputDraft]:
+def _select_drafts(method: Callable[..., object], drafts: Mapping[str, InputDraft]) -> dict[str, InputDraft]:
     names = drafts if _takes_anything(method) else inspect.signature(method).parameters
     return {name: draft for name, draft in drafts.items() if name in names}
 
@@ -423,14 +423,14 @@ def _count_features(
     method: Callable[..., object], medium: DecidedMedium, context: InputContext, *, has_places: bool
 ) -> _TrialRun:
     """Count the features that a method computes from the medium."""
-    accepted = _accepted_drafts(method, medium.drafts)
-    features = run_on_shapes(method, {name: draft.as_spec() for name, draft in accepted.items()})
+    accepted_drafts = _select_drafts(method, medium.drafts)
+    features = run_on_shapes(method, {name: draft.as_spec() for name, draft in accepted_drafts.items()})
     if features is None:
         return _TrialRun(None)
     return _TrialRun(_vectors_per_row(features, context) if has_places else 0)
 
 
-def _count_places(
+def _count_placeholders(
     medium: DecidedMedium, context: InputContext, draft_others: _DraftOthers, *, has_places: bool
 ) -> _TrialRun:
     """Count the features that a whole forward puts in place of placeholder tokens.
@@ -448,7 +448,7 @@ def _count_places(
     finally:
         for hook in hooks:
             hook.remove()
-    for count in itertools.islice(_possible_counts(outputs if has_places else (), context), _MOST_COUNTS):
+    for count in itertools.islice(_possible_counts(outputs if has_places else (), context), _MAX_TRIALS):
         with suppress(UsageError):  # more placeholder tokens than fit into a row
             other_drafts = draft_others(replace(medium, place_count=count))
             if _runs_with(model, [*other_drafts, *medium.drafts.values()]):
@@ -491,7 +491,7 @@ def _with_places(medium: DecidedMedium, layout: InputLayout, method: Callable[..
         bounds = {key: SizeBounds(fixed=reason) for key in modality.place_keys if key in keys}
     drafts = layout.drafts
     if method is not None:
-        drafts = modality.fit_to_features(drafts, _accepted_drafts(method, drafts).keys(), count)
+        drafts = modality.fit_to_features(drafts, _select_drafts(method, drafts).keys(), count)
     return replace(medium, drafts=drafts, bounds={**bounds, **layout.bounds}, notes=notes)
 
 
@@ -543,30 +543,30 @@ def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _Dra
     tokens = by_name.get("decoder_input_ids") or by_name.get("input_ids")
     if count == 1 or tokens is None:
         return inputs
-    rows, *rest = tokens.shape
+    rows, *sizes = tokens.shape
     # With a single row: otherwise a forward could take a row as another codebook.
-    single_row_drafts = [_of_one_row(draft) for draft in inputs.drafts]
-    plain, beside_each_other = input_shape(1, *rest), input_shape(count, *rest)
+    single_row_drafts = [_reduce_rows(draft) for draft in inputs.drafts]
+    single_shape, stacked_shape = input_shape(1, *sizes), input_shape(count, *sizes)
     final_shapes = [
-        (plain, tokens.shape),
-        (beside_each_other, input_shape(rows.value * count, *rest)),
-        (input_shape(1, *rest, count), input_shape(rows, *rest, count)),
-        (input_shape(1, count, *rest), input_shape(rows, count, *rest)),
+        (single_shape, tokens.shape),
+        (stacked_shape, input_shape(rows.value * count, *sizes)),
+        (input_shape(1, *sizes, count), input_shape(rows, *sizes, count)),
+        (input_shape(1, count, *sizes), input_shape(rows, count, *sizes)),
     ]
     for single_row_shape, shape in final_shapes:
         if not _runs_with(context.structure, _with_shape(single_row_drafts, tokens.name, single_row_shape)):
             continue
-        if single_row_shape is plain:
+        if single_row_shape is single_shape:
             return inputs
         bounds = dict(inputs.bounds)
-        if single_row_shape is beside_each_other:
+        if single_row_shape is stacked_shape:
             bounds["batch_size"] = SizeBounds(fixed="each row of tokens is one row for every codebook")
         note = f"{tokens.name}: tokens of {count} codebooks"
         return _DraftedInputs(_with_shape(inputs.drafts, tokens.name, shape), (*inputs.notes, note), bounds)
     return inputs
 
 
-def _of_one_row(draft: InputDraft) -> InputDraft:
+def _reduce_rows(draft: InputDraft) -> InputDraft:
     sizes = (1 if size.key == "batch_size" else size for size in draft.shape)
     return replace(draft, shape=input_shape(*sizes))
 

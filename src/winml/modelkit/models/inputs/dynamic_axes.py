@@ -56,10 +56,10 @@ def open_axes(
             model does not have or cannot vary.
     """
     sizes = decision.meanings.sizes
-    passed = left_open or {}
-    meant = {own: size for key, size in passed.items() for own in specs.names_among(key, sizes)}
-    left_open = {**meant, **{key: size for key, size in passed.items() if key in sizes}}
-    firm_keys = frozenset(own for key in firm_keys for own in specs.names_among(key, sizes))
+    open_sizes = left_open or {}
+    resolved_sizes = {size_key: size for key, size in open_sizes.items() for size_key in specs.names_among(key, sizes)}
+    left_open = {**resolved_sizes, **{key: size for key, size in open_sizes.items() if key in sizes}}
+    firm_keys = frozenset(size_key for key in firm_keys for size_key in specs.names_among(key, sizes))
     naming = axis_names.AxisNames(axis_names.AxisKeys(decision))
     naming.take_names_in_shapes()
     output_axes = naming.take_axes(request)
@@ -71,8 +71,8 @@ def open_axes(
     if not naming.names:
         return decision
     notes = [*naming.bring_along(), *axis_names.bring_along_by_size(naming, accepts)]
-    requested = _RequestedSizes(left_open, _bounds_by_name(request, naming.symbols()), firm_keys, are_sizes_firm)
-    wishes = [_size_wish(name, naming, requested) for name in naming.symbols()]
+    requested_sizes = _RequestedSizes(left_open, _bounds_by_name(request, naming.symbols()), firm_keys, are_sizes_firm)
+    wishes = [_make_size_wish(name, naming, requested_sizes) for name in naming.symbols()]
     sizes = choose_trace_sizes(wishes)
     dimensions = tuple(
         specs.DynamicDimension(name=wish.name, min=wish.min, max=wish.max, example=sizes[wish.name]) for wish in wishes
@@ -86,13 +86,13 @@ def open_axes(
         decision,
         inputs=naming.named_inputs(),
         dimensions=dimensions,
-        open_by_default=_opened_by_default(naming, request, left_open, by_default),
+        open_by_default=_find_default_names(naming, request, left_open, by_default),
         notes=(*decision.notes, *notes),
         output_axes=output_axes,
     )
 
 
-def _opened_by_default(
+def _find_default_names(
     naming: axis_names.AxisNames,
     request: specs.DynamicRequest,
     left_open: Mapping[str, specs.OpenSize],
@@ -108,15 +108,15 @@ def _opened_by_default(
     """
     if not by_default:
         return {}
-    requested = axis_names.AxisNames(naming.axis_keys)
-    requested.take_names_in_shapes()
-    requested.take_axes(request)
-    requested.take_keys({key: size for key, size in left_open.items() if key not in by_default})
-    requested.take_meanings(request)
-    bounded = _bounds_by_name(request, naming.symbols())
-    names = {naming.names[axis] for axis in (*requested.names, *requested.unnamed) if axis in naming.names}
-    opened = {naming.names[axis]: key for key in by_default for axis in naming.axis_keys.axes_of(key)}
-    return {name: key for name, key in opened.items() if name not in names and name not in bounded}
+    requested_names = axis_names.AxisNames(naming.axis_keys)
+    requested_names.take_names_in_shapes()
+    requested_names.take_axes(request)
+    requested_names.take_keys({key: size for key, size in left_open.items() if key not in by_default})
+    requested_names.take_meanings(request)
+    bounded_names = _bounds_by_name(request, naming.symbols())
+    names = {naming.names[axis] for axis in (*requested_names.names, *requested_names.unnamed) if axis in naming.names}
+    default_names = {naming.names[axis]: key for key in by_default for axis in naming.axis_keys.axes_of(key)}
+    return {name: key for name, key in default_names.items() if name not in names and name not in bounded_names}
 
 
 def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[specs.OutputAxis]) -> None:
@@ -174,39 +174,39 @@ class _RequestedSizes:
 
     def of(self, name: str, keys: Sequence[str]) -> list[specs.OpenSize]:
         """Return all that was said about one dimension."""
-        named = [self.by_name[name]] if name in self.by_name else []
-        return [*(self.by_key[key] for key in keys if key in self.by_key), *named]
+        bounds = [self.by_name[name]] if name in self.by_name else []
+        return [*(self.by_key[key] for key in keys if key in self.by_key), *bounds]
 
 
-def _size_wish(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> SizeWish:
+def _make_size_wish(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> SizeWish:
     """Return the bounds of a dimension, and its preferred size at tracing."""
     keys = naming.keys_named(name)
-    low, high = _combined_bounds(name, naming, requested)
+    low, high = _combine_bounds(name, naming, requested)
     example, is_firm = _preferred_size(name, naming, requested)
     if is_firm and not low <= example <= (high or example):
         raise UsageError(
             f"{name}: example size {example} is not between {low} and {high or 'any'}", hint="Set a size in this range."
         )
-    known = (SHAPE_KEYS[key] for key in (*keys, specs.current_name(name)) if key in SHAPE_KEYS)
-    step = max((key.trace_step for key in known), default=1)
+    shape_keys = (SHAPE_KEYS[key] for key in (*keys, specs.current_name(name)) if key in SHAPE_KEYS)
+    step = max((key.trace_step for key in shape_keys), default=1)
     return SizeWish(name, example, is_firm, low, high, step, naming.sizes_beside(name))
 
 
-def _combined_bounds(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
+def _combine_bounds(name: str, naming: axis_names.AxisNames, requested: _RequestedSizes) -> tuple[int, int | None]:
     """Return the smallest and the largest size, within the bounds of user and model.
 
     Raises:
         UsageError: the user's limit exceeds the model's, or only one size remains.
     """
-    stated = requested.of(name, naming.keys_named(name))
+    requests = requested.of(name, naming.keys_named(name))
     bounds = [naming.axis_keys.bounds_of(key) for key in naming.keys_named(name)]
     # A default min is no request: a cache may be empty, and has size 0 in an example.
-    least = 0 if 0 in naming.sizes_named(name) else 1
+    default_low = 0 if 0 in naming.sizes_named(name) else 1
     low = max(
-        (*(item.min for item in stated if "min" in item.model_fields_set), *(item.min for item in bounds)),
-        default=least,
+        (*(item.min for item in requests if "min" in item.model_fields_set), *(item.min for item in bounds)),
+        default=default_low,
     )
-    high = _smallest_limit([item.max for item in stated])
+    high = _smallest_limit([item.max for item in requests])
     limit = _smallest_limit([item.max for item in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
@@ -226,18 +226,18 @@ def _preferred_size(name: str, naming: axis_names.AxisNames, requested: _Request
     """
     keys = naming.keys_named(name)
     sizes = naming.decision.meanings.sizes
-    firm = {item.example for item in requested.of(name, keys) if item.example is not None}
-    if not firm:
-        firm |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
+    firm_sizes = {item.example for item in requested.of(name, keys) if item.example is not None}
+    if not firm_sizes:
+        firm_sizes |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
         # A trace with size 0 would contain no values.
-        firm |= naming.sizes_named(name) - {0} if requested.are_sizes_firm else set()
-    if len(firm) > 1:
+        firm_sizes |= naming.sizes_named(name) - {0} if requested.are_sizes_firm else set()
+    if len(firm_sizes) > 1:
         raise UsageError(
-            f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm)))}",
+            f"{name}: one dimension, but two example sizes, {' and '.join(map(str, sorted(firm_sizes)))}",
             hint="Set one size, or use two names.",
         )
-    if firm:
-        return firm.pop(), True
+    if firm_sizes:
+        return firm_sizes.pop(), True
     model_sizes = [sizes[key] for key in keys if key in sizes]
     return (model_sizes[0] if model_sizes else _usual_size(name, naming)), False
 

@@ -84,11 +84,11 @@ def flatten_arguments(
         ) from None
     tensors = flattening.tensors
     if not tensors:
-        passed = next(
+        description = next(
             (f"{type(value).__name__} for {name!r}, without tensors" for name, value in arguments.items()), ""
         )
         raise InputError(
-            f"{requested_by}: expected tensors, got {passed or 'no inputs'}", hint="Pass at least one tensor."
+            f"{requested_by}: expected tensors, got {description or 'no inputs'}", hint="Pass at least one tensor."
         )
     if list(tensors) == list(arguments):
         return tensors, None
@@ -112,10 +112,10 @@ class _Flattening:
             raise InputError(
                 f"{self.requested_by}: {prefix or 'the arguments'}: {error}", hint="Pass a dict or a list instead."
             ) from error
-        builders = [self._leaf(leaf, _joined(prefix, map(_key_words, path))) for path, leaf in entries]
+        builders = [self._flatten_leaf(leaf, _join_path(prefix, map(_key_text, path))) for path, leaf in entries]
         return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builders], structure)
 
-    def _leaf(self, leaf: object, name: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
+    def _flatten_leaf(self, leaf: object, name: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
         if isinstance(leaf, torch.Tensor):
             if name in self.tensors:
                 raise InputError(
@@ -126,7 +126,7 @@ class _Flattening:
         if isinstance(leaf, _CONSTANTS):
             self.constants[name] = leaf
             return lambda _tensors: leaf
-        members = _members(leaf)
+        members = _read_members(leaf)
         if members is None:
             raise InputError(
                 f"{self.requested_by}: {name!r} is a {type(leaf).__name__}, expected a torch.Tensor, or a list, tuple, "
@@ -135,19 +135,19 @@ class _Flattening:
                 "register_dataclass or torch.utils._pytree.",
             )
         build_members = self.flatten(members, name)
-        if _with_members(leaf, members) is None:
+        if _replace_members(leaf, members) is None:
             raise InputError(
                 f"{self.requested_by}: {name!r} is a {type(leaf).__name__}, which cannot be copied with new tensors",
                 hint="Pass a dict, or a class that is constructed from a mapping.",
             )
-        return lambda tensors: _with_members(leaf, build_members(tensors))
+        return lambda tensors: _replace_members(leaf, build_members(tensors))
 
 
-def _joined(prefix: str, keys: Iterator[str]) -> str:
+def _join_path(prefix: str, keys: Iterator[str]) -> str:
     return SEPARATOR.join((*([prefix] if prefix else []), *keys))
 
 
-def _key_words(key: object) -> str:
+def _key_text(key: object) -> str:
     """Return one step of a pytree path as text."""
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
@@ -155,14 +155,14 @@ def _key_words(key: object) -> str:
     return str(key)
 
 
-def _members(value: object) -> dict[str, object] | None:
+def _read_members(value: object) -> dict[str, object] | None:
     """Return the members of a dataclass or of a mapping unknown to pytree; `None` for other values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     return dict(value) if isinstance(value, Mapping) else None
 
 
-def _with_members(template: object, members: Mapping[str, object]) -> Any:
+def _replace_members(template: object, members: Mapping[str, object]) -> Any:
     """Return a copy with other members, `None` if the class does not allow a copy; the template stays unchanged.
 
     A registration of its type with pytree would outlast the export.
@@ -172,14 +172,12 @@ def _with_members(template: object, members: Mapping[str, object]) -> Any:
         for name, value in members.items():
             object.__setattr__(copied, name, value)  # also for frozen dataclasses
         return copied
-    ways = (_deep_copy_with, lambda template, members: type(template)(members))
-    created = (_output_or_none(make, template, members) for make in ways)
+    copiers = (_deep_copy_members, lambda template, members: type(template)(members))
+    created = (_try_copy(make, template, members) for make in copiers)
     return next((mapping for mapping in created if mapping is not None), None)
 
 
-def _output_or_none(
-    make: Callable[[object, Mapping[str, Any]], Any], template: object, members: Mapping[str, Any]
-) -> Any:
+def _try_copy(make: Callable[[object, Mapping[str, Any]], Any], template: object, members: Mapping[str, Any]) -> Any:
     try:
         created = make(template, members)
         return (
@@ -191,7 +189,7 @@ def _output_or_none(
         return None
 
 
-def _deep_copy_with(template: Any, members: Mapping[str, object]) -> Any:
+def _deep_copy_members(template: Any, members: Mapping[str, object]) -> Any:
     """Return a copy of a mapping with other members, without copying its own members."""
     copied = copy.deepcopy(template, {id(value): value for value in template.values()})
     for name, value in members.items():
@@ -223,8 +221,8 @@ def arguments_of_names(
     if not constants and not any("." in name for name in names):
         return None
     hints = _annotations(model)
-    members = _members_of(names, requested_by)
-    template = {name: _value(paths, name, hints.get(name), requested_by) for name, paths in members.items()}
+    members = _group_by_member(names, requested_by)
+    template = {name: _assemble(paths, name, hints.get(name), requested_by) for name, paths in members.items()}
     tensors, arguments = flatten_arguments({**template, **constants}, requested_by)
     if set(tensors) != set(names):
         unmatched = sorted({*names} ^ {*tensors})
@@ -234,7 +232,7 @@ def arguments_of_names(
     return arguments
 
 
-def _members_of(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]:
+def _group_by_member(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]:
     """Return first name of the paths → rests of the paths; ``""`` for an empty rest.
 
     Raises:
@@ -242,43 +240,43 @@ def _members_of(paths: Sequence[str], requested_by: str) -> dict[str, list[str]]
     """
     members: dict[str, list[str]] = {}
     for path in paths:
-        first, _, rest = path.partition(".")
-        members.setdefault(first, []).append(rest)
-    for first, rests in members.items():
-        if "" in rests and len(rests) > 1:
+        name, _, subpath = path.partition(".")
+        members.setdefault(name, []).append(subpath)
+    for name, subpaths in members.items():
+        if "" in subpaths and len(subpaths) > 1:
             raise UsageError(
-                f"{requested_by}: {first!r} is described as a tensor and as a container",
+                f"{requested_by}: {name!r} is described as a tensor and as a container",
                 hint="Describe the tensor, or those inside.",
             )
     return members
 
 
-def _value(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
+def _assemble(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
     """Return a container of the annotated class, else a list if the keys count from 0, else a dict."""
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
-    hint = _without_none(hint)
-    members = _members_of(paths, requested_by)
+    hint = _strip_none(hint)
+    members = _group_by_member(paths, requested_by)
     is_counted = sorted(members) == sorted(map(str, range(len(members))))
     origin = get_origin(hint) or hint
-    values = {key: _value(rest, f"{name}.{key}", _hint_of(hint, key), requested_by) for key, rest in members.items()}
+    values = {key: _assemble(rest, f"{name}.{key}", _hint_of(hint, key), requested_by) for key, rest in members.items()}
     if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):
-        return _record(origin, values, name, requested_by)
+        return _build_record(origin, values, name, requested_by)
     if is_counted and not (isinstance(origin, type) and issubclass(origin, Mapping)):
-        in_order = [values[str(position)] for position in range(len(values))]
-        return tuple(in_order) if origin is tuple else in_order
+        sequence = [values[str(position)] for position in range(len(values))]
+        return tuple(sequence) if origin is tuple else sequence
     return values
 
 
-def _record(record: Any, values: Mapping[str, object], name: str, requested_by: str) -> Any:
+def _build_record(record: Any, values: Mapping[str, object], name: str, requested_by: str) -> Any:
     """Return a dataclass or NamedTuple with these members; other required members are `None`.
 
     Raises:
         UsageError: there is no such member, or the constructor fails.
     """
-    needed = [key for key, item in inspect.signature(record).parameters.items() if item.default is item.empty]
+    required = [key for key, item in inspect.signature(record).parameters.items() if item.default is item.empty]
     try:
-        return record(**{**dict.fromkeys(needed), **values})
+        return record(**{**dict.fromkeys(required), **values})
     except Exception as error:  # the constructor is the user's code
         raise UsageError(
             f"{requested_by}: {name}: {record.__name__} cannot be constructed from {', '.join(values)}: "
@@ -294,7 +292,7 @@ def _annotations(model: Any) -> Mapping[str, Any]:
         return {}
 
 
-def _without_none(hint: object) -> Any:
+def _strip_none(hint: object) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         return kinds[0] if len(kinds) == 1 else None

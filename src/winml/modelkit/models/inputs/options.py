@@ -89,44 +89,44 @@ def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensor
     Raises:
         ConfigError: not JSON, an unknown key, a wrong value, no input at all, or a name given twice.
     """
-    value, place = read_json(text_or_path, opt.input_specs)
-    entries = _described_inputs(value, place)
-    specs = tuple(parse_options(InputTensorSpec, entry, where) for where, entry in entries)
+    value, origin = read_json(text_or_path, opt.input_specs)
+    entries = _input_entries(value, origin)
+    specs = tuple(parse_options(InputTensorSpec, entry, location) for location, entry in entries)
     if not specs:
-        raise ConfigError(f"{place}: no input is described", hint='Describe at least one {"name", "shape", "dtype"}.')
+        raise ConfigError(f"{origin}: no input is described", hint='Describe at least one {"name", "shape", "dtype"}.')
     names = [spec.name for spec in specs]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigError(f"{place}: input {name!r} is described twice")
+            raise ConfigError(f"{origin}: input {name!r} is described twice")
     return specs
 
 
-def _described_inputs(value: object, place: str) -> list[tuple[str, Any]]:
+def _input_entries(value: object, origin: str) -> list[tuple[str, Any]]:
     """Return (location for messages, entry) of every described input."""
     if isinstance(value, list):
-        return [(f"{place}: input {index}", entry) for index, entry in enumerate(value)]
+        return [(f"{origin}: input {index}", entry) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
-        raise ConfigError(f"{place}: expected a list of inputs, got {type(value).__name__}")
+        raise ConfigError(f"{origin}: expected a list of inputs, got {type(value).__name__}")
     entries = []
-    for name, entry in _flat_entries(value, ""):
-        where = f"{place}: input {name!r}"
+    for name, entry in _flatten_entries(value, ""):
+        location = f"{origin}: input {name!r}"
         if not isinstance(entry, dict):
             raise ConfigError(
-                f"{where}: expected an object with shape and dtype, got {type(entry).__name__}",
+                f"{location}: expected an object with shape and dtype, got {type(entry).__name__}",
                 hint=f'Such as {{"{name}": {{"shape": ["batch", 16], "dtype": "int64"}}}}; a name is a dynamic size.',
             )
         if entry.get("name", name) != name:
-            raise ConfigError(f"{where}: has a different name inside, {entry['name']!r}")
-        entries.append((where, {**entry, "name": name}))
+            raise ConfigError(f"{location}: has a different name inside, {entry['name']!r}")
+        entries.append((location, {**entry, "name": name}))
     return entries
 
 
-def _flat_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flatten_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield path and entry of every leaf in objects and lists that contain only objects and lists."""
     for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
         name = f"{prefix}{SEPARATOR}{key}" if prefix else str(key)
         if _is_container(entry):
-            yield from _flat_entries(entry, name)
+            yield from _flatten_entries(entry, name)
         else:
             yield name, entry
 

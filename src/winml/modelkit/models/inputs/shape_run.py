@@ -36,7 +36,7 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
         call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
         inputs: Specifications of fixed sizes.
     """
-    tensors = {name: _tensor_for(spec) for name, spec in inputs.items()}
+    tensors = {name: _make_tensor(spec) for name, spec in inputs.items()}
     with warnings.catch_warnings(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         # The warnings concern tensors without elements; only success or failure of the forward matters here.
         warnings.simplefilter("ignore")
@@ -47,16 +47,16 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
             return None
 
 
-def _tensor_for(spec: InputTensorSpec) -> torch.Tensor:
+def _make_tensor(spec: InputTensorSpec) -> torch.Tensor:
     sizes = [int(size) for size in spec.shape]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
         return torch.empty(sizes, dtype=dtype, device=_META)
     values = torch.full(sizes, int((spec.value_range or (0, 1))[0]), dtype=dtype)
-    first = [value for value, count in spec.first_values for _ in range(count)]
+    first_values = [value for value, count in spec.first_values for _ in range(count)]
     rows = values.view(sizes[0], -1) if sizes else values
-    if first:
-        rows[:, : len(first)] = torch.tensor(first[: rows.shape[1]], dtype=dtype)
+    if first_values:
+        rows[:, : len(first_values)] = torch.tensor(first_values[: rows.shape[1]], dtype=dtype)
     return values
 
 
@@ -74,8 +74,8 @@ class _KeepPythonNumbers(TorchFunctionMode):
         if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1 and not args[0].is_floating_point():
             return _UnknownCounts([0] * args[0].shape[0])
         if func in (torch.Tensor.split, torch.split) and isinstance(args[1], _UnknownCounts):
-            complete, sizes, axis = args[0], args[1], kwargs.get("dim", args[2] if len(args) > 2 else 0)
-            return func(complete, [complete.shape[axis], *sizes[1:]], axis)
+            tensor, sizes, axis = args[0], args[1], kwargs.get("dim", args[2] if len(args) > 2 else 0)
+            return func(tensor, [tensor.shape[axis], *sizes[1:]], axis)
         return func(*args, **kwargs)
 
 
@@ -94,21 +94,21 @@ class _ComputeShapesOnly(TorchDispatchMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         # Values of parameters are never read, even if present: results of parameters alone belong on ``meta`` as well.
         if any(tensor.is_meta or isinstance(tensor, torch.nn.Parameter) for tensor in tensors):
-            if func in _CHOOSING:
+            if func in _MASK_SELECTIONS:
                 return _index_without_values(func, args)
-            leaves = [_META if isinstance(leaf, torch.device) else _without_values(leaf) for leaf in leaves]
+            leaves = [_META if isinstance(leaf, torch.device) else _strip_values(leaf) for leaf in leaves]
             args, kwargs = tree_unflatten(leaves, structure)
-            return tree_map(_fill_truth_values(func not in _EQUAL), func(*args, **kwargs))
+            return tree_map(_fill_truth_values(func not in _EQUALITIES), func(*args, **kwargs))
         leaves = [_CPU if isinstance(leaf, torch.device) else leaf for leaf in leaves]
         args, kwargs = tree_unflatten(leaves, structure)
         result = func(*args, **kwargs)
         # An integer tensor created without inputs is a mask or a row of positions; a float tensor needs no values.
-        return result if tensors else tree_map(_integers_only, result)
+        return result if tensors else tree_map(_strip_floats, result)
 
 
 _aten = torch.ops.aten
-_EQUAL = (_aten.eq.Scalar, _aten.eq.Tensor)
-_CHOOSING = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
+_EQUALITIES = (_aten.eq.Scalar, _aten.eq.Tensor)
+_MASK_SELECTIONS = (_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default)
 """Operators that select by a boolean mask; the result or the written part has as many entries as the mask is true."""
 
 
@@ -124,24 +124,24 @@ def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:
 
 
 def _index_without_values(func: Any, args: Any) -> Any:
-    subject, *values = map(_without_values, (args[0], *args[2:]))
-    places = [place for choice in args[1] for place in _chosen_places(choice)]
+    subject, *values = map(_strip_values, (args[0], *args[2:]))
+    indices = [index for choice in args[1] for index in _selected_indices(choice)]
     if values:
-        values[0].expand(_aten.index.Tensor(subject, places).shape)  # raises if torch would raise with values
-    return func(subject, places, *values)
+        values[0].expand(_aten.index.Tensor(subject, indices).shape)  # raises if torch would raise with values
+    return func(subject, indices, *values)
 
 
-def _chosen_places(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
+def _selected_indices(choice: torch.Tensor | None) -> Sequence[torch.Tensor | None]:
     """Convert a mask into the selected indices."""
     if choice is None or choice.is_meta or choice.dtype not in (torch.bool, torch.uint8):
-        return [_without_values(choice)]
+        return [_strip_values(choice)]
     return choice.nonzero().to(_META).unbind(1)
 
 
-def _without_values(leaf: object) -> Any:
+def _strip_values(leaf: object) -> Any:
     return leaf.to(_META) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _integers_only(leaf: Any) -> Any:
+def _strip_floats(leaf: Any) -> Any:
     is_float = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
     return leaf.to(_META) if is_float else leaf

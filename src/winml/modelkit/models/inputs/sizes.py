@@ -76,10 +76,10 @@ class InputSizes:
         )
 
 
-_SMALLEST = 2
+_MIN_SIZE = 2
 _SHARE_OF_LIMIT = 0.75
 """Chosen: leaves sizes above the traced size, at which a table cut to the traced size would fail."""
-_MOST_STEPS = 1000
+_MAX_STEPS = 1000
 """Chosen: many more sizes than a model has dimensions."""
 
 
@@ -105,28 +105,28 @@ def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
     A size of 1 is traced as a constant, and equal sizes hide a confusion of two dimensions. Firm sizes are chosen
     first, so that other dimensions avoid them.
     """
-    chosen: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for wish in sorted(wishes, key=lambda wish: not wish.is_firm):
-        chosen_sizes = set(chosen.values())
+        chosen_sizes = set(sizes.values())
         candidates = list(_candidate_sizes(wish))
-        apart = (size for size in candidates if size not in chosen_sizes and size not in wish.beside)
+        preferred_sizes = (size for size in candidates if size not in chosen_sizes and size not in wish.beside)
         distinct = (size for size in candidates if size not in chosen_sizes)
-        best = candidates[0]
-        chosen[wish.name] = best if wish.is_firm else next(apart, next(distinct, best))
-    return {wish.name: chosen[wish.name] for wish in wishes}
+        default = candidates[0]
+        sizes[wish.name] = default if wish.is_firm else next(preferred_sizes, next(distinct, default))
+    return {wish.name: sizes[wish.name] for wish in wishes}
 
 
 def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
     """Yield sizes inside the bounds, the best first: the preferred size, then smaller ones, then larger ones."""
-    top = wish.max if wish.max is not None else wish.preferred + _MOST_STEPS * wish.step
-    bottom = min(max(wish.min, _SMALLEST), top)
+    top = wish.max if wish.max is not None else wish.preferred + _MAX_STEPS * wish.step
+    bottom = min(max(wish.min, _MIN_SIZE), top)
     preferred = wish.preferred
     if not wish.is_firm and wish.max is not None:
         preferred = min(preferred, int(wish.max * _SHARE_OF_LIMIT))
-    first = min(max(preferred, bottom), top)
-    yield first
-    yield from range(first - wish.step, bottom - 1, -wish.step)
-    yield from range(first + wish.step, min(top, first + _MOST_STEPS * wish.step) + 1, wish.step)
+    start = min(max(preferred, bottom), top)
+    yield start
+    yield from range(start - wish.step, bottom - 1, -wish.step)
+    yield from range(start + wish.step, min(top, start + _MAX_STEPS * wish.step) + 1, wish.step)
 
 
 def sub_config(config: object, *names: str) -> Any:

@@ -134,8 +134,8 @@ def _audio_companions(names: Sequence[str], shape: Sequence[InputSize]) -> Itera
 
 def _mel_bins(context: InputContext) -> InputSize:
     """Return the features per audio frame."""
-    declared = first_int(_audio_config(context), ("num_mel_bins",))
-    return context.sizes.choose_exactly("num_mel_bins", declared, MEL_BINS)
+    config_bins = first_int(_audio_config(context), ("num_mel_bins",))
+    return context.sizes.choose_exactly("num_mel_bins", config_bins, MEL_BINS)
 
 
 def _sample_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
@@ -187,18 +187,18 @@ def _feature_sizes(context: InputContext) -> list[tuple[InputSize | int, ...]]:
     for count in [features] if features is not None else USUAL_MEL_BINS:
         bins = sizes.choose_exactly("num_mel_bins", features, count) if stacked == 1 else stacked * count
         layouts += [(frames, bins), (bins, frames)]
-    if features is not None and (several := _features_of_several_frames(context, features)):
-        layouts.append((frames, several))
+    if features is not None and (stacked_features := _find_stacked_features(context, features)):
+        layouts.append((frames, stacked_features))
     return layouts
 
 
-def _features_of_several_frames(context: InputContext, features: int) -> int | None:
+def _find_stacked_features(context: InputContext, features: int) -> int | None:
     """Return the input width of the first projection if it is a multiple of a frame's features, else `None`."""
     import torch
 
     layers = (layer for layer in context.structure.modules() if isinstance(layer, torch.nn.Linear))
-    first = next(layers, None)
-    return first.in_features if first is not None and first.in_features % features == 0 else None
+    projection = next(layers, None)
+    return projection.in_features if projection is not None and projection.in_features % features == 0 else None
 
 
 def _receptive_field(kernels: Sequence[int], strides: Sequence[int]) -> int:

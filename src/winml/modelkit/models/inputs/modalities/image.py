@@ -78,7 +78,7 @@ class Image(Modality):
             yield from _patch_layouts(context, carrier, companions)
             return
         plane = _image_plane(context)
-        yield _plain_layout(context, carrier, context.batch, *plane)
+        yield _make_layout(context, carrier, context.batch, *plane)
         if _IMAGE_SIZES in companions:
             edges = plane[-2:]
             sizes = InputDraft(
@@ -88,14 +88,14 @@ class Image(Modality):
                 value_range=(1, max(edge.value for edge in edges)),
                 first_values=value_runs(edges),
             )
-            yield _plain_layout(context, carrier, context.batch, *plane, companions=(sizes,))
+            yield _make_layout(context, carrier, context.batch, *plane, companions=(sizes,))
             for tiles in range(2, _MOST_TILES + 1):
-                yield _plain_layout(context, carrier, context.batch, tiles, *plane, companions=(sizes,))
+                yield _make_layout(context, carrier, context.batch, tiles, *plane, companions=(sizes,))
         if has_places:
             # Some models take several pictures per row, and some a row of patches.
             grid = _patch_grid(context)
-            yield _plain_layout(context, carrier, context.batch, 1, *plane, grid=grid)
-            yield _plain_layout(context, carrier, context.batch, grid.count, grid.values, grid=grid)
+            yield _make_layout(context, carrier, context.batch, 1, *plane, grid=grid)
+            yield _make_layout(context, carrier, context.batch, grid.count, grid.values, grid=grid)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _PatchGrid:
         return self.channels * self.depth * self.patch * self.patch
 
 
-def _plain_layout(
+def _make_layout(
     context: InputContext,
     carrier: str,
     *shape: InputSize | int,
@@ -138,7 +138,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
     """Yield the layouts of patches with a companion."""
     grid = _patch_grid(context)
     rows = context.batch.value
-    described = _grid_companions(context, companions, grid)
+    drafts = _grid_companions(context, companions, grid)
     shapes: list[tuple[InputSize | int, ...]]
     if {*companions} & {*_GRIDS}:
         shapes = [(rows * grid.count, grid.values), (rows * grid.count, grid.channels, grid.patch, grid.patch)]
@@ -150,13 +150,13 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
     is_one_row = bool({*companions} & {*_GRIDS, "target_sizes"})
     bounds = {"batch_size": SizeBounds(fixed="the patches of all images form one row")} if is_one_row else {}
     for shape in shapes:
-        layout = _plain_layout(context, carrier, *shape, companions=described, grid=grid)
+        layout = _make_layout(context, carrier, *shape, companions=drafts, grid=grid)
         yield InputLayout(layout.drafts, (context.batch, *layout.underlying_sizes), bounds)
 
 
 def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGrid) -> list[InputDraft]:
     """Return the drafts of grids, positions, sizes and masks of the patches."""
-    places = [place for row in range(grid.rows) for column in range(grid.columns) for place in (column, row)]
+    coordinates = [place for row in range(grid.rows) for column in range(grid.columns) for place in (column, row)]
     batch = context.batch
     drafts = []
     for name in names:
@@ -164,7 +164,7 @@ def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGr
         if name in _GRIDS:
             shape, numbers = input_shape(batch, 3), [1, grid.rows, grid.columns]
         elif name in _POSITIONS:
-            shape, numbers = input_shape(batch, grid.count, 2), places
+            shape, numbers = input_shape(batch, grid.count, 2), coordinates
         elif name in _EDGES:
             shape, numbers = input_shape(batch, 2), [grid.rows, grid.columns]
         elif name == _PATCH_MASK:
@@ -187,14 +187,14 @@ def _image_plane(context: InputContext) -> tuple[InputSize, ...]:
     """
     vision, sizes = _vision_config(context), context.sizes
     backbone = sub_config(context.config, "backbone_config")
-    places = [(vision, "image_size"), (backbone, "image_size"), (vision, "input_size")]
-    pairs = (edge_pair(getattr(config, name, None)) for config, name in places)
-    declared = next((pair for pair in pairs if pair), None)
-    fixed = declared if _is_image_fixed(context, declared) else None
-    height, width = fixed or context.processor.image_size or declared or (IMAGE_EDGE, IMAGE_EDGE)
+    edge_sources = [(vision, "image_size"), (backbone, "image_size"), (vision, "input_size")]
+    pairs = (edge_pair(getattr(config, name, None)) for config, name in edge_sources)
+    config_edges = next((pair for pair in pairs if pair), None)
+    fixed = config_edges if _is_image_fixed(context, config_edges) else None
+    height, width = fixed or context.processor.image_size or config_edges or (IMAGE_EDGE, IMAGE_EDGE)
     reason = f"the model takes images of {fixed[0]}x{fixed[1]} pixels only" if fixed else ""
     bounds = SizeBounds(fixed=reason) if fixed else None
-    is_declared = declared is not None
+    is_declared = config_edges is not None
     edges = (
         sizes.choose("height", height, bounds=bounds, is_declared=is_declared),
         sizes.choose("width", width, bounds=bounds, is_declared=is_declared),
@@ -231,8 +231,8 @@ def _patch_grid(context: InputContext) -> _PatchGrid:
     patch = edge_pair(getattr(vision, "patch_size", None)) or (PATCH_EDGE, PATCH_EDGE)
     merges = (first_edge(config, _MERGED_PATCHES) for config in (vision, context.config))
     unit = patch[0] * next((merged for merged in merges if merged), 1)
-    usual = max(IMAGE_EDGE // unit, 1) * unit
-    height, width = context.sizes.choose("height", usual), context.sizes.choose("width", usual)
+    default_edge = max(IMAGE_EDGE // unit, 1) * unit
+    height, width = context.sizes.choose("height", default_edge), context.sizes.choose("width", default_edge)
     for key, edge in (("height", height), ("width", width)):
         if edge.value % unit:
             context.sizes.refuse(key, f"the model takes multiples of {unit} only")

@@ -168,11 +168,11 @@ def text_sequence(context: InputContext, place_count: int, shrinkable_keys: Sequ
     default = min(TOKENS, context.processor.max_tokens or TOKENS)
     size = _choose_within_positions(context, "sequence_length", place_count + default, limit)
     if size.value <= place_count:
-        raise _no_room_for_text(context, size, place_count, shrinkable_keys)
+        raise _text_room_error(context, size, place_count, shrinkable_keys)
     return dataclasses.replace(size, bounds=dataclasses.replace(size.bounds or SizeBounds(), min=place_count + 1))
 
 
-def _no_room_for_text(
+def _text_room_error(
     context: InputContext, size: InputSize, place_count: int, shrinkable_keys: Sequence[str]
 ) -> UsageError:
     reason = f"images and audio take {place_count} tokens of each row"
@@ -241,5 +241,5 @@ def _table_positions(context: InputContext, declared: int, attribute: str) -> in
 
 def is_position_name(name: str) -> bool:
     """Return True if a module or parameter of this name holds positions."""
-    last = name.rpartition(".")[2]
-    return "position" in last or last in ("wpe", "pos_embed")
+    base_name = name.rpartition(".")[2]
+    return "position" in base_name or base_name in ("wpe", "pos_embed")

@@ -106,14 +106,14 @@ def _token_shape(context: InputContext, media: Sequence[DecidedMedium]) -> tuple
 
 def _draft_tokens(context: InputContext, shape: tuple[InputSize, ...], media: Sequence[DecidedMedium]) -> InputDraft:
     vocabulary = _vocabulary_size(context)
-    places = ((medium.token, medium.place_count) for medium in media if medium.place_count)
+    placeholders = ((medium.token, medium.place_count) for medium in media if medium.place_count)
     return InputDraft(
         name="input_ids",
         shape=shape,
         dtype="int64",
-        value_range=_text_tokens(context.config, vocabulary),
+        value_range=_text_token_range(context.config, vocabulary),
         last_value=_end_token(text_config(context), vocabulary),
-        first_values=tuple((token, count) for token, count in places if token is not None),
+        first_values=tuple((token, count) for token, count in placeholders if token is not None),
     )
 
 
@@ -135,11 +135,11 @@ def _marks_places(context: InputContext, media: Sequence[Modality]) -> bool:
 def _vocabulary_size(context: InputContext) -> int:
     """Return the number of tokens of the text input."""
     configs = (text_config(context), context.config)
-    declared = next((size for config in configs if (size := first_int(config, _VOCABULARY_SIZES))), None)
-    return declared or _embedded_tokens(context)
+    config_size = next((size for config in configs if (size := first_int(config, _VOCABULARY_SIZES))), None)
+    return config_size or _count_embeddings(context)
 
 
-def _embedded_tokens(context: InputContext) -> int:
+def _count_embeddings(context: InputContext) -> int:
     """Return the number of token embeddings of a model.
 
     Raises:
@@ -161,11 +161,11 @@ def _embedded_tokens(context: InputContext) -> int:
     return int(tables[0].num_embeddings)
 
 
-def _text_tokens(config: object, vocabulary: int) -> tuple[int, int]:
+def _text_token_range(config: object, vocabulary: int) -> tuple[int, int]:
     """Return the first and the last token of the longest range without placeholder tokens."""
     place_tokens = {getattr(config, name, None) for name in _PLACE_TOKENS}
-    inside = {token for token in place_tokens if isinstance(token, int) and 0 <= token < vocabulary}
-    edges = sorted({-1, vocabulary, *inside})
+    token_ids = {token for token in place_tokens if isinstance(token, int) and 0 <= token < vocabulary}
+    edges = sorted({-1, vocabulary, *token_ids})
     start, end = max(itertools.pairwise(edges), key=lambda pair: pair[1] - pair[0])
     return start + 1, max(end - 1, start + 1)
 
