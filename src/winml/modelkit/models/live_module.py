@@ -72,7 +72,7 @@ def loaded_from_module(
         arguments = arguments_of_names(model, [spec.name for spec in specs], "input_tensors")
     elif _has_transformers_config(model):
         part = live_part(model, open_axes(decide_inputs(model, model.config), dynamic))
-        return _loaded(part)
+        return _make_loaded_model(part)
     else:
         raise UsageError(
             f"the inputs of {type(model).__name__} are unknown",
@@ -83,7 +83,7 @@ def loaded_from_module(
         decision = replace(decision, meanings=known_meanings(model, model.config, specs))
     accepts = accepts_shapes(model, arguments)
     decision = open_axes(decision, dynamic, are_sizes_firm=True, accepts=accepts)
-    return _loaded(live_part(model, decision, arguments, example))
+    return _make_loaded_model(live_part(model, decision, arguments, example))
 
 
 def live_part(
@@ -110,7 +110,7 @@ def live_part(
     )
 
 
-def _loaded(part: ModelPart) -> LoadedModel:
+def _make_loaded_model(part: ModelPart) -> LoadedModel:
     notes = (*part.notes, *training_notes(part.model))
     return LoadedModel(_module_info(part.model), (replace(part, notes=notes),))
 
@@ -156,11 +156,11 @@ def refuse_programs(model: object, requested_by: str) -> None:
             "flattened",
             hint="Pass the nn.Module that was exported, with its weights.",
         )
-    traced: tuple[str, ...] = ()
+    traced_prefixes: tuple[str, ...] = ()
     for path, module in model.named_modules():
         if isinstance(module, TracedModule):
-            traced = (*traced, f"{path}.".removeprefix("."))
-        elif isinstance(module, RecursiveScriptModule) and not path.startswith(traced):
+            traced_prefixes = (*traced_prefixes, f"{path}.".removeprefix("."))
+        elif isinstance(module, RecursiveScriptModule) and not path.startswith(traced_prefixes):
             place = f"module {path!r} is" if path else "the model is"
             raise InputError(
                 f"{requested_by}: {place} TorchScript ({module.original_name}, by torch.jit.script or torch.jit.load), "
@@ -246,16 +246,16 @@ def name_examples(examples: object, model: torch.nn.Module, requested_by: str) -
         UsageError: the shape or dtype of a tensor is invalid for a graph input.
     """
     if isinstance(examples, Mapping):
-        named = {str(name): value for name, value in examples.items()}
+        by_name = {str(name): value for name, value in examples.items()}
     else:
         values = list(examples) if isinstance(examples, (tuple, list)) else [examples]
-        named = dict(zip(_positional_parameters(model, len(values), requested_by), values, strict=True))
-    tensors, arguments = flatten_arguments(named, requested_by)
-    specs = tuple(_spec_of_example(name, tensor, requested_by) for name, tensor in tensors.items())
+        by_name = dict(zip(_positional_parameters(model, len(values), requested_by), values, strict=True))
+    tensors, arguments = flatten_arguments(by_name, requested_by)
+    specs = tuple(_describe_example(name, tensor, requested_by) for name, tensor in tensors.items())
     return NamedExample(tensors, arguments, specs)
 
 
-def _spec_of_example(name: str, value: torch.Tensor, requested_by: str) -> InputTensorSpec:
+def _describe_example(name: str, value: torch.Tensor, requested_by: str) -> InputTensorSpec:
     """Describe an example tensor; indices are valid between the smallest and the largest of the example.
 
     A mask that hides nothing in the example may hide positions.

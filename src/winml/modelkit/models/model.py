@@ -60,9 +60,9 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
         return LoadedModel(model_info(resolved, request), resolved.parts)
     with local_libraries():
         if request.random_weights:
-            parts, weight_notes = _randomly_weighted_parts(resolved, request, progress)
+            parts, weight_notes = _build_random_parts(resolved, request, progress)
         else:
-            parts, weight_notes = _checkpoint_parts(resolved, request, progress)
+            parts, weight_notes = _load_parts(resolved, request, progress)
     notes = (*resolved.notes_on_codes, *weight_notes, *dtype_notes(parts[0].model, request))
     if branches := tuple(swappable_branches(parts[0].model, resolved.adapters)):
         parts = tuple(replace(part, branches=branches, adapters=resolved.swappable) for part in parts)
@@ -70,7 +70,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
     return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
 
 
-def _randomly_weighted_parts(
+def _build_random_parts(
     resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
 ) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
     """Build the model with seeded random weights; return its parts and notes on the weights."""
@@ -89,11 +89,11 @@ def _randomly_weighted_parts(
         seeds = range(request.seed, request.seed + _CALIBRATION_DRAWS)
         draws = [draw_tensors(part, seed) for seed in seeds]
         calibrate_batch_norms(model, draws, part.forward_kwargs)
-    unused = " instead of those in the checkpoint" if resolved.source.kind in ("folder", "hub") else ""
-    return resolved.parts_with(model), (f"the weights are random{unused}: outputs are meaningless",)
+    explanation = " instead of those in the checkpoint" if resolved.source.kind in ("folder", "hub") else ""
+    return resolved.parts_with(model), (f"the weights are random{explanation}: outputs are meaningless",)
 
 
-def _checkpoint_parts(
+def _load_parts(
     resolved: ResolvedModel, request: ModelRequest, progress: Progress | None
 ) -> tuple[tuple[ModelPart, ...], tuple[str, ...]]:
     """Load the weights of the checkpoint; return the parts and notes on the weights."""

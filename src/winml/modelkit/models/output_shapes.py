@@ -21,10 +21,10 @@ Shape = tuple[int | str, ...]
 
 MOST_QUESTIONS = 24
 """Chosen: bisection finds the offset of a stride below 2**16 in 16 questions, and the rest finds the stride."""
-_REACH = 2
+_LARGEST_RATIO = 2
 """Largest size to ask for, as a multiple of the traced size. Chosen: reveals strides and still fits into memory."""
-_SAMPLES = 64
-_NOT_OF_NAMES = re.compile(r"\W")
+_SAMPLE_COUNT = 64
+_NON_WORD = re.compile(r"\W")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
     """
     observed = _Observations(list(observations), ask)
     names: dict[tuple[int, ...], str] = {}
-    explained: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for output, shape in observations[0].shapes.items():
         sizes: list[int | str] = []
         for axis in range(len(shape)):
@@ -80,10 +80,10 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
             if expression is None:
                 # Sizes that are equal in every observation get one name.
                 values = tuple(item.shapes[output][axis] for item in observations)
-                expression = names.setdefault(values, f"{_NOT_OF_NAMES.sub('_', output)}_dim_{axis}")
+                expression = names.setdefault(values, f"{_NON_WORD.sub('_', output)}_dim_{axis}")
             sizes.append(expression)
-        explained[output] = tuple(sizes)
-    return explained
+        shapes[output] = tuple(sizes)
+    return shapes
 
 
 def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpec]) -> dict[str, Shape]:
@@ -100,10 +100,10 @@ def with_named_sums(shapes: Mapping[str, Shape], inputs: Sequence[InputTensorSpe
         if 1 < len(set(terms)) == len(terms)
     }
 
-    def named(size: int | str) -> int | str:
+    def name_sum(size: int | str) -> int | str:
         return names.get(frozenset(size.split(" + ")), size) if isinstance(size, str) else size
 
-    return {output: tuple(map(named, shape)) for output, shape in shapes.items()}
+    return {output: tuple(map(name_sum, shape)) for output, shape in shapes.items()}
 
 
 class _Observations:
@@ -201,14 +201,14 @@ def _explain_division(observed: _Observations, output: str, axis: int) -> str | 
 
 
 def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
-    fitting = []
+    divisions = []
     for symbol in points[0][0]:
         for divisor in range(2, max(sizes[symbol] for sizes, _ in points) + 1):
             low = max(divisor * value - sizes[symbol] for sizes, value in points)
             high = min(divisor * value + divisor - 1 - sizes[symbol] for sizes, value in points)
             if low <= high:
-                fitting.append(_Division(symbol, divisor, low, high))
-    return fitting
+                divisions.append(_Division(symbol, divisor, low, high))
+    return divisions
 
 
 def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> list[tuple[str, int]]:
@@ -218,7 +218,7 @@ def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> lis
         # At the middle offset, the numerator is a multiple of the divisor.
         middle = (candidate.low + candidate.high + 1) // 2
         nearest_multiple = -(-(traced[candidate.symbol] + middle) // candidate.divisor)
-        return [(candidate.symbol, candidate.divisor * (nearest_multiple + more) - middle) for more in (0, 1, 2)]
+        return [(candidate.symbol, candidate.divisor * (nearest_multiple + extra) - middle) for extra in (0, 1, 2)]
     symbols = sorted({item.symbol for item in candidates})
     predictions = [(_prediction_count(candidates, traced, symbol, size), symbol, size) for symbol in symbols
             for size in _sample_sizes(traced[symbol])]  # fmt: skip
@@ -230,9 +230,9 @@ def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> lis
 
 
 def _sample_sizes(traced: int) -> list[int]:
-    low, high = max(2, traced // _REACH), traced * _REACH
+    low, high = max(2, traced // _LARGEST_RATIO), traced * _LARGEST_RATIO
     # Odd sizes are seldom multiples of strides.
-    return sorted({low + (high - low) * number // _SAMPLES | 1 for number in range(_SAMPLES + 1)})
+    return sorted({low + (high - low) * number // _SAMPLE_COUNT | 1 for number in range(_SAMPLE_COUNT + 1)})
 
 
 def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: str, size: int) -> int:
@@ -258,9 +258,9 @@ def output_specs_of(
         run: Runs the model at other sizes; returns `None` if the model refuses them.
         inputs: The inputs, which may have names for sums of sizes.
     """
-    shapes: Mapping[str, tuple[int | str, ...]] = _shapes_of(outputs)
+    shapes: Mapping[str, tuple[int | str, ...]] = _output_shapes(outputs)
     if dimensions:
-        observed = _plain_shapes(outputs, dimensions, run)
+        observed = _find_simple_shapes(outputs, dimensions, run)
         if observed is None:
             observations = _observe_sizes(outputs, dimensions, run)
             observed = explain_output_shapes(observations, lambda sizes: _observe_at(sizes, run))
@@ -272,7 +272,7 @@ def output_specs_of(
     )
 
 
-def _plain_shapes(
+def _find_simple_shapes(
     outputs: Outputs, dimensions: Sequence[DynamicDimension], run: Callable[[Sizes], Outputs | None]
 ) -> dict[str, Shape] | None:
     """Return output shapes of numbers, dimensions and sums of two dimensions, from one further run.
@@ -281,28 +281,28 @@ def _plain_shapes(
     axis has another expression, or the model refuses these sizes.
     """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
-    moved = {item.name: 2 * traced[item.name] + place for place, item in enumerate(dimensions)}
-    if any(item.max is not None and moved[item.name] > item.max for item in dimensions):
+    other = {item.name: 2 * traced[item.name] + position for position, item in enumerate(dimensions)}
+    if any(item.max is not None and other[item.name] > item.max for item in dimensions):
         return None
-    first, second = Observation(traced, _shapes_of(outputs)), _observe_at(moved, run)
-    if second is None or {name: len(shape) for name, shape in first.shapes.items()} != {
-        name: len(shape) for name, shape in second.shapes.items()
+    first_run, second_run = Observation(traced, _output_shapes(outputs)), _observe_at(other, run)
+    if second_run is None or {name: len(shape) for name, shape in first_run.shapes.items()} != {
+        name: len(shape) for name, shape in second_run.shapes.items()
     }:
         return None
-    plain: dict[tuple[int, int], list[str]] = {}
+    texts: dict[tuple[int, int], list[str]] = {}
     for name in traced:
-        plain.setdefault((traced[name], moved[name]), []).append(name)
+        texts.setdefault((traced[name], other[name]), []).append(name)
     for left, right in combinations(traced, 2):
-        plain.setdefault((traced[left] + traced[right], moved[left] + moved[right]), []).append(f"{left} + {right}")
+        texts.setdefault((traced[left] + traced[right], other[left] + other[right]), []).append(f"{left} + {right}")
     shapes: dict[str, Shape] = {}
-    for output, sizes in first.shapes.items():
-        found = [
-            [before] if before == after else plain.get((before, after), [])
-            for before, after in zip(sizes, second.shapes[output], strict=True)
+    for output, sizes in first_run.shapes.items():
+        candidates = [
+            [before] if before == after else texts.get((before, after), [])
+            for before, after in zip(sizes, second_run.shapes[output], strict=True)
         ]
-        if any(len(explanations) != 1 for explanations in found):
+        if any(len(explanations) != 1 for explanations in candidates):
             return None
-        shapes[output] = tuple(explanation for (explanation,) in found)
+        shapes[output] = tuple(explanation for (explanation,) in candidates)
     return shapes
 
 
@@ -311,10 +311,10 @@ def _observe_sizes(
 ) -> list[Observation]:
     """Return the shapes at the traced sizes, with each dimension at another size, and with all at other sizes."""
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
-    observations = [Observation(traced, _shapes_of(outputs))]
+    observations = [Observation(traced, _output_shapes(outputs))]
     other_sizes = dict(traced)
     for dimension in dimensions:
-        attempts = (_observe_at({**traced, dimension.name: size}, run) for size in _other_sizes(dimension))
+        attempts = (_observe_at({**traced, dimension.name: size}, run) for size in _candidate_sizes(dimension))
         observation = next((attempt for attempt in attempts if attempt is not None), None)
         if observation is not None:
             observations.append(observation)
@@ -323,7 +323,7 @@ def _observe_sizes(
     return observations if joint_observation is None else [*observations, joint_observation]
 
 
-def _other_sizes(dimension: DynamicDimension) -> Iterator[int]:
+def _candidate_sizes(dimension: DynamicDimension) -> Iterator[int]:
     """Yield candidate sizes, those that reveal strides first."""
     traced = dimension.example or 1
     for size in (2 * traced, traced // 2, traced + 1, traced - 1):
@@ -333,8 +333,8 @@ def _other_sizes(dimension: DynamicDimension) -> Iterator[int]:
 
 def _observe_at(sizes: Sizes, run: Callable[[Sizes], Outputs | None]) -> Observation | None:
     outputs = run(sizes)
-    return None if outputs is None else Observation(sizes, _shapes_of(outputs))
+    return None if outputs is None else Observation(sizes, _output_shapes(outputs))
 
 
-def _shapes_of(outputs: Outputs) -> dict[str, tuple[int, ...]]:
+def _output_shapes(outputs: Outputs) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in outputs.items()}

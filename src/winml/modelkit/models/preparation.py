@@ -69,13 +69,13 @@ class FlatForward:
         Raises:
             ExportError: the module returns no tensor.
         """
-        named: Mapping[str, Any] = dict(zip(self.input_names, tensors, strict=True))
+        arguments: Mapping[str, Any] = dict(zip(self.input_names, tensors, strict=True))
         if self._arguments is not None:
-            named = self._arguments.build(named)
+            arguments = self._arguments.build(arguments)
         if self._is_by_name:
-            outputs = self.unflattened(**{**self._options, **named})
+            outputs = self.unflattened(**{**self._options, **arguments})
         else:
-            outputs = self.unflattened(*named.values(), **self._options)
+            outputs = self.unflattened(*arguments.values(), **self._options)
         if self._arguments is not None:
             outputs = self._arguments.results(outputs)
         flat = flatten_outputs(outputs, used_names=self.input_names)
@@ -132,24 +132,24 @@ def prepared_for_export(
     """
     _refuse_scripted(model)
     training = {module: module.training for module in model.modules()}
-    with contextlib.ExitStack() as replaced:
+    with contextlib.ExitStack() as stack:
         module = model.get_submodule(path)
         forward: Callable[..., Any] = module.forward if entry is None else entry(module)
         if entry is not None and path:
-            replaced.enter_context(attribute_replaced(module, "forward", forward))
-        for outer, inner in reversed(list(pairwise(_modules_on(model, path)))):
-            forward = _calling(inner, forward)
+            stack.enter_context(attribute_replaced(module, "forward", forward))
+        for outer, inner in reversed(list(pairwise(_modules_along(model, path)))):
+            forward = _call_through(inner, forward)
             if outer is not model:
-                replaced.enter_context(attribute_replaced(outer, "forward", forward))
+                stack.enter_context(attribute_replaced(outer, "forward", forward))
         if not path:
-            forward = replaced.enter_context(_detached_hooks(model, forward))
+            forward = stack.enter_context(_detach_hooks(model, forward))
         flat = FlatForward(forward, input_names, forward_options, arguments)
-        replaced.enter_context(attribute_replaced(model, "forward", flat))
+        stack.enter_context(attribute_replaced(model, "forward", flat))
         model.eval()
         try:
             if plain_attention:
                 mha = torch.backends.mha
-                replaced.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+                stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
                 mha.set_fastpath_enabled(False)
             with torch.no_grad(), without_compilation(model):
                 yield flat
@@ -158,14 +158,14 @@ def prepared_for_export(
                 module.training = was_training
 
 
-def _modules_on(model: nn.Module, path: str) -> list[nn.Module]:
+def _modules_along(model: nn.Module, path: str) -> list[nn.Module]:
     """Return the modules from the root to ``path``, without containers, which cannot be called."""
     names = path.split(".") if path else []
     modules = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
     return [module for module in modules if module is modules[-1] or type(module).forward is not nn.Module.forward]
 
 
-def _calling(module: nn.Module, forward: Callable[..., object]) -> Callable[..., Any]:
+def _call_through(module: nn.Module, forward: Callable[..., object]) -> Callable[..., Any]:
     """Return a function of the signature of ``forward`` that calls a module, hooks included."""
 
     @functools.wraps(forward)
@@ -218,11 +218,11 @@ def _walk_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, torch.
     if isinstance(value, torch.Tensor):
         yield prefix, value
         return
-    for key, item in _children_of(value):
+    for key, item in _list_children(value):
         yield from _walk_tensors(item, f"{prefix}.{key}" if prefix else str(key))
 
 
-def _children_of(value: object) -> list[tuple[Any, Any]]:
+def _list_children(value: object) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if hasattr(value, "_asdict"):
@@ -274,18 +274,18 @@ class _Keywords(dict[str, object]):
         return self._by_position[name]
 
 
-def _without_repetitions(
+def _merge_repeated(
     signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[Any, ...], dict[str, object]]:
     """Return arguments in which a keyword replaces the same argument passed by position."""
     bound = signature.bind_partial(*args)
-    repeated = {name for name in kwargs if name in bound.arguments}
-    bound.arguments.update({name: kwargs[name] for name in repeated})
-    return bound.args, {name: value for name, value in kwargs.items() if name not in repeated}
+    repeated_names = {name for name in kwargs if name in bound.arguments}
+    bound.arguments.update({name: kwargs[name] for name in repeated_names})
+    return bound.args, {name: value for name, value in kwargs.items() if name not in repeated_names}
 
 
 @contextmanager
-def _detached_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator[Callable[..., Any]]:
+def _detach_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator[Callable[..., Any]]:
     """Detach the hooks of a module during the block; yields ``forward`` with these hooks around it.
 
     A hook sees the arguments and the outputs of ``forward``, not of its replacement. Hooks that are registered inside
@@ -306,26 +306,26 @@ def _detached_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterat
 
 def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: Mapping[str, Any]) -> Callable[..., Any]:
     signature = inspect.signature(forward)
-    before = [
+    pre_hooks = [
         (hook, key in hooks["_forward_pre_hooks_with_kwargs"]) for key, hook in hooks["_forward_pre_hooks"].items()
     ]
-    after = [(hook, key in hooks["_forward_hooks_with_kwargs"]) for key, hook in hooks["_forward_hooks"].items()]
+    post_hooks = [(hook, key in hooks["_forward_hooks_with_kwargs"]) for key, hook in hooks["_forward_hooks"].items()]
 
     def call(*args: object, **kwargs: object) -> Any:
         # Hooks without keywords see only arguments passed by position.
         bound = signature.bind(*args, **kwargs)
         args, kwargs = bound.args, bound.kwargs
-        for hook, takes in before:
-            changed = hook(module, args, _Keywords(kwargs, signature, args)) if takes else hook(module, args)
-            if changed is not None and takes:
-                args, kwargs = _without_repetitions(signature, *changed)
-            elif changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
+        for hook, takes_keywords in pre_hooks:
+            result = hook(module, args, _Keywords(kwargs, signature, args)) if takes_keywords else hook(module, args)
+            if result is not None and takes_keywords:
+                args, kwargs = _merge_repeated(signature, *result)
+            elif result is not None:
+                args = result if isinstance(result, tuple) else (result,)
         outputs = forward(*args, **kwargs)
-        for hook, takes in after:
+        for hook, takes_keywords in post_hooks:
             keywords = _Keywords(kwargs, signature, args)
-            changed = hook(module, args, keywords, outputs) if takes else hook(module, args, outputs)
-            outputs = outputs if changed is None else changed
+            result = hook(module, args, keywords, outputs) if takes_keywords else hook(module, args, outputs)
+            outputs = outputs if result is None else result
         return outputs
 
     call.__signature__ = signature  # type: ignore[attr-defined]  # read by inspect.signature

@@ -19,13 +19,13 @@ _MODEL_ERRORS = (*REFUSALS, OSError)
 """Exceptions of model classes for an invalid config or invalid inputs."""
 _CONSTANT_SPREAD = 0.02
 """Standard deviation added to constant parameters: the value of transformers' own initial weights."""
-_SAME = 1e-6
+_CONSTANT_TOLERANCE = 1e-6
 """Chosen: closer values count as equal; SAM's config requests weights of 1e-10, which suppress every signal."""
 _SMALLEST_SCALE = 0.5
 """Chosen: half of the scale of a trained normalization, ten times the initial scale of normalizations near zero."""
 _VARIANCE_FLOOR = 0.01
 """Smallest running variance, as a share of the layer's mean: a dead channel would be scaled by a thousand."""
-_TINY = 1e-12
+_MIN_VARIANCE = 1e-12
 
 
 def build_random_model(
@@ -70,15 +70,15 @@ def _spread_constants(model: torch.nn.Module) -> None:
     for tensor in (*model.parameters(), *_learned_tables(model)):
         if not tensor.is_floating_point() or tensor.numel() < 2:
             continue
-        if float((tensor - tensor.flatten()[0]).abs().max()) <= _SAME:
+        if float((tensor - tensor.flatten()[0]).abs().max()) <= _CONSTANT_TOLERANCE:
             tensor.add_(torch.randn_like(tensor), alpha=_CONSTANT_SPREAD)
 
 
 def _learned_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield the buffers that a checkpoint fills like parameters: codebooks with one entry per row."""
-    stored = model.state_dict(keep_vars=True)
+    state = model.state_dict(keep_vars=True)
     for name, buffer in model.named_buffers():
-        if name in stored and buffer.dim() > 1:
+        if name in state and buffer.dim() > 1:
             yield buffer
 
 
@@ -96,10 +96,10 @@ def calibrate_batch_norms(
     norms = [module for module in model.modules() if _tracks_statistics(module)]
     if not norms:
         return
-    together = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
-    handles = [module.register_forward_pre_hook(_take_statistics) for module in norms]
+    joint_draw = {name: torch.cat([draw[name] for draw in draws]) for name in draws[0]}
+    handles = [module.register_forward_pre_hook(_set_statistics) for module in norms]
     try:
-        for feeds in (together, draws[0]):
+        for feeds in (joint_draw, draws[0]):
             with contextlib.suppress(*_MODEL_ERRORS):
                 model(**feeds, **keywords)
                 return
@@ -113,7 +113,7 @@ def _tracks_statistics(module: torch.nn.Module) -> bool:
     return all(isinstance(getattr(module, name, None), torch.Tensor) for name in ("running_mean", "running_var"))
 
 
-def _take_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+def _set_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
     values: torch.Tensor = arguments[0].float()
     dimensions = [0, *range(2, values.dim())]
     mean, square = values.mean(dimensions), values.square().mean(dimensions)
@@ -123,5 +123,5 @@ def _take_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> Non
         # One value per channel: after subtraction of the mean nothing is left, so only the scale is used.
         mean, square = torch.zeros_like(mean), square.mean().expand_as(square)
     running_mean.copy_(mean)
-    variance = (square - mean.square()).clamp_min(_TINY)
+    variance = (square - mean.square()).clamp_min(_MIN_VARIANCE)
     running_var.copy_(variance.clamp_min(_VARIANCE_FLOOR * float(variance.mean())))

@@ -101,9 +101,9 @@ class ModelRequest(LoadOptions):
     @property
     def is_dynamic(self) -> bool:
         """True if a dynamic dimension is requested."""
-        named = any(is_open(size) for spec in self.input_specs or () for size in spec.shape)
-        shaped = self.input_specs is None and bool(self.left_open)
-        return named or shaped or not self.dynamic.is_empty
+        has_open_specs = any(is_open(size) for spec in self.input_specs or () for size in spec.shape)
+        has_open_sizes = self.input_specs is None and bool(self.left_open)
+        return has_open_specs or has_open_sizes or not self.dynamic.is_empty
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def resolve_source(request: ModelRequest, *, needs_weights: bool | None = None) 
     needs_weights = not request.random_weights if needs_weights is None else needs_weights
     source = _factory_source(name) or _path_source(name, needs_weights) or _hub_source(name)
     _check_flags(source, request)
-    return _absolute(source)
+    return _make_absolute(source)
 
 
-def _absolute(source: ModelSource) -> ModelSource:
+def _make_absolute(source: ModelSource) -> ModelSource:
     """Return the source with absolute paths, because the model's own code may change the working directory."""
     if source.path is None:
         return source
@@ -176,16 +176,16 @@ def _absolute(source: ModelSource) -> ModelSource:
 
 def _factory_source(name: str) -> ModelSource | None:
     """Return the source of ``file.py:factory`` or ``package.module:factory``; `None` for other names."""
-    place, colon, factory = name.rpartition(":")
+    location, colon, factory = name.rpartition(":")
     if not colon or not _DOTTED_NAME.match(factory):
         return None
-    if place.endswith(".py"):
-        path = named_path(place)
+    if location.endswith(".py"):
+        path = named_path(location)
         if not path.is_file():
-            raise ModelPathError(f"{place}: no such file", hint="Pass an existing script as file.py:factory.")
+            raise ModelPathError(f"{location}: no such file", hint="Pass an existing script as file.py:factory.")
         return ModelSource("script", name, path=path, factory=factory)
-    if _DOTTED_NAME.match(place) and not named_path(name).exists():
-        return ModelSource("script", name, module=place, factory=factory)
+    if _DOTTED_NAME.match(location) and not named_path(name).exists():
+        return ModelSource("script", name, module=location, factory=factory)
     return None
 
 
@@ -335,16 +335,16 @@ def _without_config_hint(folder: Path) -> str:
         return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
     if (folder / ADAPTER_CONFIG_NAME).is_file():
         return f"It holds an adapter: pass its base model with -m, and add {opt.adapter} {folder}."
-    inner = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
-    if inner:
-        return f"Did you mean one of the folders inside it: {', '.join(inner[:5])}?"
+    checkpoint_folders = sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINT_CONFIG_NAME}"))
+    if checkpoint_folders:
+        return f"Did you mean one of the folders inside it: {', '.join(checkpoint_folders[:5])}?"
     return f"Pass the folder that save_pretrained wrote, with {CHECKPOINT_CONFIG_NAME} and weights."
 
 
 def _without_weights_hint(folder: Path) -> str:
-    foreign = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
-    if foreign:
-        return f"{foreign[0]} has an unsupported format: save the model as safetensors."
+    foreign_names = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
+    if foreign_names:
+        return f"{foreign_names[0]} has an unsupported format: save the model as safetensors."
     if models := sorted(path.name for path in folder.glob(f"*{MODEL_SUFFIX}")):
         return f"It holds ONNX files; pass one of them: {', '.join(models[:5])}."
     return f"Add {opt.random_weights} to build the model from its config alone."
@@ -393,7 +393,7 @@ def processor_folder(model: Path | ModelRequest) -> Path | None:
     return path if path.is_dir() else path.absolute().parent
 
 
-_SHARE = "\\\\"
+_NETWORK_PREFIX = "\\\\"
 """Prefix of the drive in a path on another machine; Windows would contact this machine."""
 
 
@@ -465,12 +465,12 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
         adapter=tuple(map(str, record.get("adapters", ()))),
     )
     try:
-        named = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
-        is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_SHARE) for name in named)
-        is_here = not is_remote and _is_on_disk(resolve_source(request), request)
+        model_names = (request.model, *(text.rpartition("=")[2] for text in request.adapter))
+        is_remote = any(PureWindowsPath(name.strip()).drive.startswith(_NETWORK_PREFIX) for name in model_names)
+        is_available = not is_remote and _is_on_disk(resolve_source(request), request)
     except WinMLError:
-        is_here = False
-    if not is_here:
+        is_available = False
+    if not is_available:
         raise UsageError(
             f"{option}: {displayed} was exported from {request.model}, which is not a checkpoint on this machine",
             hint=hint,

@@ -170,23 +170,23 @@ def resolve_model(
         InputError: config files, the Hub, or the user's code failed.
     """
     tell = progress or (lambda _words: None)
-    source = _source_of(request, model_type, needs_weights)
+    source = _find_source(request, model_type, needs_weights)
     if source.kind == "script":
         return _resolve_script(source, request, tell)
     with quiet_libraries():
-        source = _on_disk(source, request, needs_weights, progress)
+        source = _fetch(source, request, needs_weights, progress)
     with local_libraries():
         tell("reading the config")
         checkpoint = _read_config(source, request)
         decision = _decide_task_and_class(checkpoint, request)
-        model_class = _model_class(checkpoint, decision)
+        model_class = _import_model_class(checkpoint, decision)
         checkpoint = with_config_of_class(checkpoint, model_class)
         has_weights = source.kind in ("folder", "hub") and not request.random_weights
         folder = source.path if has_weights else None
         if folder is not None:
             refuse_foreign_weights(checkpoint.config, folder)
-        coded = _coded_weights(checkpoint, folder, source)
-        dtype = _floating_dtype(checkpoint.config, folder, requested_dtype(request))
+        coded = _find_codes(checkpoint, folder, source)
+        dtype = _find_dtype(checkpoint.config, folder, requested_dtype(request))
         # Dequantized values are exact only in float32.
         widens_halves = request.dtype is None and (widens_halves or coded is not None)
         is_widened = widens_halves and dtype in (torch.float16, torch.bfloat16)
@@ -240,11 +240,11 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
         UsageError: the request is wrong.
         InputError: config files or the Hub failed.
     """
-    source = _source_of(request, model_type, needs_weights=False)
+    source = _find_source(request, model_type, needs_weights=False)
     if source.kind == "script":
         return None
     with quiet_libraries():
-        source = _on_disk(source, request, False, None)
+        source = _fetch(source, request, False, None)
     with local_libraries():
         return _read_config(source, request)
 
@@ -258,7 +258,7 @@ def with_plain_outputs(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
-def _source_of(request: ModelRequest, model_type: str | None, needs_weights: bool) -> ModelSource:
+def _find_source(request: ModelRequest, model_type: str | None, needs_weights: bool) -> ModelSource:
     """Return the source, or the type given by ``--model-class``."""
     if model_type is None and not request.model and request.model_class is not None:
         model_type = model_type_of_class(request.model_class)
@@ -269,7 +269,7 @@ def _source_of(request: ModelRequest, model_type: str | None, needs_weights: boo
     )
 
 
-def _on_disk(source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> ModelSource:
+def _fetch(source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> ModelSource:
     """Return a source with a path on this disk; download a Hub checkpoint if needed."""
     if source.kind != "hub":
         return source
@@ -286,7 +286,7 @@ def _on_disk(source: ModelSource, request: ModelRequest, needs_weights: bool, pr
 def _read_config(source: ModelSource, request: ModelRequest) -> CheckpointConfig:
     if source.kind == "type":
         return default_config(source.name)
-    assert source.path is not None  # guaranteed by _on_disk
+    assert source.path is not None  # guaranteed by _fetch
     path = source.path if source.kind == "config" else source.path / CHECKPOINT_CONFIG_NAME
     return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
 
@@ -299,7 +299,7 @@ def _decide_task_and_class(checkpoint: CheckpointConfig, request: ModelRequest) 
     return resolve_task(checkpoint.config, task, model_class=model_class, card_task=card_task(checkpoint.root))
 
 
-def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
+def _import_model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     """Import the class named in a task decision."""
     import_losses()
     if checkpoint.custom_models:
@@ -315,7 +315,7 @@ def _model_class(checkpoint: CheckpointConfig, decision: TaskDecision) -> Any:
     return model_class
 
 
-def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
+def _find_codes(checkpoint: CheckpointConfig, folder: Path | None, source: ModelSource) -> CodedCheckpoint | None:
     """Find the quantized weights of a checkpoint if its config declares a quantization.
 
     Raises:
@@ -338,18 +338,18 @@ def _coded_weights(checkpoint: CheckpointConfig, folder: Path | None, source: Mo
     return read_coded_checkpoint(checkpoint.quantization, stored_entries(weights.files), folder, weights.files)
 
 
-def _floating_dtype(config: object, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
+def _find_dtype(config: object, folder: Path | None, requested: torch.dtype | None) -> torch.dtype | None:
     """Return the requested type, else the config's, else the first floating point type in the weight files' headers."""
     if requested is not None:
         return requested
-    if isinstance(declared := getattr(config, "dtype", None), torch.dtype):
-        return declared
+    if isinstance(config_dtype := getattr(config, "dtype", None), torch.dtype):
+        return config_dtype
     try:
         weights = find_weights(folder) if folder is not None else None
-        stored = stored_sizes(weights.files) if weights is not None and weights.format == "safetensors" else ()
+        sizes = stored_sizes(weights.files) if weights is not None and weights.format == "safetensors" else ()
     except CheckpointError:
         return None  # reported when the weights are loaded
-    dtypes = (getattr(torch, entry.dtype, None) for entry in stored)
+    dtypes = (getattr(torch, entry.dtype, None) for entry in sizes)
     return next((dtype for dtype in dtypes if dtype is not None and dtype.is_floating_point), None)
 
 
@@ -389,7 +389,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
         )
     example = script.example
     if request.input_specs is not None:
-        specs, arguments, notes = _described_script_inputs(script, request.input_specs, request)
+        specs, arguments, notes = _manifest_inputs(script, request.input_specs, request)
     elif example is not None:
         check_input_specs(script.model, example.specs, script.example_origin, example.argument_names)
         specs, arguments, notes = example.specs, example.arguments, example.notes
@@ -411,7 +411,7 @@ def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) 
     return ResolvedModel(source=source, parts=(part,))
 
 
-def _described_script_inputs(
+def _manifest_inputs(
     script: _ScriptModel, specs: tuple[InputTensorSpec, ...], request: ModelRequest
 ) -> tuple[tuple[InputTensorSpec, ...], NestedArguments | None, tuple[str, ...]]:
     """Return the inputs of a manifest, their conversion into arguments, and notes.
@@ -474,15 +474,15 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
         factory = _find_factory(module, source)
         file = getattr(module, "__file__", None)
         is_model = isinstance(factory, torch.nn.Module)
-        returned = factory if is_model else _guard_user_code(factory, source.name, file)
-        model, inputs = _model_and_inputs(returned, source)
+        result = factory if is_model else _guard_user_code(factory, source.name, file)
+        model, inputs = _unpack_model(result, source)
         live_module.refuse_programs(model, source.name)
         model = uncompiled(model)
         live_module.refuse_uninitialized(model, source.name)
         notes = live_module.training_notes(model)
         origin = f"the inputs that {source.name} returns"
         try:
-            if inputs is None and (function := _example_function(module, source)) is not None:
+            if inputs is None and (function := _find_example_function(module, source)) is not None:
                 origin = f"{function.name}() of {source.name}"
                 inputs = _guard_user_code(function.call, origin, file)
             example = None if inputs is None else live_module.name_examples(inputs, model, origin)
@@ -493,20 +493,19 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
     return _ScriptModel(model.eval(), example, origin, notes)
 
 
-def _model_and_inputs(returned: object, source: ModelSource) -> tuple[torch.nn.Module, Any]:
+def _unpack_model(result: object, source: ModelSource) -> tuple[torch.nn.Module, Any]:
     """Return the model, and the example inputs if the factory returned both.
 
     Raises:
         InputError: the factory returned another object.
     """
-    if isinstance(returned, torch.nn.Module):
-        return returned, None
-    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], torch.nn.Module):
-        return returned
-    kinds = ", ".join(type(item).__name__ for item in returned) if isinstance(returned, tuple) else ""
+    if isinstance(result, torch.nn.Module):
+        return result, None
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module):
+        return result
+    kinds = ", ".join(type(item).__name__ for item in result) if isinstance(result, tuple) else ""
     raise InputError(
-        f"{source.name}: returned {type(returned).__name__}{f' of {kinds}' if kinds else ''}, "
-        "expected a torch.nn.Module",
+        f"{source.name}: returned {type(result).__name__}{f' of {kinds}' if kinds else ''}, expected a torch.nn.Module",
         hint="Return the model, or (model, inputs); for an exported program, the nn.Module that it was made from.",
     )
 
@@ -519,7 +518,7 @@ class _ExampleFunction:
     call: Callable[[], Any]
 
 
-def _example_function(module: ModuleType, source: ModelSource) -> _ExampleFunction | None:
+def _find_example_function(module: ModuleType, source: ModelSource) -> _ExampleFunction | None:
     """Return the example function of this factory, else the example function of all factories.
 
     Raises:
@@ -572,15 +571,15 @@ def _import_script(source: ModelSource) -> ModuleType:
     return module
 
 
-def _import_module(name: str, displayed: str) -> ModuleType:
+def _import_module(name: str, source_name: str) -> ModuleType:
     try:
-        return _guard_user_code(lambda: importlib.import_module(name), displayed, None)
+        return _guard_user_code(lambda: importlib.import_module(name), source_name, None)
     except InputError as error:
         cause = error.__cause__
         # A missing package inside the user's module is an error of this code; a missing module itself is a wrong name.
         if isinstance(cause, ModuleNotFoundError) and cause.name and f"{name}.".startswith(f"{cause.name}."):
             raise ModelPathError(
-                f"{displayed}: no module {name!r}",
+                f"{source_name}: no module {name!r}",
                 hint="Install the package, run in the folder that holds it, or pass file.py:factory.",
             ) from cause
         raise
@@ -592,7 +591,7 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
         if not hasattr(factory, name):
             raise ModelPathError(
                 f"{source.name}: {source.path or source.module} has no {name!r}",
-                hint=_hint_of_functions(name, factory),
+                hint=_functions_hint(name, factory),
             )
         factory = getattr(factory, name)
     if not callable(factory):
@@ -603,19 +602,19 @@ def _find_factory(module: ModuleType, source: ModelSource) -> Any:
     return factory
 
 
-def _hint_of_functions(name: str, holder: object) -> str:
+def _functions_hint(name: str, holder: object) -> str:
     """Return a hint on the names that exist in place of a missing function."""
     public = {key: value for key, value in vars(holder).items() if callable(value) and not key.startswith("_")}
     if guess := nearest(name, public):
         return f"Did you mean {guess!r}?"
     home = getattr(holder, "__name__", None)
-    own = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
-    own = [key for key in own if not key.startswith(_EXAMPLE_INPUTS)]
-    found = f" It has: {', '.join(own[:_DISPLAYED_FUNCTIONS])}." if own else ""
-    return f"Pass a function in it that returns the model.{found}"
+    names = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
+    names = [key for key in names if not key.startswith(_EXAMPLE_INPUTS)]
+    listing = f" It has: {', '.join(names[:_DISPLAYED_FUNCTIONS])}." if names else ""
+    return f"Pass a function in it that returns the model.{listing}"
 
 
-def _guard_user_code(function: Callable[[], _ResultT], displayed: str, file: str | None) -> _ResultT:
+def _guard_user_code(function: Callable[[], _ResultT], source_name: str, file: str | None) -> _ResultT:
     """Run code of the user, and convert any exception into an error that locates it."""
     try:
         with restored_working_directory():
@@ -623,22 +622,22 @@ def _guard_user_code(function: Callable[[], _ResultT], displayed: str, file: str
     except BaseException as error:
         if type(error) is KeyboardInterrupt:
             raise  # most likely pressed by the user
-        raise _user_error(error, displayed, file) from error
+        raise _user_error(error, source_name, file) from error
 
 
-def _user_error(error: BaseException, displayed: str, file: str | None) -> InputError:
+def _user_error(error: BaseException, source_name: str, file: str | None) -> InputError:
     text = " ".join(str(error).split())
     package = failed_import(error)
-    if displayed.startswith((f"{package}:", f"{package}.")):
+    if source_name.startswith((f"{package}:", f"{package}.")):
         package = ""  # the user's own package; the message names the line
-    what = f"{package} cannot be imported: " if package else ""
+    cause = f"{package} cannot be imported: " if package else ""
     return InputError(
-        f"{displayed}: {_place_of_error(error, file)}{what}{type(error).__name__}{f': {text}' if text else ''}",
+        f"{source_name}: {_error_location(error, file)}{cause}{type(error).__name__}{f': {text}' if text else ''}",
         hint=f"Reinstall {package}." if package else "Correct the code there.",
     )
 
 
-def _place_of_error(error: BaseException, file: str | None) -> str:
+def _error_location(error: BaseException, file: str | None) -> str:
     """Return ``file:line: `` of the innermost line in the user's file, else of the innermost line of any user code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: "

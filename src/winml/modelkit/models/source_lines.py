@@ -13,13 +13,13 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-_OURS = Path(__file__).parents[1]
+_PACKAGE_FOLDER = Path(__file__).parents[1]
 
 
 def is_of_user(file: str) -> bool:
     """Return True if a file belongs neither to an installed package nor to this one."""
     path = Path(file)
-    return "site-packages" not in path.parts and not path.is_relative_to(_OURS)
+    return "site-packages" not in path.parts and not path.is_relative_to(_PACKAGE_FOLDER)
 
 
 def asserts_only(file: str, line: int) -> bool:
@@ -27,7 +27,7 @@ def asserts_only(file: str, line: int) -> bool:
 
     False if the source is not available, or if the function catches the error.
     """
-    lines = _lines_of(file)
+    lines = _classify_lines(file)
     return line in lines.asserting and line not in lines.caught
 
 
@@ -38,9 +38,9 @@ def asserts_only_at(frame: FrameType) -> bool:
 
 def is_caught(frame: FrameType | None) -> bool:
     """Return True if the user's forward catches an error that is raised at a frame."""
-    while frame is not None and not Path(frame.f_code.co_filename).is_relative_to(_OURS):
+    while frame is not None and not Path(frame.f_code.co_filename).is_relative_to(_PACKAGE_FOLDER):
         file = frame.f_code.co_filename
-        if is_of_user(file) and frame.f_lineno in _lines_of(file).caught:
+        if is_of_user(file) and frame.f_lineno in _classify_lines(file).caught:
             return True
         frame = frame.f_back
     return False
@@ -56,7 +56,7 @@ class _SourceLines:
 
 
 @cache
-def _lines_of(file: str) -> _SourceLines:
+def _classify_lines(file: str) -> _SourceLines:
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -66,22 +66,22 @@ def _lines_of(file: str) -> _SourceLines:
     caught: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
-            asserting.update(_lines([node.test]))
+            asserting.update(_line_numbers([node.test]))
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             # ``assert (size := int(n)) > 0`` assigns the value that it reads.
-            keeps = any(isinstance(part, ast.NamedExpr) for part in ast.walk(node))
-            is_assertion = isinstance(node, (ast.Assert, ast.Raise)) and not keeps
-            (asserting if is_assertion else deciding).update(_lines([node]))
-        if (isinstance(node, ast.Try) and _goes_on(node)) or (isinstance(node, ast.With) and _suppresses(node)):
-            caught.update(_lines(node.body))
+            assigns = any(isinstance(subnode, ast.NamedExpr) for subnode in ast.walk(node))
+            is_assertion = isinstance(node, (ast.Assert, ast.Raise)) and not assigns
+            (asserting if is_assertion else deciding).update(_line_numbers([node]))
+        if (isinstance(node, ast.Try) and _handles_error(node)) or (isinstance(node, ast.With) and _suppresses(node)):
+            caught.update(_line_numbers(node.body))
     return _SourceLines(frozenset(asserting - deciding), frozenset(caught))
 
 
-def _lines(nodes: Iterable[ast.expr | ast.stmt]) -> Iterable[int]:
+def _line_numbers(nodes: Iterable[ast.expr | ast.stmt]) -> Iterable[int]:
     return (line for node in nodes for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
-def _goes_on(node: ast.Try) -> bool:
+def _handles_error(node: ast.Try) -> bool:
     """Return True if some handler does not end in raising an error."""
     return any(not isinstance(handler.body[-1], ast.Raise) for handler in node.handlers)
 

@@ -34,14 +34,14 @@ No forward known writes into more, and a copy would take as much memory as the m
 """
 _SMALL_BYTES = 2**16
 """Chosen: a forward that sets a parameter by its first input sets one number per channel."""
-_WITH_MEMORY = (torch.Tensor, nn.Parameter, nn.Buffer)
+_TENSOR_CLASSES = (torch.Tensor, nn.Parameter, nn.Buffer)
 """Excluded classes are fake tensors, and tensors that get their shape with the first call."""
-_WITH_HOOKS = "_output_capturing_hooks_installed"
+_HOOKS_MARK = "_output_capturing_hooks_installed"
 """Not public: transformers' mark on a module for hooks registered in the first forward; these hooks stay unchanged."""
-_HELD_BY_TORCH = ("_parameters", "_buffers", "_modules")
-_OF_TORCH = frozenset(vars(nn.Module()))
+_TORCH_CONTAINERS = ("_parameters", "_buffers", "_modules")
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
 """Attributes of every module, most of them mappings of hooks."""
-_DEPTH = 4
+_MAX_DEPTH = 4
 """Chosen: reaches a list in a record in a mapping of a module, but not a whole program referenced by a module."""
 _OPAQUE = (
     *weakref.ProxyTypes,  # first, as in remember()
@@ -49,7 +49,7 @@ _OPAQUE = (
     *(nn.Module, torch.Tensor),
 )
 
-_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_default_device, torch.set_default_device),
@@ -70,12 +70,12 @@ def process_left_as_found() -> Iterator[None]:
     """Restore random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    flags = [_read_or_unreadable(read) for read, _ in _FLAGS]
+    flags = [_try_read(read) for read, _ in _SETTINGS]
     try:
         yield
     finally:
-        for (read, write), value in zip(_FLAGS, flags, strict=True):
-            if value is not _UNREADABLE and _read_or_unreadable(read) != value:
+        for (read, write), value in zip(_SETTINGS, flags, strict=True):
+            if value is not _UNREADABLE and _try_read(read) != value:
                 write(value)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
@@ -84,7 +84,7 @@ def process_left_as_found() -> Iterator[None]:
             torch.cuda.set_rng_state_all(device_states)
 
 
-def _read_or_unreadable(read: Callable[[], object]) -> Any:
+def _try_read(read: Callable[[], object]) -> Any:
     try:
         return read()
     except RuntimeError:  # for example, if set through another API of torch
@@ -107,30 +107,30 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
     and flags; lists, mappings and sets have their items. Values are restored up to a total of ``LARGEST_COPY_BYTES``; a
     write into a further tensor becomes a note.
     """
-    found = LeftAsFound()
-    state = _State()
+    restoration = LeftAsFound()
+    state = _StateRecord()
     for path, module in list(model.named_modules()):
         state.remember_module(path, module)
     parameters = list(model.parameters())
     names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    copies, others = _copies([*state.tensors, *parameters])
-    versions = [(tensor, _version(tensor)) for tensor in others]
+    copies, large_tensors = _copies([*state.tensors, *parameters])
+    versions = [(tensor, _version(tensor)) for tensor in large_tensors]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     try:
-        yield found
+        yield restoration
     finally:
         state.put_back()
-        refused = [(copy, reason) for copy in copies if (reason := copy.put_back())]
-        written = [tensor for tensor, version in versions if _version(tensor) != version]
-        found.notes = (
+        failures = [(copy, reason) for copy in copies if (reason := copy.put_back())]
+        written_tensors = [tensor for tensor, version in versions if _version(tensor) != version]
+        restoration.notes = (
             *(
                 f"the forward wrote into {names.get(id(tensor), 'a tensor')} ({_size_bytes(tensor) >> 20} MiB), which "
                 "is too large to be copied and keeps what was written"
-                for tensor in written
+                for tensor in written_tensors
             ),
             *(
                 f"{names.get(id(copy.tensor), 'a tensor')} could not be given back its values: {reason}"
-                for copy, reason in refused
+                for copy, reason in failures
             ),
         )
         for parameter, requires_grad, gradient in flags:
@@ -184,9 +184,9 @@ class _SharedState:
 
     def _add(self, name: str, value: object) -> None:
         if isinstance(value, (*_CONTAINERS, int, float, str, type(None), torch.Tensor)):
-            self.found[name] = _fingerprint(value, _DEPTH)
+            self.found[name] = _fingerprint(value, _MAX_DEPTH)
         elif not self._add_function(value) and _is_record(value):
-            self.found[name] = _fingerprint(vars(value), _DEPTH)
+            self.found[name] = _fingerprint(vars(value), _MAX_DEPTH)
 
     def _add_function(self, value: object) -> bool:
         """Add the state of a function of the user; return True if the value is a function."""
@@ -203,13 +203,13 @@ class _SharedState:
         names = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
         kept = dict(zip(names[len(names) - len(defaults) :], defaults, strict=False)) | (value.__kwdefaults__ or {})
-        kept |= {name: _content(cell) for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False)}
+        kept |= {name: _cell_value(cell) for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False)}
         for variable, content in kept.items():
             self._add(f"{variable} of {value.__qualname__.replace('<locals>.', '')}()", content)
         return True
 
 
-def _content(cell: types.CellType) -> object:
+def _cell_value(cell: types.CellType) -> object:
     """Return the value of an enclosing function's variable; `None` if it is not bound yet."""
     try:
         return cell.cell_contents
@@ -219,7 +219,7 @@ def _content(cell: types.CellType) -> object:
 
 _CONTAINERS = (dict, list, set, frozenset, tuple, deque)
 _OWN_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-_MOST_ITEMS = 64
+_MAX_ITEMS = 64
 """Chosen: maximum items of a container that are recorded; for larger ones, only their number."""
 
 
@@ -245,14 +245,14 @@ def _fingerprint(value: object, depth: int) -> object:
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
     if isinstance(value, torch.Tensor):
-        is_readable = type(value) in _WITH_MEMORY and not value.is_meta and value.layout == torch.strided
+        is_readable = type(value) in _TENSOR_CLASSES and not value.is_meta and value.layout == torch.strided
         if not is_readable or _size_bytes(value) > _SMALL_BYTES:
             return (tuple(value.shape), id(value), _version(value))
         values = value.detach().cpu().contiguous().flatten().view(torch.uint8)
         return (tuple(value.shape), str(value.dtype), bytes(values.numpy()))
     if isinstance(value, _CONTAINERS):
         items = list(value.items() if isinstance(value, dict) else value)
-        if not depth or len(items) > _MOST_ITEMS or isinstance(value, (set, frozenset)):
+        if not depth or len(items) > _MAX_ITEMS or isinstance(value, (set, frozenset)):
             return len(items)
         return [_fingerprint(item, depth - (not isinstance(item, tuple))) for item in items]
     return type(value).__name__
@@ -263,7 +263,7 @@ class StateAsFound:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._state = _State(torch_attributes=_OF_TORCH, lasting=(_WITH_HOOKS,))
+        self._state = _StateRecord(torch_attributes=_TORCH_ATTRIBUTES, lasting=(_HOOKS_MARK,))
         for path, module in list(model.named_modules()):
             self._state.remember_module(path, module)
         self._names = {
@@ -272,9 +272,9 @@ class StateAsFound:
         }
         parameters = list(model.parameters())
         small = [parameter for parameter in parameters if _size_bytes(parameter) <= _SMALL_BYTES]
-        self._copies, others = _copies([*self._state.tensors, *small])
-        others += [parameter for parameter in parameters if _size_bytes(parameter) > _SMALL_BYTES]
-        self._versions = [(tensor, _version(tensor)) for tensor in others]
+        self._copies, uncopied = _copies([*self._state.tensors, *small])
+        uncopied += [parameter for parameter in parameters if _size_bytes(parameter) > _SMALL_BYTES]
+        self._versions = [(tensor, _version(tensor)) for tensor in uncopied]
         self._is_kept = False
 
     def keep(self) -> None:
@@ -290,23 +290,23 @@ class StateAsFound:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return True if a tensor shares memory with restored state."""
-        return type(tensor) in _WITH_MEMORY and any(
+        return type(tensor) in _TENSOR_CLASSES and any(
             copy.tensor.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for copy in self._copies
         )
 
     def put_back(self) -> None:
         """Restore the state, unless the current state is to be kept."""
         if not self._is_kept:
-            self._put_back()
+            self._restore()
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the original state during the block, even if a later state is kept."""
         with unchanged_attributes(self._model):
-            self._put_back()
+            self._restore()
             yield
 
-    def _put_back(self) -> None:
+    def _restore(self) -> None:
         self._state.put_back()
         for copy in self._copies:
             copy.put_back()
@@ -348,20 +348,20 @@ def _are_equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
 
 def _copies(tensors: Iterable[torch.Tensor]) -> tuple[list[_TensorCopy], list[torch.Tensor]]:
     """Return copies of the values of tensors, the smallest first, and the tensors beyond the size limit."""
-    held = [
+    copyable = [
         tensor
         for tensor in tensors
-        if type(tensor) in _WITH_MEMORY and not tensor.is_meta and tensor.layout == torch.strided
+        if type(tensor) in _TENSOR_CLASSES and not tensor.is_meta and tensor.layout == torch.strided
     ]
-    held.sort(key=_size_bytes)
+    copyable.sort(key=_size_bytes)
     copies: list[_TensorCopy] = []
-    left = LARGEST_COPY_BYTES
-    for tensor in held:
-        left -= _size_bytes(tensor)
-        if left < 0:
+    bytes_left = LARGEST_COPY_BYTES
+    for tensor in copyable:
+        bytes_left -= _size_bytes(tensor)
+        if bytes_left < 0:
             break
         copies.append(_TensorCopy(tensor, tensor.detach().clone()))
-    return copies, held[len(copies) :]
+    return copies, copyable[len(copies) :]
 
 
 def _size_bytes(tensor: torch.Tensor) -> int:
@@ -373,7 +373,7 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-class _State:
+class _StateRecord:
     """Items of containers, and the tensors inside."""
 
     def __init__(self, torch_attributes: Collection[str] = (), lasting: Collection[str] = ()) -> None:
@@ -396,12 +396,12 @@ class _State:
         attributes = vars(module)
         self.containers[id(attributes)] = (attributes, dict(attributes), prefix)
         for name, value in attributes.items():
-            if name in _HELD_BY_TORCH:
+            if name in _TORCH_CONTAINERS:
                 self.containers[id(value)] = (value, dict(value), prefix)
                 for key, item in value.items():
                     self.remember(item, 0, f"{prefix}{key}")
             elif name not in self._torch_attributes:
-                self.remember(value, _DEPTH, f"{prefix}{name}")
+                self.remember(value, _MAX_DEPTH, f"{prefix}{name}")
                 # A record on a module, such as a cache, is part of its state; objects inside this record are not.
                 if name != "forward" and not isinstance(value, _OPAQUE) and hasattr(value, "__dict__"):
                     self.remember(vars(value), 1, f"{prefix}{name}")
@@ -418,7 +418,7 @@ class _State:
         elif isinstance(value, (dict, list, set, deque)):
             if id(value) in self.containers:
                 return
-            kind = _kind(value)
+            kind = _builtin_class(value)
             items = dict(kind.items(value)) if isinstance(value, dict) else list(kind.__iter__(value))
             self.containers[id(value)] = (value, items, name)
             if depth:
@@ -432,7 +432,7 @@ class _State:
         """Yield the names of attributes with another value or a changed container."""
         for container, items, name in self.containers.values():
             if name and not name.endswith("."):
-                if not _holds(container, items):
+                if not _has_same_items(container, items):
                     yield name
             else:
                 for key in {**items, **container}:
@@ -443,9 +443,9 @@ class _State:
     def put_back(self) -> None:
         """Restore the items of every container."""
         for container, items, _name in self.containers.values():
-            if _holds(container, items):
+            if _has_same_items(container, items):
                 continue
-            kind = _kind(container)  # a subclass may refuse these methods
+            kind = _builtin_class(container)  # a subclass may refuse these methods
             if isinstance(container, dict):
                 items = {**items, **{key: container[key] for key in self._lasting if key in container}}
             kind.clear(container)
@@ -456,16 +456,16 @@ class _State:
                 (kind.update if isinstance(container, set) else kind.extend)(container, items)
 
 
-def _holds(container: Any, items: Any) -> bool:
+def _has_same_items(container: Any, items: Any) -> bool:
     """Return True if a container holds the same objects, in the same order."""
-    kind = _kind(container)
+    kind = _builtin_class(container)
     if isinstance(container, dict):
         sides = (kind.keys(container), items.keys()), (kind.values(container), items.values())
         return all(list(map(id, now)) == list(map(id, before)) for now, before in sides)
     return list(map(_identity, kind.__iter__(container))) == list(map(_identity, items))
 
 
-def _kind(container: object) -> Any:
+def _builtin_class(container: object) -> Any:
     """Return the built-in class of a container."""
     return next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
 
@@ -487,14 +487,14 @@ def quiet_torch() -> Iterator[None]:
     """
     handlers = _log_handlers()
     for handler in handlers:
-        handler.addFilter(_is_for_the_user)
+        handler.addFilter(_is_foreign_record)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         for handler in handlers:
-            handler.removeFilter(_is_for_the_user)
+            handler.removeFilter(_is_foreign_record)
 
 
 @contextmanager
@@ -510,7 +510,7 @@ def unprinted_failures() -> Iterator[None]:
         del vars(export_trace)["print"]
 
 
-def _is_for_the_user(log_record: logging.LogRecord) -> bool:
+def _is_foreign_record(log_record: logging.LogRecord) -> bool:
     return log_record.name.partition(".")[0] not in _LIBRARIES
 
 
