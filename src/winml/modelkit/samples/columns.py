@@ -87,29 +87,29 @@ def match_columns(
                 f"{request.option} {data_set.name}: no column {column!r}, which {opt.columns} sets for {role}",
                 hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its columns: {', '.join(data_set.columns)}.",
             )
-    found = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
+    columns = {role: column for role, column in request.columns.items() if role in (*roles, *optional)}
     for role in (*roles, *optional):
-        if role not in found and (guess := _guess(role, data_set.features, set(found.values()))) is not None:
-            found[role] = guess
-    if missing := [role for role in roles if role not in found]:
-        raise _missing_column(data_set, missing[0], found)
-    return found
+        if role not in columns and (guess := _guess_column(role, data_set.features, set(columns.values()))) is not None:
+            columns[role] = guess
+    if missing_roles := [role for role in roles if role not in columns]:
+        raise _missing_column(data_set, missing_roles[0], columns)
+    return columns
 
 
-def _guess(role: str, features: Mapping[str, object], taken: set[str]) -> str | None:
-    columns = {name.lower(): name for name in reversed(list(features)) if name not in taken}
+def _guess_column(role: str, features: Mapping[str, object], used_columns: set[str]) -> str | None:
+    columns = {name.lower(): name for name in reversed(list(features)) if name not in used_columns}
     names = (columns[name] for name in ROLE_COLUMNS[role] if name in columns)
     if role == "mask":
         names = (name for name in names if type(features[name]).__name__ == "Image")
     by_name = next(names, None)
     if by_name is not None or role not in _FEATURE_TYPES:
         return by_name
-    of_type = [name for name in columns.values() if type(features[name]).__name__ == _FEATURE_TYPES[role]]
-    return of_type[0] if len(of_type) == 1 else None
+    typed_columns = [name for name in columns.values() if type(features[name]).__name__ == _FEATURE_TYPES[role]]
+    return typed_columns[0] if len(typed_columns) == 1 else None
 
 
-def _missing_column(data_set: DataSet | TextFile, role: str, found: Mapping[str, str]) -> UsageError:
-    guesses = ", ".join(f"{name} is {column}" for name, column in found.items()) or "none"
+def _missing_column(data_set: DataSet | TextFile, role: str, columns: Mapping[str, str]) -> UsageError:
+    guesses = ", ".join(f"{name} is {column}" for name, column in columns.items()) or "none"
     return UsageError(
         f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "
         f"found: {guesses}",

@@ -41,7 +41,7 @@ _PREFERRED_SPLITS = ("validation", "test", "train")
 _LONGEST_REASON = 300
 """Maximum number of characters of a library message. Chosen: three lines of a terminal; messages of pyarrow list
 whole schemas."""
-_DISPLAYED = 5
+_NAME_LIMIT = 5
 """Maximum number of file names in one sentence. Chosen: enough for an inspection."""
 
 
@@ -137,7 +137,7 @@ class DataSet:
             InputError: no image or audio file can be opened.
         """
         columns = {name: name for name in self.columns} if roles is None else dict(roles)
-        media = {key: self._opener(key, column) for key, column in columns.items()}
+        media = {key: self._find_opener(key, column) for key, column in columns.items()}
         count = 0
         for number, cells in enumerate(self._table.select_columns(sorted(set(columns.values())))):
             row = {
@@ -150,10 +150,10 @@ class DataSet:
             count += 1
             yield row
         if self.unreadable and not count:
-            first = next(iter(self.unreadable.values()))
+            example = next(iter(self.unreadable.values()))
             raise InputError(
-                f"{self.request.words}: none of {len(self.unreadable)} files can be opened; {first.name}: "
-                f"{first.reason}",
+                f"{self.request.words}: none of {len(self.unreadable)} files can be opened; {example.name}: "
+                f"{example.reason}",
                 hint="Use a supported image or audio format.",
             )
 
@@ -162,7 +162,7 @@ class DataSet:
         """Note on skipped samples; None if all samples were opened."""
         if not self.unreadable:
             return None
-        names = first_words([item.name for item in self.unreadable.values()], _DISPLAYED)
+        names = first_words([item.name for item in self.unreadable.values()], _NAME_LIMIT)
         count = len(self.unreadable)
         verbs = "cannot be opened and is" if count == 1 else "cannot be opened and are"
         return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}"
@@ -181,7 +181,7 @@ class DataSet:
         """Close the dataset."""
         self.close()
 
-    def _opener(self, key: str, column: str) -> Any:
+    def _find_opener(self, key: str, column: str) -> Any:
         """Return the function that opens the cells of a column, by its type or role; None for other columns."""
         feature = type(self.features[column]).__name__
         if feature == "Image" or key in _IMAGE_ROLES:
@@ -190,7 +190,7 @@ class DataSet:
 
 
 @shared_by_threads
-def _local_data_only() -> Iterator[None]:
+def _forbid_network() -> Iterator[None]:
     """Keep datasets off the network: it would count every reading at its makers', of local files as well.
 
     What it tries all the same raises ConnectionError, as without a network.
@@ -198,12 +198,12 @@ def _local_data_only() -> Iterator[None]:
     from datasets import config
     from huggingface_hub import constants
 
-    found = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    old_values = config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
     config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
-        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = found
+        config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = old_values
 
 
 @shared_by_threads
@@ -287,11 +287,11 @@ def open_data_set(request: DataSetRequest) -> DataSet:
     source = find_source(request.source, request.option)
     refuse_missing_datasets(request.words)
     with ExitStack() as resources:
-        quiet: AbstractContextManager[None] = nullcontext() if source.path is None else _local_data_only()
-        with _quiet_datasets(), quiet:
+        offline: AbstractContextManager[None] = nullcontext() if source.path is None else _forbid_network()
+        with _quiet_datasets(), offline:
             splits, notes = _read_splits(request, source, resources)
-        split, chosen = _choose_split(request, source, splits)
-        table = _undecoded(splits[split])
+        split, split_notes = _choose_split(request, source, splits)
+        table = _disable_decoding(splits[split])
         if source.kind == "text":
             table = table.select([number for number, text in enumerate(table["text"]) if text.strip()])
         if not len(table):
@@ -299,9 +299,9 @@ def open_data_set(request: DataSetRequest) -> DataSet:
                 f"{request.words}: split {split} contains no samples",
                 hint=f"Use a different {opt.split}, or different data.",
             )
-        data_set = DataSet(request, source, _drawn(request, table), resources.pop_all())
+        data_set = DataSet(request, source, _draw_rows(request, table), resources.pop_all())
     data_set.split = split
-    data_set.notes = (*chosen, *notes)
+    data_set.notes = (*split_notes, *notes)
     return data_set
 
 
@@ -310,14 +310,14 @@ def _read_splits(
 ) -> tuple[Mapping[str, datasets.Dataset], tuple[str, ...]]:
     """Return the splits, and notes on their files."""
     if source.kind == "hub":
-        return _from_hub(request, source), ()
+        return _read_hub_splits(request, source), ()
 
     assert source.path is not None
     if source.path.is_file() and not source.path.stat().st_size:
         raise UsageError(f"{request.words}: empty file, no samples", hint=DATA_SET_FORMATS)
     hint = "Correct the file, or use a different format. Text is read as UTF-8."
     kind = _KIND_WORDS.get(source.kind, source.kind)
-    with foreign_parser(f"{request.words}: cannot be read as {kind}", hint=hint, reason=_reason):
+    with foreign_parser(f"{request.words}: cannot be read as {kind}", hint=hint, reason=_root_cause):
         if source.kind == "saved":
             return read_saved(source.path), ()
         cache = resources.enter_context(temporary_folder())
@@ -331,8 +331,8 @@ def _read_splits(
         layout = read_layout(source.path, request.config, request.words)
         # By default, datasets does not use the name of a single folder as a label.
         labels = {"drop_labels": False} if layout.kind == "images" and _is_one_class(source.path, layout) else {}
-        read = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
-        return read, layout.notes
+        splits = read_files(layout.kind, layout.splits, cache, options={**labels, **layout.options}, info=layout.info)
+        return splits, layout.notes
 
 
 _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder of images"}
@@ -341,21 +341,21 @@ _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder 
 def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
     """Return True if all images are in one folder whose name is their label and not the name of a split."""
     files = [path for paths in layout.splits.values() for path in paths]
-    places = {path.parent for path in files}
-    if any(path.stem == "metadata" for path in files) or len(places) != 1:
+    folders = {path.parent for path in files}
+    if any(path.stem == "metadata" for path in files) or len(folders) != 1:
         return False
-    parts = places.pop().relative_to(folder).parts
+    parts = folders.pop().relative_to(folder).parts
     return len(parts) in (1, 2) and not any(parts[-1].lower() in words for words in SPLIT_WORDS.values())
 
 
-def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
+def _read_hub_splits(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
     """Return the splits on the Hub, or the cached splits if the Hub cannot be reached."""
     import datasets
 
     unreachable = _ask_hub(source.name, request.words)
     config = source.config or request.config
     try:
-        with _local_data_only() if unreachable else nullcontext():
+        with _forbid_network() if unreachable else nullcontext():
             names: list[str] = datasets.get_dataset_config_names(source.name) if config is None else []
             if len(names) > 1 and datasets.get_dataset_default_config_name(source.name) is None:
                 raise UsageError(
@@ -370,7 +370,7 @@ def _from_hub(request: DataSetRequest, source: DataSource) -> Mapping[str, datas
                 hint="Check the name and the connection, or pass a file or folder.",
             ) from error
         raise InputError(
-            f"{request.words}: cannot be read: {_reason(error)}", hint="Use files in a different format."
+            f"{request.words}: cannot be read: {_root_cause(error)}", hint="Use files in a different format."
         ) from error
 
 
@@ -386,14 +386,14 @@ def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[
         raise UsageError(f"{request.words}: no samples", hint=DATA_SET_FORMATS)
     if len(names) == 1:
         return names[0], ()
-    chosen = next((name for name in _PREFERRED_SPLITS if name in names), None)
-    if chosen is None:
+    split = next((name for name in _PREFERRED_SPLITS if name in names), None)
+    if split is None:
         raise UsageError(f"{request.words}: several splits: {', '.join(names)}", hint=f"Choose one with {opt.split}.")
-    others = ", ".join(name for name in names if name != chosen)
-    return chosen, (f"split {chosen} of {source.name} is used by default; other splits: {others}",)
+    other_names = ", ".join(name for name in names if name != split)
+    return split, (f"split {split} of {source.name} is used by default; other splits: {other_names}",)
 
 
-def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
+def _disable_decoding(table: datasets.Dataset) -> datasets.Dataset:
     """Disable decoding of images and audio by datasets: a cell that cannot be opened would end the iteration.
 
     Nested lists and records are included: datasets opens any file or address in a cell.
@@ -401,23 +401,23 @@ def _undecoded(table: datasets.Dataset) -> datasets.Dataset:
     import datasets
 
     table = table.select_columns(table.column_names)  # a copy, with its own features
-    table.info.features = datasets.Features({name: _as_stored(item) for name, item in table.features.items()})
+    table.info.features = datasets.Features({name: _keep_stored(item) for name, item in table.features.items()})
     return table
 
 
-def _as_stored(feature: Any) -> Any:
+def _keep_stored(feature: Any) -> Any:
     if isinstance(feature, Mapping):
-        return {name: _as_stored(item) for name, item in feature.items()}
+        return {name: _keep_stored(item) for name, item in feature.items()}
     if isinstance(feature, list):
-        return [_as_stored(item) for item in feature]
+        return [_keep_stored(item) for item in feature]
     if hasattr(feature, "feature"):
-        return replace(feature, feature=_as_stored(feature.feature))
+        return replace(feature, feature=_keep_stored(feature.feature))
     # Json features are text; their values name no files.
     is_opened = hasattr(feature, "decode") and type(feature).__name__ != "Json"
     return replace(feature, decode=False) if is_opened else feature
 
 
-def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
+def _draw_rows(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset:
     """Return the requested number of random rows, in their original order."""
     count = request.count_samples(len(table))
     if count == len(table):
@@ -428,7 +428,7 @@ def _drawn(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dataset
     return table.select(np.sort(generator.choice(len(table), count, replace=False)))
 
 
-def _reason(error: BaseException) -> str:
+def _root_cause(error: BaseException) -> str:
     """Return the message of the first cause, which is more specific than the message of the error."""
     *_, error = error_chain(error, with_context=False)
     words = " ".join(str(error).split())

@@ -78,16 +78,16 @@ def find_source(text: str | os.PathLike[str], option: str = "dataset") -> DataSo
     Raises:
         UsageError: the text is neither a path nor a name on the Hub, or the file format is not supported.
     """
-    passed = os.fspath(text)
-    path = Path(passed)
-    if passed and path.exists():
-        return DataSource(_kind_of(path, option), path, path.absolute().name)
-    name, _, config = passed.partition(":")
-    suffix = Path(passed).suffix.lower()
+    name_or_path = os.fspath(text)
+    path = Path(name_or_path)
+    if name_or_path and path.exists():
+        return DataSource(_find_kind(path, option), path, path.absolute().name)
+    name, _, config = name_or_path.partition(":")
+    suffix = Path(name_or_path).suffix.lower()
     is_file_name = suffix in TABLE_SUFFIXES or suffix in IMAGE_SUFFIXES | AUDIO_SUFFIXES | {".npz", ".zip"}
-    is_path = bool(_DRIVE.match(passed)) or "\\" in passed or "/" in config
+    is_path = bool(_DRIVE.match(name_or_path)) or "\\" in name_or_path or "/" in config
     if is_file_name or is_path or not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise UsageError(f"{spell(option)} {passed}: no such file or folder", hint=DATA_SET_FORMATS)
+        raise UsageError(f"{spell(option)} {name_or_path}: no such file or folder", hint=DATA_SET_FORMATS)
     return DataSource("hub", None, name, config or None)
 
 
@@ -98,7 +98,7 @@ def source_files(source: DataSource) -> tuple[Path, ...]:
     return (source.path,) if source.path.is_file() else tuple(sorted(folder_files(source.path)[0]))
 
 
-def _kind_of(path: Path, option: str) -> SourceKind:
+def _find_kind(path: Path, option: str) -> SourceKind:
     if path.is_file():
         kind = TABLE_SUFFIXES.get(path.suffix.lower())
         if kind is None:
@@ -119,9 +119,9 @@ def _kind_of(path: Path, option: str) -> SourceKind:
         return "audio"
     kind = next((kind for suffix, kind in TABLE_SUFFIXES.items() if suffix in suffixes), None)
     if kind is None:
-        displayed = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
-        what = f"files with {displayed} only, which are not supported" if suffixes else "empty folder, no samples"
-        raise UsageError(f"{spell(option)} {path}: {what}", hint=DATA_SET_FORMATS)
+        suffix_list = ", ".join(sorted(suffix or "no ending" for suffix in suffixes)[:5])
+        problem = f"files with {suffix_list} only, which are not supported" if suffixes else "empty folder, no samples"
+        raise UsageError(f"{spell(option)} {path}: {problem}", hint=DATA_SET_FORMATS)
     return kind
 
 
@@ -134,10 +134,10 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
     """
     files: list[Path] = []
     refused: dict[Path, str] = {}
-    for place, folders, names in os.walk(folder):
+    for subfolder, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         for name in sorted(name for name in names if not name.startswith(".")):
-            path = Path(place, name)
+            path = Path(subfolder, name)
             try:
                 if not stat.S_ISREG(path.lstat().st_mode):
                     file_below(folder, path.relative_to(folder))

@@ -47,21 +47,21 @@ in 90 % of the sentences."""
 _SHORTEST, _LONGEST = 3, 60
 _WORD_STARTS = ("\u0120", "\u2581")
 """Specified by byte-level BPE and by SentencePiece: prefix of a token at the start of a word."""
-_PIECE = "##"
+_PIECE_PREFIX = "##"
 """Specified by WordPiece: prefix of a token inside a word."""
-_SECONDS = 2.0
+_RECORDING_SECONDS = 2.0
 """Length of a generated audio sample in seconds. Chosen: a few words."""
 
 
 def vocabulary(tokenizer: Any, value_range: tuple[float, float] | None) -> list[str]:
     """Return the whole words among the tokens of the model, the most frequent first."""
-    most = math.inf if value_range is None else value_range[1]
+    top_id = math.inf if value_range is None else value_range[1]
     special = set(tokenizer.all_special_ids)
     tokens = sorted(
-        (number, token) for token, number in tokenizer.get_vocab().items() if number <= most and number not in special
+        (number, token) for token, number in tokenizer.get_vocab().items() if number <= top_id and number not in special
     )
     starts = [token[1:] for _, token in tokens if token.startswith(_WORD_STARTS)]
-    words = starts or [token for _, token in tokens if not token.startswith(_PIECE)]
+    words = starts or [token for _, token in tokens if not token.startswith(_PIECE_PREFIX)]
     return [word for word in words if word.isascii() and word.isalpha() and (len(word) > 1 or word in "aI")]
 
 
@@ -70,8 +70,8 @@ def sentence(generator: np.random.Generator, words: Sequence[str]) -> str:
     mean, deviation = _SENTENCE_WORDS
     length = int(np.clip(round(float(generator.lognormal(mean, deviation))), _SHORTEST, _LONGEST))
     shares = 1 / np.arange(1, len(words) + 1)
-    chosen = generator.choice(len(words), length, p=shares / shares.sum())
-    return f"{' '.join(words[number] for number in chosen).capitalize()}."
+    numbers = generator.choice(len(words), length, p=shares / shares.sum())
+    return f"{' '.join(words[number] for number in numbers).capitalize()}."
 
 
 def picture(generator: np.random.Generator) -> Image:
@@ -89,7 +89,7 @@ def picture(generator: np.random.Generator) -> Image:
 
 def recording(generator: np.random.Generator, rate_hz: int) -> Recording:
     """Return audio with amplitudes that decrease with the frequency, and with an envelope like that of syllables."""
-    length = int(_SECONDS * rate_hz)
+    length = int(_RECORDING_SECONDS * rate_hz)
     noise = _shaped_noise(generator, np.fft.rfftfreq(length, 1 / rate_hz), (length,))
     times = np.arange(length) / rate_hz
     envelope = 0.55 + 0.45 * np.sin(2 * np.pi * (generator.uniform(3, 5) * times + generator.random()))
@@ -128,30 +128,30 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
         UsageError: the processors provide no input of the graph, or the tokenizer has no words for sentences.
         InputError: files of the processors are damaged.
     """
-    fixed = with_fixed_sizes(inputs, run.sizes)
-    preprocessor = Preprocessor.of(folder, fixed, option="samples generated for the comparison")
+    fixed_inputs = with_fixed_sizes(inputs, run.sizes)
+    preprocessor = Preprocessor.of(folder, fixed_inputs, option="samples generated for the comparison")
     rows = preprocessor.fixed_batch or run.batch_size or 1
     ids = next((item for item in inputs if item.name == "input_ids"), None)
     tokenizer = preprocessor.processors.get("tokenizer")
     words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
     if tokenizer is not None and len(words) < _FEWEST_WORDS:
-        most = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
+        limit_words = "" if ids is None or ids.value_range is None else f" with ids up to {ids.value_range[1]:g}"
         raise UsageError(
-            f"the tokenizer beside the model has {len(words)} usable words{most}",
+            f"the tokenizer beside the model has {len(words)} usable words{limit_words}",
             hint=f"Pass values with {opt.input_data} file.npz.",
         )
 
     def sample(number: int) -> dict[str, Any]:
         generator = np.random.Generator(np.random.PCG64([run.seed, number]))
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for kind, processor in preprocessor.processors.items():
             if kind == "tokenizer":
-                made["text"] = sentence(generator, words)
+                values["text"] = sentence(generator, words)
             elif kind == "image processor":
-                made["image"] = picture(generator)
+                values["image"] = picture(generator)
             else:
-                made["audio"] = recording(generator, int(getattr(processor, "sampling_rate", SAMPLING_RATE_HZ)))
-        return made
+                values["audio"] = recording(generator, int(getattr(processor, "sampling_rate", SAMPLING_RATE_HZ)))
+        return values
 
     samples = map(sample, range(count * rows))
     batches = preprocessor.batches(samples, None if preprocessor.fixed_batch else rows)
@@ -165,7 +165,7 @@ to repeat, so most tokens are read."""
 _ENCODER = "encoder"
 
 
-class _RecordedSession(Session):
+class _RecordingSession(Session):
     """A session that records the inputs of its last runs."""
 
     def __init__(self, path: Path) -> None:
@@ -203,12 +203,12 @@ def decoding_samples(
         UsageError: its values cannot be made.
         StageError: ONNX Runtime fails.
     """
-    session = _RecordedSession(source)
-    samples = _runs_of_texts(_texts(session, source, processors, sizes, seed), session)
+    session = _RecordingSession(source)
+    samples = _read_texts(_make_texts(session, source, processors, sizes, seed), session)
     yield from itertools.islice(samples, 0, count * every, every)
 
 
-def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterator[dict[str, Array]]:
+def _read_texts(texts: Iterator[_Text], session: _RecordingSession) -> Iterator[dict[str, Array]]:
     """Yield the inputs of each run of the texts, without runs with an empty cache.
 
     Raises:
@@ -217,8 +217,8 @@ def _runs_of_texts(texts: Iterator[_Text], session: _RecordedSession) -> Iterato
     for text in texts:
         is_empty = True
         for _ in text.read():
-            recorded, session.recorded = session.recorded, []
-            for feeds in recorded:
+            runs, session.recorded = session.recorded, []
+            for feeds in runs:
                 # An empty cache has no values to measure.
                 if all(array.size for array in feeds.values()):
                     is_empty = False
@@ -236,35 +236,35 @@ class _Text:
     def read(self) -> Iterator[None]:
         """Run the decoder, one or several runs per step of the iterator."""
         decoder, cache = self.decoder, self.cache or self.decoder.empty_cache(len(self.tokens))
-        room = decoder.most_tokens or _PROMPT_TOKENS + NEW_TOKENS
-        tokens = self.tokens[:, : max(room - 1, 1)]
+        max_tokens = decoder.most_tokens or _PROMPT_TOKENS + NEW_TOKENS
+        tokens = self.tokens[:, : max(max_tokens - 1, 1)]
         # Texts are truncated, so that every text can be read. A prompt graph generates no tokens.
-        left = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, room - tokens.shape[1]), 0)
+        new_tokens = 0 if _reads_prompts_only(decoder) else max(min(NEW_TOKENS, max_tokens - tokens.shape[1]), 0)
         if decoder.length is None and tokens.shape[1] > 1:
             # So that one run reads several tokens with a non-empty cache.
             decoder.run(tokens[:, :1], cache=cache)
             yield
             tokens = tokens[:, 1:]
-        for _ in range(left + 1):
-            scores = decoder.run(tokens, cache=cache)
+        for _ in range(new_tokens + 1):
+            logits = decoder.run(tokens, cache=cache)
             yield
-            tokens = scores[:, -1:].argmax(axis=-1).astype(np.int64)
+            tokens = logits[:, -1:].argmax(axis=-1).astype(np.int64)
 
 
-def _texts(
-    session: _RecordedSession, source: Path, processors: Path, sizes: Mapping[str, int], seed: int
+def _make_texts(
+    session: _RecordingSession, source: Path, processors: Path, sizes: Mapping[str, int], seed: int
 ) -> Iterator[_Text]:
     """Yield an endless sequence of texts."""
-    described = read_part_description(source)
-    names = described.part_names if described is not None else ()
-    if described is not None and _ENCODER in names and described.name != _ENCODER:
-        encoder = Session(_encoder_of(source, described))
+    part = read_part_description(source)
+    names = part.part_names if part is not None else ()
+    if part is not None and _ENCODER in names and part.name != _ENCODER:
+        encoder = Session(_find_encoder(source, part))
         model = EncoderDecoder(encoder, session)
-        first = model.text.first if model.text is not None else _first_token(processors)
+        start = model.text.first if model.text is not None else _first_token(processors)
         for number, tokens in enumerate(token_texts(model.inputs, processors, seed)):
             feeds = encoder_feeds(model.encoder.inputs, processors, sizes, seed + number)
             rows = len(next(iter(feeds.values())))
-            yield _Text(model, np.tile([first, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds, rows))
+            yield _Text(model, np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds, rows))
     decoder = DecoderGraph(session)
     batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
@@ -283,18 +283,18 @@ def _reads_prompts_only(decoder: DecoderGraph) -> bool:
     return decoder.held is not None and (decoder.length or 1) > 1
 
 
-def _encoder_of(source: Path, decoder: PartDescription) -> Path:
+def _find_encoder(source: Path, decoder: PartDescription) -> Path:
     """Return the file of the encoder: by the file name at the same stage, else by the part description in its metadata.
 
     Raises:
         InputError: there is no such file.
     """
-    named = source.with_name(source.name.replace(decoder.name, _ENCODER))
-    if named != source and named.is_file():
-        return named
+    encoder_file = source.with_name(source.name.replace(decoder.name, _ENCODER))
+    if encoder_file != source and encoder_file.is_file():
+        return encoder_file
     for path in sorted(source.parent.glob("*.onnx")):
-        described = read_part_description(path)
-        if described is not None and (described.name, described.part_names) == (_ENCODER, decoder.part_names):
+        part = read_part_description(path)
+        if part is not None and (part.name, part.part_names) == (_ENCODER, decoder.part_names):
             return path
     raise InputError(f"{source}: no encoder beside this decoder", hint="Pass the folder of a build.")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "dev": "validation", "test": "test"}
 """Folder name → split in datasets."""
-_METADATA: dict[str, data_sources.SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
+_METADATA_FILES: dict[str, data_sources.SourceKind] = {"metadata.csv": "csv", "metadata.jsonl": "json"}
 _NAME_COLUMN = "file_name"
 
 
@@ -46,25 +46,25 @@ def read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
         InputError: the metadata names no files, or files outside of the folder.
     """
     folder = folder.absolute()
-    places = {split: folder / name for name, split in _SPLITS.items() if (folder / name).is_dir()}
-    return {split: _read_split(place, split, cache) for split, place in (places or {"train": folder}).items()}
+    folders = {split: folder / name for name, split in _SPLITS.items() if (folder / name).is_dir()}
+    return {split: _read_split(path, split, cache) for split, path in (folders or {"train": folder}).items()}
 
 
 def _read_split(folder: Path, split: str, cache: Path) -> datasets.Dataset:
     import datasets
 
-    metadata = next((name for name in _METADATA if (folder / name).is_file()), None)
+    metadata = next((name for name in _METADATA_FILES if (folder / name).is_file()), None)
     if metadata is not None:
         columns = _read_metadata(folder, metadata, cache)
-        return _with_recordings(columns, [_inside(folder, name) for name in columns.pop(_NAME_COLUMN)], split)
+        return _make_audio_table(columns, [_path_inside(folder, name) for name in columns.pop(_NAME_COLUMN)], split)
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in data_sources.AUDIO_SUFFIXES)
     labels = [path.parent.name for path in files]
     names = sorted(set(labels))
-    table = _with_recordings({"label": labels} if len(names) > 1 else {}, [str(path) for path in files], split)
+    table = _make_audio_table({"label": labels} if len(names) > 1 else {}, [str(path) for path in files], split)
     return table.cast_column("label", datasets.ClassLabel(names=names)) if len(names) > 1 else table
 
 
-def _with_recordings(columns: dict[str, list[Any]], paths: list[str], split: str) -> datasets.Dataset:
+def _make_audio_table(columns: dict[str, list[Any]], paths: list[str], split: str) -> datasets.Dataset:
     import datasets
 
     table = datasets.Dataset.from_dict({"audio": paths, **columns}, split=datasets.NamedSplit(split))
@@ -76,7 +76,7 @@ def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]
         metadata = file_below(folder, name)
     except ForeignNameError as error:
         raise InputError(f"{folder / name}: {error}", hint="Only regular files below the folder are read.") from error
-    tables = read_files(_METADATA[name], {"train": [metadata]}, cache)
+    tables = read_files(_METADATA_FILES[name], {"train": [metadata]}, cache)
     columns: dict[str, list[Any]] = tables["train"].to_dict()
     if _NAME_COLUMN not in columns:
         raise InputError(
@@ -86,7 +86,7 @@ def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]
     return columns
 
 
-def _inside(folder: Path, name: Any) -> str:
+def _path_inside(folder: Path, name: Any) -> str:
     """Return the path of a file named in metadata; a file outside of the folder is refused."""
     path = Path(os.path.normpath(folder / str(name)))
     if not path.is_relative_to(os.path.normpath(folder)):
@@ -96,9 +96,9 @@ def _inside(folder: Path, name: Any) -> str:
     return str(path)
 
 
-_MOST_RATIO = 1000
+_MAX_RATIO = 1000
 """Maximum ratio of value bytes to file bytes. Chosen: columns of text and numbers compress two to a hundred times."""
-_ALWAYS_READ = 2**27
+_MIN_LIMIT_BYTES = 2**27
 """Value bytes that are read regardless of the file size. Chosen: harmless."""
 _BATCH_ROWS = 1000
 """Maximum number of rows of a parquet file in memory. Chosen: datasets itself reads whole row groups, of any size."""
@@ -132,15 +132,15 @@ def read_files(
 
     files = [path for paths in splits.values() for path in paths]
     stored_bytes = sum(path.stat().st_size for path in files)
-    most_bytes = min(max(_ALWAYS_READ, _MOST_RATIO * stored_bytes), shutil.disk_usage(cache).free // 2)
+    most_bytes = min(max(_MIN_LIMIT_BYTES, _MAX_RATIO * stored_bytes), shutil.disk_usage(cache).free // 2)
     batches = {"batch_size": min(_batch_rows(path, most_bytes) for path in files)} if kind == "parquet" else {}
     named = {split: [str(path.absolute()) for path in paths] for split, paths in splits.items()}
-    described = (
+    card_info = (
         next(iter(DatasetInfosDict.from_dataset_card_data({"dataset_info": dict(info)}).values()), None)
         if info
         else None
     )
-    features = described.features if described is not None else None
+    features = card_info.features if card_info is not None else None
     builder = _builder_class(kind)(
         cache_dir=str(cache),
         data_files=DataFilesDict({split: DataFilesList(names, [() for _ in names]) for split, names in named.items()}),
@@ -149,8 +149,8 @@ def read_files(
         **(options or {}),
     )
     if kind != "images":
-        builder._generate_tables = _limited(builder._generate_tables, most_bytes)
-    return prepared_splits(builder, _named_files_only())
+        builder._generate_tables = _limit_tables(builder._generate_tables, most_bytes)
+    return prepared_splits(builder, _make_local_manager())
 
 
 def prepared_splits(builder: datasets.DatasetBuilder, manager: object = None) -> dict[str, datasets.Dataset]:
@@ -174,14 +174,14 @@ def read_saved(folder: Path) -> Mapping[str, datasets.Dataset]:
     """
     splits = _read_json(folder / "dataset_dict.json").get("splits") if (folder / "dataset_dict.json").exists() else None
     if splits is None:
-        table = _saved_table(folder)
+        table = _load_saved_table(folder)
         return {str(table.split or "train"): table}
     if not isinstance(splits, list) or not all(isinstance(name, str) and is_plain_name(name) for name in splits):
         raise InputError(f"{folder / 'dataset_dict.json'}: 'splits' is not a list of folder names beside it")
-    return {name: _saved_table(folder / name) for name in splits}
+    return {name: _load_saved_table(folder / name) for name in splits}
 
 
-def _saved_table(folder: Path) -> datasets.Dataset:
+def _load_saved_table(folder: Path) -> datasets.Dataset:
     import datasets
 
     _read_json(folder / "dataset_info.json")
@@ -224,7 +224,7 @@ def _builder_class(kind: data_sources.SourceKind) -> Any:
     }[kind]
 
 
-def _named_files_only() -> Any:
+def _make_local_manager() -> Any:
     """Return a download manager that returns file paths unchanged."""
     from datasets import DownloadManager
 
@@ -252,10 +252,10 @@ def _batch_rows(path: Path, most_bytes: int) -> int:
     schema = [footer.schema.column(number) for number in columns]
     row_bytes = sum(_ROW_BYTES.get(column.physical_type, column.length or 1) for column in schema)
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    declared = max(sum(group.total_byte_size for group in groups), footer.num_rows * row_bytes)
-    if declared > most_bytes:
+    value_bytes = max(sum(group.total_byte_size for group in groups), footer.num_rows * row_bytes)
+    if value_bytes > most_bytes:
         raise ValueError(
-            f"{path.name} declares {size_words(declared)} of values in a file of "
+            f"{path.name} declares {size_words(value_bytes)} of values in a file of "
             f"{size_words(path.stat().st_size)}; the maximum is {size_words(most_bytes)}"
         )
     chunks = [group.column(number) for group in groups for number in columns]
@@ -264,10 +264,10 @@ def _batch_rows(path: Path, most_bytes: int) -> int:
     return max(1, min(_BATCH_ROWS, most_bytes // max(repeated, 1)))
 
 
-def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callable[..., Iterator[Any]]:
+def _limit_tables(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callable[..., Iterator[Any]]:
     """Return a table generator that raises ValueError when its tables exceed the limit."""
 
-    def limited(*arguments: object, **keywords: Any) -> Iterator[Any]:
+    def generate_limited(*arguments: object, **keywords: Any) -> Iterator[Any]:
         size = 0
         for key, table in generate(*arguments, **keywords):
             size += table.nbytes
@@ -275,10 +275,10 @@ def _limited(generate: Callable[..., Iterator[Any]], most_bytes: int) -> Callabl
                 raise ValueError(f"contains more than {size_words(most_bytes)} of values, the maximum for such files")
             yield key, table
 
-    return limited
+    return generate_limited
 
 
-_MOST_CARD_BYTES = 256 * 1024
+_MAX_CARD_BYTES = 256 * 1024
 """Size limit of ``configs`` and of ``dataset_info``. Chosen: the names of a thousand labels take 40 kB."""
 _METADATA_NAMES = frozenset(("metadata.csv", "metadata.jsonl", "metadata.parquet"))
 """Specified: metadata files of an image folder."""
@@ -291,8 +291,8 @@ SPLIT_WORDS = {
 _SHARD = re.compile(r"data/(\w+)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 """Specified by datasets: shards of splits with any name."""
 _SPLIT_NAME = re.compile(r"\w+(?:\.\w+)*")
-_FACTS = frozenset(("config_name", "data_files", "data_dir", "default", "version", "description"))
-_OPTIONS: Mapping[str, frozenset[str]] = {
+_FACT_KEYS = frozenset(("config_name", "data_files", "data_dir", "default", "version", "description"))
+_READER_OPTIONS: Mapping[str, frozenset[str]] = {
     "csv": frozenset(("sep", "delimiter")),
     "json": frozenset(("field",)),
     "images": frozenset(("drop_labels", "drop_metadata")),
@@ -327,44 +327,44 @@ def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
             or no regular file.
     """
     files, refused = data_sources.folder_files(folder)
-    entry = _config(_card_value(folder, "configs", words), config, words)
+    entry = _select_config(_read_card_value(folder, "configs", words), config, words)
     by_name = {path.relative_to(folder).as_posix(): path for path in files}
-    splits = _splits(entry, by_name, words)
-    kind = _kind(path for paths in splits.values() for path in paths)
+    splits = _split_files(entry, by_name, words)
+    kind = _most_frequent_kind(path for paths in splits.values() for path in paths)
     if kind is None:
         raise UsageError(f"{words}: no samples", hint=data_sources.DATA_SET_FORMATS)
     notes = []
     for path, reason in refused.items():
         if kind == "images" and path.suffix.lower() in data_sources.IMAGE_SUFFIXES:
             notes.append(f"{path.relative_to(folder).as_posix()} {reason} and is skipped")
-        elif _is_read(path, kind):
+        elif _has_kind(path, kind):
             raise InputError(
                 f"{words}: {path.relative_to(folder).as_posix()} {reason}",
                 hint="Only regular files below the folder are read: put a copy there, or remove it.",
             )
-    read = {split: tuple(path for path in paths if _is_read(path, kind)) for split, paths in splits.items()}
-    options, ignored = _options(entry, kind)
+    selected = {split: tuple(path for path in paths if _has_kind(path, kind)) for split, paths in splits.items()}
+    options, ignored = _reading_options(entry, kind)
     if ignored:
         notes.append(f"{MODEL_CARD_NAME} sets {', '.join(map(repr, ignored))} for the files, which is ignored")
-    if kind == "csv" and _counted(read, ".tsv") > _counted(read, ".csv"):
+    if kind == "csv" and _count_suffix(selected, ".tsv") > _count_suffix(selected, ".csv"):
         options.setdefault("sep", "\t")
     return FolderLayout(
         kind,
-        {split: paths for split, paths in read.items() if paths},
+        {split: paths for split, paths in selected.items() if paths},
         options,
-        _info(_card_value(folder, "dataset_info", words), entry, config),
+        _find_info(_read_card_value(folder, "dataset_info", words), entry, config),
         tuple(notes),
     )
 
 
-def _card_value(folder: Path, key: str, words: str) -> Any:
+def _read_card_value(folder: Path, key: str, words: str) -> Any:
     try:
-        return front_matter_value(folder / MODEL_CARD_NAME, key, _MOST_CARD_BYTES)
+        return front_matter_value(folder / MODEL_CARD_NAME, key, _MAX_CARD_BYTES)
     except FrontMatterError as error:
         raise InputError(f"{words}: {MODEL_CARD_NAME} in the folder: {error}", hint="Correct or remove it.") from error
 
 
-def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
+def _select_config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
     """Return the requested or default configuration; ``{}`` if the card has none."""
     entries = configs if isinstance(configs, list) else [] if configs is None else [configs]
     if not all(isinstance(entry, Mapping) and isinstance(entry.get("config_name"), str) for entry in entries):
@@ -374,10 +374,10 @@ def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
         )
     names = ", ".join(entry["config_name"] for entry in entries)
     if name is not None:
-        chosen = [entry for entry in entries if entry["config_name"] == name]
-        if not chosen:
+        matching = [entry for entry in entries if entry["config_name"] == name]
+        if not matching:
             raise UsageError(f"{words}: no configuration {name!r}", hint=f"Its configurations: {names or 'none'}.")
-        return dict(chosen[0])
+        return dict(matching[0])
     if len(entries) > 1:
         entries = [entry for entry in entries if entry["config_name"] == "default" or entry.get("default")]
         if not entries:
@@ -385,28 +385,28 @@ def _config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
     return dict(entries[0]) if entries else {}
 
 
-def _splits(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -> dict[str, tuple[Path, ...]]:
-    if (place := entry.get("data_dir")) is not None:
-        inside = _checked_pattern(place, words).rstrip("/") + "/"
-        by_name = {name.removeprefix(inside): path for name, path in by_name.items() if name.startswith(inside)}
+def _split_files(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -> dict[str, tuple[Path, ...]]:
+    if (data_dir := entry.get("data_dir")) is not None:
+        prefix = _check_pattern(data_dir, words).rstrip("/") + "/"
+        by_name = {name.removeprefix(prefix): path for name, path in by_name.items() if name.startswith(prefix)}
     if entry.get("data_files") is None:
-        return _splits_by_names(by_name)
-    found: dict[str, tuple[Path, ...]] = {}
-    for split, patterns in _patterns(entry["data_files"], words):
-        parts = [PurePosixPath(_checked_pattern(pattern, words)).parts for pattern in patterns]
-        found[split] = tuple(
-            path for name, path in by_name.items() if any(_matches(PurePosixPath(name).parts, item) for item in parts)
+        return _split_by_names(by_name)
+    splits: dict[str, tuple[Path, ...]] = {}
+    for split, patterns in _split_patterns(entry["data_files"], words):
+        globs = [PurePosixPath(_check_pattern(pattern, words)).parts for pattern in patterns]
+        splits[split] = tuple(
+            path for name, path in by_name.items() if any(_matches(PurePosixPath(name).parts, item) for item in globs)
         )
-        if not found[split]:
+        if not splits[split]:
             raise InputError(
                 f"{words}: {MODEL_CARD_NAME} references {', '.join(map(str, patterns))}, but the folder has no "
                 "such file",
                 hint="Add the files, or correct 'configs'.",
             )
-    return found
+    return splits
 
 
-def _patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]:
+def _split_patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield the splits in ``data_files`` of a card, with their patterns."""
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
@@ -424,7 +424,7 @@ def _patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]
         yield split, patterns if isinstance(patterns, list) else [patterns]
 
 
-def _checked_pattern(pattern: Any, words: str) -> str:
+def _check_pattern(pattern: Any, words: str) -> str:
     """Return a pattern of names below the folder.
 
     Raises:
@@ -441,16 +441,16 @@ def _checked_pattern(pattern: Any, words: str) -> str:
 
 def _matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     """Return True if a name matches a pattern, part by part; ``**`` matches any number of folders."""
-    reached = {0}
+    positions = {0}
     for part in pattern:
         if part == "**":
-            reached = set(range(min(reached), len(name) + 1)) if reached else set()
+            positions = set(range(min(positions), len(name) + 1)) if positions else set()
         else:
-            reached = {place + 1 for place in reached if place < len(name) and fnmatchcase(name[place], part)}
-    return len(name) in reached
+            positions = {index + 1 for index in positions if index < len(name) and fnmatchcase(name[index], part)}
+    return len(name) in positions
 
 
-def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
+def _split_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
     """Return the splits by names of shards, else of folders, else of files; else all files are ``train``."""
     shards: dict[str, list[Path]] = {}
     for name, path in by_name.items():
@@ -459,19 +459,19 @@ def _splits_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]
     if shards:
         order = [*SPLIT_WORDS, *sorted(shards.keys() - SPLIT_WORDS)]
         return {split: tuple(shards[split]) for split in order if split in shards}
-    for ending, places in (("(?:[-._ 0-9]|$)", slice(None, -1)), ("[-._ 0-9]", slice(-1, None))):
-        found = {}
+    for ending, levels in (("(?:[-._ 0-9]|$)", slice(None, -1)), ("[-._ 0-9]", slice(-1, None))):
+        splits = {}
         for split, names in SPLIT_WORDS.items():
             word = re.compile(f"(?:^|[-._ 0-9])(?:{'|'.join(names)}){ending}")
-            paths = [path for name, path in by_name.items() if any(map(word.search, PurePosixPath(name).parts[places]))]
+            paths = [path for name, path in by_name.items() if any(map(word.search, PurePosixPath(name).parts[levels]))]
             if paths:
-                found[split] = tuple(paths)
-        if found:
-            return found
+                splits[split] = tuple(paths)
+        if splits:
+            return splits
     return {"train": tuple(by_name.values())}
 
 
-def _kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
+def _most_frequent_kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
     """Return the most frequent file format."""
     counts: Counter[data_sources.SourceKind] = Counter()
     for path in paths:
@@ -486,7 +486,7 @@ def _kind(paths: Iterable[Path]) -> data_sources.SourceKind | None:
     return max(order, key=counts.__getitem__)  # for ties, the first in the order
 
 
-def _is_read(path: Path, kind: data_sources.SourceKind) -> bool:
+def _has_kind(path: Path, kind: data_sources.SourceKind) -> bool:
     if kind == "images":
         return path.suffix.lower() in data_sources.IMAGE_SUFFIXES or path.name in _METADATA_NAMES
     return (
@@ -495,16 +495,16 @@ def _is_read(path: Path, kind: data_sources.SourceKind) -> bool:
     )
 
 
-def _counted(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
+def _count_suffix(splits: Mapping[str, tuple[Path, ...]], suffix: str) -> int:
     return sum(path.suffix.lower() == suffix for paths in splits.values() for path in paths)
 
 
-def _options(entry: Mapping[str, object], kind: data_sources.SourceKind) -> tuple[dict[str, object], list[str]]:
+def _reading_options(entry: Mapping[str, object], kind: data_sources.SourceKind) -> tuple[dict[str, object], list[str]]:
     """Return the reading options of a config, and its ignored keys."""
-    known = _OPTIONS.get(kind, frozenset())
-    stated = {str(key): value for key, value in entry.items() if key not in _FACTS}
-    options = {key: value for key, value in stated.items() if key in known and _is_harmless(key, value)}
-    return options, sorted(stated.keys() - options.keys())
+    allowed = _READER_OPTIONS.get(kind, frozenset())
+    settings = {str(key): value for key, value in entry.items() if key not in _FACT_KEYS}
+    options = {key: value for key, value in settings.items() if key in allowed and _is_harmless(key, value)}
+    return options, sorted(settings.keys() - options.keys())
 
 
 def _is_harmless(key: str, value: object) -> bool:
@@ -512,7 +512,7 @@ def _is_harmless(key: str, value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, str) and (key == "field" or len(value) == 1))
 
 
-def _info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
+def _find_info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
     """Return the column description of a configuration."""
     entries = [item for item in (infos if isinstance(infos, list) else [infos]) if isinstance(item, Mapping)]
     name = entry.get("config_name", config)

@@ -33,7 +33,7 @@ _ORIENTATION = 0x0112
 _SAMPLE_BYTES = 4
 _PIXEL_BYTES = 24
 """Memory per pixel, from decoding to the values of a processor, in bytes. Measured: 20."""
-_MOST_PIXELS = 89_478_485
+_MAX_PIXELS = 89_478_485
 """Maximum number of pixels of an image: the size from which Pillow warns of decompression bombs."""
 _RATES_HZ = (1000, 1_000_000)
 """Accepted sampling rates. Chosen: telephones record at 8 kHz, ultrasound at 500 kHz. Resampling a lower rate would
@@ -83,7 +83,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
         import PIL.ImageOps
     except ImportError as error:
         raise UsageError("images require Pillow, which is not installed", hint=install_hint()) from error
-    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _source_of(cell, folders, place)
+    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _find_source(cell, folders, place)
     if isinstance(source, Unreadable):
         return source
     try:
@@ -112,8 +112,8 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
 def _size_problem(width: int, height: int) -> str:
     """Return why an image of this size is not decoded; empty if it is decoded."""
     pixels, free = width * height, available_bytes()
-    if pixels > _MOST_PIXELS:
-        return f"its header declares {width} x {height} pixels; the maximum is {_MOST_PIXELS:_} pixels"
+    if pixels > _MAX_PIXELS:
+        return f"its header declares {width} x {height} pixels; the maximum is {_MAX_PIXELS:_} pixels"
     if pixels * _PIXEL_BYTES > free // 2:
         return f"its header declares {width} x {height} pixels; {size_words(free)} of memory are free"
     return ""
@@ -137,12 +137,12 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
     if isinstance(cell, Mapping) and cell.get("array") is not None:
         import numpy as np
 
-        return Recording(_one_channel(np.asarray(cell["array"], np.float32).T), int(cell["sampling_rate"]))
+        return Recording(_mix_channels(np.asarray(cell["array"], np.float32).T), int(cell["sampling_rate"]))
     try:
         import soundfile
     except (ImportError, OSError) as error:
         raise UsageError(f"audio files require soundfile: {error}", hint=install_hint()) from error
-    source, name = _source_of(cell, folders, place)
+    source, name = _find_source(cell, folders, place)
     if isinstance(source, Unreadable):
         return source
     try:
@@ -152,16 +152,16 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
                     name,
                     f"its sampling rate is {file.samplerate} Hz, expected {_RATES_HZ[0]} to {_RATES_HZ[1]} Hz",
                 )
-            declared, free = file.frames * file.channels * _SAMPLE_BYTES, available_bytes()
-            if declared > free // 2:
+            sample_bytes, free = file.frames * file.channels * _SAMPLE_BYTES, available_bytes()
+            if sample_bytes > free // 2:
                 return Unreadable(
                     name,
-                    f"its header declares {size_words(declared)} of samples; {size_words(free)} of memory are free",
+                    f"its header declares {size_words(sample_bytes)} of samples; {size_words(free)} of memory are free",
                 )
             samples, rate_hz = file.read(dtype="float32"), file.samplerate
     except InputError as error:
         return Unreadable(name, error.message)
-    return Recording(_one_channel(samples), int(rate_hz), name)
+    return Recording(_mix_channels(samples), int(rate_hz), name)
 
 
 def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
@@ -186,12 +186,12 @@ def resampled(recording: Recording, rate_hz: int) -> NDArray[np.float32]:
     return samples
 
 
-def _one_channel(samples: NDArray[np.float32]) -> NDArray[np.float32]:
+def _mix_channels(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the mean of the channels of ``[samples]`` or ``[samples, channels]``."""
     return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
 
 
-def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
+def _find_source(cell: object, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
     """Return the source to open, or why the cell has none; and its name without folders."""
     content, path = cell, None
     if isinstance(cell, Mapping):
@@ -209,8 +209,8 @@ def _source_of(cell: object, folders: Sequence[Path] | None, place: str) -> tupl
             return path, name
         # datasets makes paths absolute.
         folder = next((item for item in folders if path.is_relative_to(item.absolute())), folders[0])
-        below = path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path
-        name = name if below.is_absolute() else below.as_posix()
-        return file_below(folder, below), name
+        relative_path = path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path
+        name = name if relative_path.is_absolute() else relative_path.as_posix()
+        return file_below(folder, relative_path), name
     except ForeignNameError as error:
         return Unreadable(name, str(error)), name

@@ -59,8 +59,8 @@ class SampleFeeds:
             InputError: files are damaged.
         """
         preprocessor = Preprocessor.of(self._folder, inputs, option=self.data_set.request.words)
-        needed = [role for kind in preprocessor.kinds for role in _roles_of(kind, self.data_set)]
-        roles = match_columns(self.data_set, needed, optional=("text_pair",) if "text" in needed else ())
+        required = [role for kind in preprocessor.kinds for role in _find_roles(kind, self.data_set)]
+        roles = match_columns(self.data_set, required, optional=("text_pair",) if "text" in required else ())
         self._preprocessor, self._roles = preprocessor, roles
         for batch in preprocessor.batches(self.data_set.rows(roles)):
             yield dict(batch.feeds)
@@ -70,13 +70,13 @@ class SampleFeeds:
         """Automatic decisions, and skipped samples; available after samples were read."""
         guessed = {role: column for role, column in self._roles.items() if role not in self.data_set.request.columns}
         columns = ", ".join(f"{role} is {column}" for role, column in guessed.items() if role != column)
-        found = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with {opt.columns})"
+        column_note = f"columns of {self.data_set.name}: {columns}, recognized by name (set others with {opt.columns})"
         created = self._preprocessor.notes if self._preprocessor is not None else ()
-        notes = (*self.data_set.notes, found if columns else "", *created, self.data_set.unreadable_note or "")
+        notes = (*self.data_set.notes, column_note if columns else "", *created, self.data_set.unreadable_note or "")
         return tuple(f"{note[0].upper()}{note[1:]}." for note in notes if note)
 
 
-def _roles_of(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
+def _find_roles(kind: str, data_set: DataSet | TextFile) -> tuple[str, ...]:
     """Return the roles of columns that a processor reads.
 
     Texts are questions with their contexts, or texts, or words if the dataset has words only.
@@ -96,10 +96,10 @@ Sample = Mapping[str, Any]
 LONGEST_TEXT = 512
 """Maximum number of tokens of a text, if neither the graph nor the checkpoint states less. Chosen: the limit of most
 encoders."""
-_STRIDE = 128
+_WINDOW_OVERLAP = 128
 """Tokens shared by two windows of a long context. Chosen: as in transformers' question answering pipeline."""
 _ONE_AT_A_TIME = "images of different sizes are run one at a time, since the graph takes no pixel mask"
-_GROWING = frozenset({"key", "value", "indexer"})
+_GROWING_KINDS = frozenset({"key", "value", "indexer"})
 """Kinds of cache states with one entry per token."""
 
 
@@ -179,9 +179,9 @@ class Preprocessor:
         option = spell(option)
         kinds = kinds_for(item.name for item in inputs)
         if not kinds:
-            displayed = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
+            input_words = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
             raise UsageError(
-                f"{option}: the graph takes {displayed}, which no tokenizer, image processor or feature "
+                f"{option}: the graph takes {input_words}, which no tokenizer, image processor or feature "
                 "extractor provides",
                 hint="Use .npz files with one array per input.",
             )
@@ -195,12 +195,12 @@ class Preprocessor:
             "text": f"{self._fixed_size('input_ids', 1) or self._longest_text} tokens",
             "recording": "the model takes",
         }
-        cut = (
+        cut_notes = (
             f"{count_noun(len(numbers), kind, 'are')} longer than {limits[kind]} and truncated"
             for kind, numbers in self._cut.items()
             if numbers
         )
-        return (*self._decided, *cut)
+        return (*self._decided, *cut_notes)
 
     def batches(self, samples: Iterable[Sample], batch_size: int | None = None) -> Iterator[Batch]:
         """Yield the inputs of each run, batched as the graph requires.
@@ -225,54 +225,54 @@ class Preprocessor:
         size = self.fixed_batch or batch_size or 1
         numbered = enumerate(samples)
         while chunk := list(itertools.islice(numbered, size)):
-            for part in self._parts(chunk):
-                arrays, rows = self._prepared(part)
+            for group in self._group_samples(chunk):
+                arrays, rows = self._process(group)
                 for start in range(0, len(rows), size):
-                    yield self._batch(arrays, rows, range(start, min(start + size, len(rows))))
+                    yield self._make_batch(arrays, rows, range(start, min(start + size, len(rows))))
 
-    def _parts(self, chunk: Sequence[tuple[int, Sample]]) -> list[Sequence[tuple[int, Sample]]]:
+    def _group_samples(self, chunk: Sequence[tuple[int, Sample]]) -> list[Sequence[tuple[int, Sample]]]:
         """Split samples into groups processed together; without a pixel mask, padding counts as part of an image."""
         processor = self.processors.get("image processor")
         if not getattr(processor, "do_pad", False) or "pixel_mask" in self._inputs:
             return [chunk]
-        if self._image_arguments or len({_value(sample, "image", self._option).size for _, sample in chunk}) == 1:
+        if self._image_arguments or len({_cell(sample, "image", self._option).size for _, sample in chunk}) == 1:
             return [chunk]
         if not all(self._fixed_size("pixel_values", axis) for axis in (-2, -1)):
             self._decided[_ONE_AT_A_TIME] = None
         return [[numbered] for numbered in chunk]
 
-    def _prepared(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
+    def _process(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
         rows = [Row(number, sample) for number, sample in chunk]
         arrays: dict[str, Array] = {}
         for kind, processor in self.processors.items():
             words = f"{self._option}: the {kind} failed on samples from {chunk[0][0]}"
             with foreign_parser(words, hint="Check these samples, or use .npz files."):
                 if kind == "tokenizer":
-                    created, rows = self._tokenized(processor, rows)
+                    created, rows = self._tokenize(processor, rows)
                 elif kind == "image processor":
-                    created, rows = self._image_inputs(processor, rows)
+                    created, rows = self._process_images(processor, rows)
                 else:
-                    created = self._recordings(processor, rows)
+                    created = self._process_recordings(processor, rows)
             arrays |= created
         return arrays, rows
 
-    def _tokenized(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+    def _tokenize(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
         length = self._fixed_size("input_ids", 1)
         texts, arguments = _text_arguments([row.sample for row in rows], self._option)
         if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
         label = f"{self._option}, samples from {rows[0].number}"
-        windowed = "question" in rows[0].sample
+        has_context = "question" in rows[0].sample
         longest = length or self._longest_text
-        if windowed:
-            stride = min(_STRIDE, longest // 4, _room_for_context(tokenizer, rows, longest, self._option) // 2)
+        if has_context:
+            stride = min(_WINDOW_OVERLAP, longest // 4, _room_for_context(tokenizer, rows, longest, self._option) // 2)
             arguments |= {"return_overflowing_tokens": True, "stride": stride}
         with tokenizer_call(tokenizer, texts, arguments.get("text_pair"), label=label):
             tokens = tokenizer(
                 texts,
-                truncation="only_second" if windowed else True,
+                truncation="only_second" if has_context else True,
                 max_length=longest,
-                padding="max_length" if length else len(rows) > 1 or windowed,
+                padding="max_length" if length else len(rows) > 1 or has_context,
                 return_tensors="np",
                 return_token_type_ids="token_type_ids" in self._inputs,
                 return_offsets_mapping=tokenizer.is_fast,
@@ -281,17 +281,17 @@ class Preprocessor:
         sources = tokens.get("overflow_to_sample_mapping", range(len(rows)))
         if not tokenizer.is_fast:
             return dict(tokens), [rows[source] for source in sources]
-        if not windowed:
+        if not has_context:
             encodings = zip(rows, tokens.encodings, strict=True)
             self._cut["text"].update(row.number for row, encoding in encodings if encoding.overflowing)
-        return dict(tokens), [_text_row(rows[source], tokens, place) for place, source in enumerate(sources)]
+        return dict(tokens), [_with_token_info(rows[source], tokens, index) for index, source in enumerate(sources)]
 
-    def _image_inputs(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
-        images = [_value(row.sample, "image", self._option).convert("RGB") for row in rows]
+    def _process_images(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        images = [_cell(row.sample, "image", self._option).convert("RGB") for row in rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
-        passed = arrays["pixel_values"].shape[-2:]
-        if all(size) and size != passed and not self._image_arguments:
+        processed_size = arrays["pixel_values"].shape[-2:]
+        if all(size) and size != processed_size and not self._image_arguments:
             # A graph of fixed sizes accepts no other sizes; image processors of detectors size each image individually.
             self._image_arguments = {"size": {"height": size[0], "width": size[1]}}
             if getattr(processor, "do_center_crop", None):
@@ -299,16 +299,16 @@ class Preprocessor:
             arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
             note = (
                 f"images are resized to {size[0]} x {size[1]}, the input size of the graph; the image processor is "
-                f"configured for {passed[0]} x {passed[1]}"
+                f"configured for {processed_size[0]} x {processed_size[1]}"
             )
             self._decided[note] = None
         sizes = [(image.height, image.width) for image in images]
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
-    def _recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
+    def _process_recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
         rate_hz = int(extractor.sampling_rate)
-        samples = [resampled(_value(row.sample, "audio", self._option), rate_hz) for row in rows]
-        length = self._fixed_size("input_values", 1) if len(self._shape("input_values")) == 2 else None
+        samples = [resampled(_cell(row.sample, "audio", self._option), rate_hz) for row in rows]
+        length = self._fixed_size("input_values", 1) if len(self._input_shape("input_values")) == 2 else None
         if longest := length or getattr(extractor, "n_samples", None):
             pairs = zip(rows, samples, strict=True)
             self._cut["recording"].update(row.number for row, sound in pairs if len(sound) > longest)
@@ -317,37 +317,37 @@ class Preprocessor:
             arguments["return_attention_mask"] = True
         return dict(extractor(samples, sampling_rate=rate_hz, return_tensors="np", **arguments))
 
-    def _batch(self, arrays: Arrays, rows: Sequence[Row], places: range) -> Batch:
+    def _make_batch(self, arrays: Arrays, rows: Sequence[Row], row_numbers: range) -> Batch:
         """Return rows of the arrays as inputs of the graph, padded to its batch size."""
-        taken = [*places, *[places[-1]] * ((self.fixed_batch or 0) - len(places))]
+        padded = [*row_numbers, *[row_numbers[-1]] * ((self.fixed_batch or 0) - len(row_numbers))]
         if "input_ids" in arrays:
-            arrays = {"position_ids": _positions(arrays), **arrays}
+            arrays = {"position_ids": _token_positions(arrays), **arrays}
         feeds: dict[str, Array] = {}
         for item in sorted(self._inputs.values(), key=lambda item: item.cache is None):
             if item.cache is not None and "input_ids" in arrays:
-                feeds[item.name] = _empty_state(item, self._shape("input_ids"), len(taken), self._option)
+                feeds[item.name] = _empty_state(item, self._input_shape("input_ids"), len(padded), self._option)
                 continue
             if item.name not in arrays:
-                makers = " and ".join(f"the {kind}" for kind in self.kinds)
+                processors = " and ".join(f"the {kind}" for kind in self.kinds)
                 raise UsageError(
-                    f"{self._option}: the graph takes {item.name} {item.words}, which {makers} "
+                    f"{self._option}: the graph takes {item.name} {item.words}, which {processors} "
                     f"{'do' if len(self.kinds) > 1 else 'does'} not provide",
                     hint="Use .npz files with one array per input.",
                 )
-            feeds[item.name] = _fitting(item, np.asarray(arrays[item.name])[taken], self._option)
-        return Batch(feeds, tuple(rows[place] for place in places))
+            feeds[item.name] = _cast_to_input(item, np.asarray(arrays[item.name])[padded], self._option)
+        return Batch(feeds, tuple(rows[number] for number in row_numbers))
 
-    def _shape(self, name: str) -> tuple[int | str | None, ...]:
+    def _input_shape(self, name: str) -> tuple[int | str | None, ...]:
         return self._inputs[name].shape if name in self._inputs else ()
 
     def _fixed_size(self, name: str, axis: int) -> int | None:
         """Return the size of an axis of an input; None if the axis is dynamic or the input does not exist."""
-        shape = self._shape(name)
+        shape = self._input_shape(name)
         size = shape[axis] if -len(shape) <= axis < len(shape) else None
         return size if isinstance(size, int) else None
 
 
-def _fitting(item: InputTensorSpec, array: Array, option: str) -> Array:
+def _cast_to_input(item: InputTensorSpec, array: Array, option: str) -> Array:
     """Return an array in the type of the input that takes it.
 
     Raises:
@@ -361,7 +361,7 @@ def _fitting(item: InputTensorSpec, array: Array, option: str) -> Array:
     return array.astype(numpy_dtype(item.dtype))
 
 
-def _positions(arrays: Arrays) -> Array:
+def _token_positions(arrays: Arrays) -> Array:
     """Return the position of each token in its text: int64[rows, length], counted without padding."""
     mask = np.asarray(arrays.get("attention_mask", np.ones_like(arrays["input_ids"])))
     positions: Array = (mask.cumsum(axis=1) - 1).clip(0)
@@ -382,10 +382,10 @@ def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows
     """
     sizes = empty_state_sizes(item, tokens[0], rows)
     reads_one = tokens[1] == 1
-    if reads_one or (item.cache is not None and item.cache.kind in _GROWING and all(sizes)):
-        reported = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
+    if reads_one or (item.cache is not None and item.cache.kind in _GROWING_KINDS and all(sizes)):
+        reason = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
         raise UsageError(
-            f"{option}: each text is evaluated in one run without a KV cache, but the graph {reported}",
+            f"{option}: each text is evaluated in one run without a KV cache, but the graph {reason}",
             hint=f"Export the model with {opt.no_cache}, or with dynamic sequence and cache lengths.",
         )
     return np.zeros(sizes, numpy_dtype(item.dtype))
@@ -393,16 +393,16 @@ def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows
 
 def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, object]]:
     """Return the first argument of a tokenizer call, and its keyword arguments."""
-    first = samples[0]
-    if "question" in first:
-        questions = [_text(sample, "question", option) for sample in samples]
-        return questions, {"text_pair": [_text(sample, "context", option) for sample in samples]}
-    if "tokens" in first:
-        return [list(map(str, _value(sample, "tokens", option))) for sample in samples], {"is_split_into_words": True}
-    texts = [_text(sample, "text", option) for sample in samples]
-    if "text_pair" not in first:
+    first_sample = samples[0]
+    if "question" in first_sample:
+        questions = [_read_text(sample, "question", option) for sample in samples]
+        return questions, {"text_pair": [_read_text(sample, "context", option) for sample in samples]}
+    if "tokens" in first_sample:
+        return [list(map(str, _cell(sample, "tokens", option))) for sample in samples], {"is_split_into_words": True}
+    texts = [_read_text(sample, "text", option) for sample in samples]
+    if "text_pair" not in first_sample:
         return texts, {}
-    return texts, {"text_pair": [_text(sample, "text_pair", option) for sample in samples]}
+    return texts, {"text_pair": [_read_text(sample, "text_pair", option) for sample in samples]}
 
 
 def text_limit(folder: Path, tokenizer: object, *, at_most: int = LONGEST_TEXT) -> int:
@@ -431,22 +431,22 @@ def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option:
     Raises:
         InputError: no context token fits.
     """
-    questions = [_text(row.sample, "question", option) for row in rows]
+    questions = [_read_text(row.sample, "question", option) for row in rows]
     with tokenizer_call(tokenizer, questions, label=f"{option}, samples from {rows[0].number}"):
         tokens = tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]
     lengths = [len(numbers) for numbers in tokens]
     room = longest - tokenizer.num_special_tokens_to_add(pair=True) - max(lengths)
     if room > 0:
         return int(room)
-    first = next(row for row, length in zip(rows, lengths, strict=True) if length == max(lengths))
+    longest_row = next(row for row, length in zip(rows, lengths, strict=True) if length == max(lengths))
     raise InputError(
-        f"{option}: the question of sample {first.number}, counted from 0, has {max(lengths)} tokens, which "
+        f"{option}: the question of sample {longest_row.number}, counted from 0, has {max(lengths)} tokens, which "
         f"leaves no room for its context in a maximum of {longest}",
         hint="Remove it, or export with a longer sequence.",
     )
 
 
-def _value(sample: Sample, role: str, option: str) -> Any:
+def _cell(sample: Sample, role: str, option: str) -> Any:
     if sample.get(role) is None:
         raise UsageError(
             f"{option}: a sample has no {role}, only {', '.join(sample) or 'nothing'}",
@@ -455,8 +455,8 @@ def _value(sample: Sample, role: str, option: str) -> Any:
     return sample[role]
 
 
-def _text(sample: Sample, role: str, option: str) -> str:
-    value = _value(sample, role, option)
+def _read_text(sample: Sample, role: str, option: str) -> str:
+    value = _cell(sample, role, option)
     if not isinstance(value, str):
         raise UsageError(
             f"{option}: {role} must be text, but a sample has {type(value).__name__}",
@@ -465,11 +465,11 @@ def _text(sample: Sample, role: str, option: str) -> str:
     return value
 
 
-def _text_row(row: Row, tokens: Any, place: int) -> Row:
+def _with_token_info(row: Row, tokens: Any, index: int) -> Row:
     """Return a row with the token information of a tokenizer."""
     return replace(
         row,
-        offsets=np.asarray(tokens["offset_mapping"][place]),
-        word_ids=tuple(tokens.word_ids(place)),
-        sequence_ids=tuple(tokens.sequence_ids(place)),
+        offsets=np.asarray(tokens["offset_mapping"][index]),
+        word_ids=tuple(tokens.word_ids(index)),
+        sequence_ids=tuple(tokens.sequence_ids(index)),
     )

@@ -48,7 +48,7 @@ _PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _KindInfo:
     data: str
     """Noun of its data, for messages."""
     class_name: str
@@ -56,14 +56,14 @@ class _Kind:
     input_names: frozenset[str]
 
 
-_KINDS: dict[ProcessorKind, _Kind] = {
-    "tokenizer": _Kind(
+_KINDS: dict[ProcessorKind, _KindInfo] = {
+    "tokenizer": _KindInfo(
         "texts", "AutoTokenizer", _TOKENIZER_FILES, frozenset({"input_ids", "attention_mask", "token_type_ids"})
     ),
-    "image processor": _Kind(
+    "image processor": _KindInfo(
         "pictures", "AutoImageProcessor", _PROCESSOR_FILES, frozenset({"pixel_values", "pixel_mask"})
     ),
-    "feature extractor": _Kind(
+    "feature extractor": _KindInfo(
         "recordings", "AutoFeatureExtractor", _PROCESSOR_FILES, frozenset({"input_values", "input_features"})
     ),
 }
@@ -77,7 +77,7 @@ def kinds_for(input_names: Iterable[str]) -> tuple[ProcessorKind, ...]:
     names = set(input_names)
     if "input_ids" not in names and names & _KINDS["feature extractor"].input_names:
         return ("feature extractor",)
-    return tuple(kind for kind, about in _KINDS.items() if names & about.input_names)
+    return tuple(kind for kind, info in _KINDS.items() if names & info.input_names)
 
 
 def missing_processors(
@@ -90,11 +90,11 @@ def missing_processors(
         folder: The folder.
         unread: Files that the program opening the folder does not read, and so are not sufficient.
     """
-    found = (
+    processors = (
         (kind, _KINDS[kind].data, tuple(name for name in _KINDS[kind].files if name not in unread))
         for kind in kinds_for(input_names)
     )
-    return tuple(item for item in found if not any((folder / name).is_file() for name in item[2]))
+    return tuple(item for item in processors if not any((folder / name).is_file() for name in item[2]))
 
 
 def processor_files(folder: Path) -> tuple[Path, ...]:
@@ -116,12 +116,12 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
         UsageError: the folder has no such processor, or a package is missing.
         InputError: its files are damaged.
     """
-    about = _KINDS[kind]
-    if not any((folder / name).is_file() for name in about.files):
+    info = _KINDS[kind]
+    if not any((folder / name).is_file() for name in info.files):
         article = "an" if kind[0] in "aeiou" else "a"
         raise UsageError(
-            f"{option}: {about.data} require {article} {kind}, but there is none beside the model in {folder}",
-            hint=f"Copy the checkpoint's {kind} files there ({', '.join(about.files)}), {instead}.",
+            f"{option}: {info.data} require {article} {kind}, but there is none beside the model in {folder}",
+            hint=f"Copy the checkpoint's {kind} files there ({', '.join(info.files)}), {instead}.",
         )
     if kind == "image processor":
         _require_pillow(option)
@@ -131,23 +131,23 @@ def open_processor(kind: ProcessorKind, folder: Path, option: str, *, instead: s
         import transformers
 
         with tokenizer_call(folder):
-            return getattr(transformers, about.class_name).from_pretrained(folder)
+            return getattr(transformers, info.class_name).from_pretrained(folder)
 
 
 def position_count(folder: Path) -> int | None:
     """Return the number of token positions stated in the config of a folder; None if not stated."""
-    config = _json_object(folder, CHECKPOINT_CONFIG_NAME)
+    config = _read_json_object(folder, CHECKPOINT_CONFIG_NAME)
     values = (config.get(name) for name in ("max_position_embeddings", "n_positions"))
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def sentence_length(folder: Path) -> int | None:
     """Return the maximum number of tokens in the sentence-transformers file of a folder; None without such a file."""
-    value = _json_object(folder, "sentence_bert_config.json").get("max_seq_length")
+    value = _read_json_object(folder, "sentence_bert_config.json").get("max_seq_length")
     return value if isinstance(value, int) and value > 0 else None
 
 
-def _json_object(folder: Path, name: str) -> Mapping[str, Any]:
+def _read_json_object(folder: Path, name: str) -> Mapping[str, Any]:
     """Return the JSON object in a file of a folder; ``{}`` if the file does not exist or is damaged."""
     try:
         path = library_file(folder, name)
@@ -167,7 +167,7 @@ def _require_pillow(option: str) -> None:
 LONGEST_TEXT_CHARACTERS: Final = 4_000_000
 """Maximum number of characters of one call. Measured: 200 bytes of memory per character. Chosen: a million tokens of
 four letters."""
-_PANIC = b" panicked at "
+_PANIC_TEXT = b" panicked at "
 """Specified: text on stderr of a Rust panic, between the name of the thread and the source location."""
 
 
@@ -184,55 +184,55 @@ def tokenizer_call(source: Path | object, *texts: object, label: str = "") -> It
         InputError: the texts are too long, or the library fails on them or on its file.
     """
     start = f"{label}: " if label else ""
-    characters = sum(map(_characters, texts))
+    characters = sum(map(_count_characters, texts))
     if characters > LONGEST_TEXT_CHARACTERS:
         raise InputError(
             f"{start}the text has {characters} characters; the maximum is {LONGEST_TEXT_CHARACTERS}",
             hint="Shorten it.",
         )
     try:
-        with _panics_off_stderr():
+        with _suppress_panics():
             yield
     except BaseException as error:
         # The library itself raises no subclass of Exception.
         if type(error) is not Exception and not is_panic(error):
             raise
         raise InputError(
-            f"{start}{_file(source)}: the tokenizers library cannot use it: {first_line(error)}",
+            f"{start}{_tokenizer_file(source)}: the tokenizers library cannot use it: {first_line(error)}",
             hint="Correct or replace the file, or build the model again.",
         ) from error
 
 
-def _characters(texts: object) -> int:
+def _count_characters(texts: object) -> int:
     if isinstance(texts, str):
         return len(texts)
-    return sum(map(_characters, texts)) if isinstance(texts, Iterable) else 0
+    return sum(map(_count_characters, texts)) if isinstance(texts, Iterable) else 0
 
 
-def _file(source: Path | object) -> Path:
+def _tokenizer_file(source: Path | object) -> Path:
     folder = source if isinstance(source, Path) else Path(str(getattr(source, "name_or_path", "")))
     path = folder / TOKENIZER_NAME
     return path if path.is_file() else folder
 
 
 @shared_by_threads
-def _panics_off_stderr() -> Iterator[None]:
+def _suppress_panics() -> Iterator[None]:
     """Buffer output to descriptor 2, and write it afterwards unless it contains a panic message."""
     try:
-        retained, held = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  # closed below
+        stderr_copy, buffer = os.dup(2), tempfile.TemporaryFile()  # noqa: SIM115  # closed below
     except OSError:
         # Without a stderr, or without space for a temporary file, no output is buffered.
         yield
         return
-    os.dup2(held.fileno(), 2)
+    os.dup2(buffer.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(retained, 2)
-        held.seek(0)
-        words = held.read()
-        held.close()
+        os.dup2(stderr_copy, 2)
+        buffer.seek(0)
+        output = buffer.read()
+        buffer.close()
         with contextlib.suppress(OSError):
-            if words and _PANIC not in words:
-                os.write(retained, words)
-        os.close(retained)
+            if output and _PANIC_TEXT not in output:
+                os.write(stderr_copy, output)
+        os.close(stderr_copy)

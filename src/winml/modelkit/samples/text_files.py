@@ -45,8 +45,8 @@ class TextFile:
             raise UsageError(
                 f"{request.words}: no split {request.split!r}", hint=f"A single file has one split; omit {opt.split}."
             )
-        first = next(self._all_rows(), {})
-        self.features: Mapping[str, Any] = dict.fromkeys(map(str, first))
+        first_row = next(self._all_rows(), {})
+        self.features: Mapping[str, Any] = dict.fromkeys(map(str, first_row))
         if request.samples is not None:
             request.count_samples(self._row_count)
 
