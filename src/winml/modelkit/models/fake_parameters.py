@@ -31,7 +31,7 @@ def fresh_shape_envs(model: nn.Module, *, are_sizes_open: bool) -> Iterator[None
     Args:
         model: The model.
         are_sizes_open: True for a new environment with unknown sizes, as ``torch.export`` requires. False for no
-            environment: tensors whose size depends on values are refused, as are the values themselves.
+            environment: values are refused, and so are tensors of a size that depends on values.
     """
     modes = {parameter.fake_mode for parameter in model.parameters() if isinstance(parameter, FakeTensor)}
     saved_modes = [(mode, mode.shape_env, mode.static_shapes) for mode in modes]

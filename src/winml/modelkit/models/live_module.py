@@ -96,9 +96,9 @@ def live_part(
 
     Args:
         model: The module.
-        decision: Its inputs, sizes left open.
-        arguments: How the inputs become arguments of the forward; None where each is one.
-        example: Tensors that the inputs were described by.
+        decision: Its inputs, with dynamic sizes.
+        arguments: Conversion of the inputs into arguments of the forward; `None` if each input is one argument.
+        example: Example tensors that define the inputs; `None` without an example.
     """
     return part_of_decision(
         model,

@@ -368,7 +368,7 @@ def checkpoint_path(source: ModelSource, request: ModelRequest) -> Path:
 
 
 def cached_checkpoint(source: ModelSource, request: ModelRequest) -> Path | None:
-    """Return the folder of a checkpoint of the Hub that is complete on this disk; None for any other source."""
+    """Return the folder of a Hub checkpoint that is complete on this disk; `None` for any other source."""
     if source.kind != "hub":
         return None
     needs_weights, needs_code = not request.random_weights, request.trust_remote_code
@@ -436,17 +436,19 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
 
 
 def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", option: str = "") -> ModelRequest:
-    """Return the checkpoint a file says it was exported from.
+    """Return the checkpoint recorded in the metadata of an exported file.
+
+    The network is never used, and no recorded code is run.
 
     Args:
-        metadata: What the file says about itself.
+        metadata: Metadata of the file.
         displayed: The file, for messages.
-        hint: What to do where the checkpoint is not found; empty: pass a baseline.
+        hint: Hint if the checkpoint is missing; empty: pass a baseline.
         option: Option that requires the checkpoint, for messages; empty: the baseline.
 
     Raises:
-        UsageError: it does not say, or what it names is no checkpoint on this machine: a folder, a config, or a
-            snapshot in the Hub cache. A file never makes us ask a network or run code it names.
+        UsageError: no checkpoint is recorded, or the recorded name is no folder, config or snapshot in the Hub cache on
+            this machine.
     """
     from winml.modelkit.onnx.bundle import model_record  # only if a file is read
 

@@ -1,4 +1,4 @@
-"""Classification of lines in the user's Python: lines that only assert, and lines whose errors are caught.
+"""Classification of lines in the user's Python: lines that only assert, and lines with caught errors.
 
 A value that only an assertion reads decides nothing in the graph, unless the forward continues after a failure.
 """
@@ -52,7 +52,7 @@ class _SourceLines:
 
     asserting: frozenset[int] = frozenset()
     caught: frozenset[int] = frozenset()
-    """Lines whose errors a ``try`` or ``suppress()`` around them catches, so that the function goes on."""
+    """Lines inside a ``try`` or ``suppress()`` that catches their errors, so that the function continues."""
 
 
 @cache

@@ -380,7 +380,7 @@ class _StateRecord:
         """Start without remembered state.
 
         Args:
-            torch_attributes: Attributes of every module whose contents are not remembered.
+            torch_attributes: Attributes of every module; their contents are not remembered.
             lasting: Attributes that stay once they are set.
         """
         self.containers: dict[int, tuple[Any, Any, str]] = {}

@@ -51,7 +51,7 @@ def parse_columns(texts: Iterable[str]) -> dict[str, str]:
 
 
 def refuse_unknown_roles(columns: Mapping[str, str], option: str = "columns") -> None:
-    """Refuse what is no role.
+    """Refuse unknown roles.
 
     Raises:
         UsageError: names the nearest role.

@@ -1,8 +1,8 @@
 """Reads the samples of a dataset: local files, or a dataset of the Hub named by the user.
 
-The datasets library reads them; data on this disk is read without any network, and nothing of it is left in a cache.
-The library writes nothing to the terminal, and the Hub is asked before it does.
-Which column plays which role is read from the user's mapping; what a model takes of a row is decided elsewhere.
+The datasets library reads the samples; local data is read without network access, and is not left in a cache. The
+library writes nothing to the terminal. The Hub is requested once before the library connects. ``columns.py`` maps
+columns to roles, and ``preprocessing.py`` converts rows to inputs.
 """
 
 from __future__ import annotations
@@ -191,9 +191,9 @@ class DataSet:
 
 @shared_by_threads
 def _forbid_network() -> Iterator[None]:
-    """Keep datasets off the network: it would count every reading at its makers', of local files as well.
+    """Keep datasets off the network during the block: the library reports every use, also of local files.
 
-    What it tries all the same raises ConnectionError, as without a network.
+    Other network access of the library raises ConnectionError, as without a network.
     """
     from datasets import config
     from huggingface_hub import constants
@@ -208,7 +208,7 @@ def _forbid_network() -> Iterator[None]:
 
 @shared_by_threads
 def _quiet_datasets() -> Iterator[None]:
-    """Keep datasets and huggingface_hub from writing to stderr; what they say comes back as errors of ours."""
+    """Keep datasets and huggingface_hub from writing to stderr during the block; their failures become our errors."""
     import datasets
     from datasets.utils import logging as messages
     from huggingface_hub.utils import logging as hub_messages
@@ -228,7 +228,7 @@ def _quiet_datasets() -> Iterator[None]:
 
 
 def _hub_folders() -> tuple[Path, ...]:
-    """Return the folders in which files of data sets of the Hub lie once they were fetched or unpacked."""
+    """Return the folders of downloaded and unpacked files of Hub datasets."""
     from datasets import config
     from huggingface_hub import constants
 
@@ -236,17 +236,17 @@ def _hub_folders() -> tuple[Path, ...]:
 
 
 def _ask_hub(name: str, words: str) -> str:
-    """Ask the Hub for a data set, once: datasets itself asks again and again for half a minute.
+    """Request a dataset from the Hub once: the datasets library repeats failed requests for half a minute.
 
     Args:
-        name: The data set.
-        words: How messages begin.
+        name: The dataset.
+        words: Start of messages.
 
     Returns:
-        Why it cannot be reached, in words; empty where it has the data set.
+        The reason why the Hub cannot be reached; empty if the Hub has the dataset.
 
     Raises:
-        HubError: it has no such data set, or does not show it to this account.
+        HubError: the Hub has no such dataset, or this account has no access.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -339,7 +339,7 @@ _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder 
 
 
 def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
-    """Return True if all images are in one folder whose name is their label and not the name of a split."""
+    """Return True if all images are in one folder that is named by their label and not by a split."""
     files = [path for paths in layout.splits.values() for path in paths]
     folders = {path.parent for path in files}
     if any(path.stem == "metadata" for path in files) or len(folders) != 1:

@@ -69,7 +69,7 @@ class DataSource:
 
 
 def find_source(text: str | os.PathLike[str], option: str = "dataset") -> DataSource:
-    """Return what data set a path or a name means. What lies on this disk is never looked for elsewhere.
+    """Return the dataset of a path or name. An existing local path is never looked up on the Hub.
 
     Args:
         text: A path; or ``name``, ``owner/name`` or ``owner/name:config`` on the Hub.

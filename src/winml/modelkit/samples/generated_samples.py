@@ -122,7 +122,7 @@ def with_fixed_sizes(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]
 
 
 def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
-    """Return samples as what lies in a folder makes arrays of sentences, pictures and recordings.
+    """Return samples: generated sentences, images and recordings as arrays of the processors in a folder.
 
     Raises:
         UsageError: the processors provide no input of the graph, or the tokenizer has no words for sentences.

@@ -52,7 +52,7 @@ class SampleFeeds:
         self._roles: dict[str, str] = {}
 
     def read(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
-        """Yield one array per input for each batch that the graph takes: one sample where it leaves that open.
+        """Yield one array per input for each batch; a graph with a dynamic batch size takes one sample at a time.
 
         Raises:
             UsageError: a column, a file or a package is missing, or the arrays do not match the inputs of the graph.
@@ -165,7 +165,7 @@ class Preprocessor:
 
     @classmethod
     def of(cls, folder: Path, inputs: Sequence[InputTensorSpec], *, option: str = "dataset") -> Preprocessor:
-        """Open what lies beside a model, or in its checkpoint.
+        """Open the processors beside a model, or in its checkpoint.
 
         Args:
             folder: Folder of the ONNX file, or checkpoint folder.

@@ -1,7 +1,7 @@
 """Opens the tokenizer, image processor or feature extractor beside a model.
 
-Only local files are used; code in a checkpoint is not run. The input names of a graph, which are those of
-transformers, determine its processors. Tokenizers are called without their warnings and with the sizes of the graph.
+Only local files are used; code in a checkpoint is not run. The input names of a graph, as in transformers, determine
+its processors. Tokenizers are called without their warnings and with the sizes of the graph.
 """
 
 from __future__ import annotations

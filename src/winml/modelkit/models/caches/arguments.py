@@ -164,17 +164,17 @@ def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
 def decoder_arguments(
     layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str], takes_encoder_states: bool
 ) -> NestedArguments:
-    """Return how the inputs of a decoder become the arguments of the whole forward, and its result its outputs.
+    """Convert the inputs of a decoder into the arguments of the whole forward, and its result into outputs.
 
-    A decoder that takes the states of the encoder in every run computes keys and values of what lies beyond those it is
-    given: of all in the first run, of nothing later. For any other, the states are given with their sizes alone: the
-    keys and values from them are in the cache.
+    A decoder that takes the encoder's hidden states in every run computes the cross-attention keys and values that are
+    missing in the cache: all of them in the first run, none later. For any other decoder, these keys and values are in
+    the cache, and the hidden states are zeros that only state sizes.
 
     Args:
-        layout: What the model keeps.
-        has_mask: Whether the forward takes a mask over the tokens of the encoder.
-        own: Inputs that say something of the decoder's own tokens → the argument each becomes.
-        takes_encoder_states: Whether the states of the encoder are an input.
+        layout: The caches of the model.
+        has_mask: True if the forward takes a mask over the tokens of the encoder.
+        own: Input for the decoder's own tokens, such as their mask → argument of the forward.
+        takes_encoder_states: True if the encoder's hidden states are an input.
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:

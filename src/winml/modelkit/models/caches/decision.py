@@ -137,7 +137,7 @@ def open_cached_inputs(
     Args:
         plain: The inputs without a cache.
         layout: The cache.
-        model: Model whose forward takes the inputs.
+        model: Model; its forward takes the inputs.
         config: Config of the model; states the number of positions.
         request: Request of the user.
 

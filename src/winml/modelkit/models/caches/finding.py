@@ -50,7 +50,7 @@ _OVERLAYS = ("sliding_window_overlay", "chunked_overlay")
 _CONTRACTIONS = frozenset(
     {torch.matmul, torch.bmm, torch.einsum, torch.Tensor.matmul, torch.Tensor.__matmul__, nn.functional.linear}
 )
-"""Functions whose output columns are not the columns of their inputs."""
+"""Functions with other output columns than the columns of their inputs."""
 
 _ALLOCATIONS = frozenset(getattr(torch.Tensor, f"new_{kind}") for kind in ("empty", "full", "ones", "tensor", "zeros"))
 """Functions that read only dtype and device of their tensor."""
@@ -63,7 +63,7 @@ class _CacheReached(Exception):  # noqa: N818  # a signal, not an error or a ref
 class _MaskUse(TorchFunctionMode):
     """Track uses of the attention mask and of tensors derived from it.
 
-    Independent of the function called: tensors whose last axis still counts the tokens of the mask are followed. A
+    Independent of the function called: tensors are followed while their last axis counts the tokens of the mask. A
     tensor counts as widened if only its last axis becomes longer, or if it is written into a longer tensor.
     """
 
@@ -454,7 +454,7 @@ def _derive_layout(
         argument: Parameter of the forward that takes the cache.
         cache: Cache in the outputs of the forward.
         tokens: Number of tokens in the cache.
-        side: Side of an encoder-decoder whose tokens the cache holds.
+        side: Side of an encoder-decoder; its tokens are in the cache.
         held: States of the cache outside of layers.
 
     Raises:
@@ -507,7 +507,7 @@ def _complete_state(state: CacheState, value: torch.Tensor, tokens: int) -> Cach
 
 
 def _cache_refusal(model_name: str, reason: str) -> UsageError:
-    """Return the error for a cache that cannot be flattened, which says what stops it."""
+    """Return the error for a cache that cannot be flattened, with the reason."""
     return UsageError(f"{model_name} has a cache that a graph cannot represent: {reason}", hint=no_cache_hint())
 
 

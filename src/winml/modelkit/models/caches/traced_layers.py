@@ -1,7 +1,7 @@
-"""Cache layers for transformers whose code is the same at every length, so that one trace serves all lengths.
+"""Cache layers for transformers with the same code at every length, so that one trace serves all lengths.
 
-transformers' own layers branch in Python on the number of tokens they hold, which a trace would fix. Returned values
-and held states are the same. Import only to build a cache: this module loads transformers.
+transformers' own layers branch in Python on the number of cached tokens: a trace would fix the branch. Returned values
+and stored states are the same. Import only to build a cache: this module loads transformers.
 """
 
 from __future__ import annotations

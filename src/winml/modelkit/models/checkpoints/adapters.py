@@ -138,7 +138,7 @@ class Adapter:
 
 
 def named_adapter(text: str) -> NamedAdapter:
-    """Parse ``PATH`` or ``NAME=PATH``. An existing folder whose name contains ``=`` is a path.
+    """Parse ``PATH`` or ``NAME=PATH``. An existing folder with ``=`` in its name is a path.
 
     Raises:
         UsageError: the name is not usable as a file name, or there is no path.
@@ -201,7 +201,7 @@ def _adapter_file(requested: NamedAdapter, name: str) -> Path:
 
 
 def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
-    """Refuse an adapter that is no LoRA, or one whose weights follow another formula.
+    """Refuse an adapter of another kind than LoRA, and a LoRA with another formula of its weights.
 
     Raises:
         CheckpointError: names the key, its value and the supported kinds.

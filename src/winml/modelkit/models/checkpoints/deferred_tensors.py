@@ -1,4 +1,4 @@
-"""Tensors with a shape and an element type whose values are read from weight files on demand.
+"""Tensors with a shape and an element type; their values are read from weight files on demand.
 
 Operations on such a tensor are recorded instead of computed. So a checkpoint can be loaded with these tensors –
 renamed, merged, cast and tied – and the results are read later, one tensor at a time. If a value decides the next
@@ -118,7 +118,7 @@ class UnreadTensor(torch.Tensor):
 
 
 class DeferredTensor(UnreadTensor):
-    """A tensor of a checkpoint, or computed from such tensors, whose values are read on demand."""
+    """A tensor of a checkpoint, or computed from such tensors, with values that are read on demand."""
 
     origin: StoredTensor | CodedTensor | RecordedOperation
 

@@ -265,7 +265,7 @@ def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: st
 
 
 def _check_swappable(adapter: Adapter, model: nn.Module) -> None:
-    """Refuse what only a merged adapter can change."""
+    """Refuse a swappable adapter with a change that only merging can apply."""
     remedy = f"Merge it: {opt.adapter} {adapter.requested.folder}."
     if adapter.replaced:
         name = next(iter(adapter.replaced))

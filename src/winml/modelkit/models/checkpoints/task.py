@@ -15,7 +15,7 @@ from winml.modelkit.errors import TaskError, UsageError, opt
 from winml.modelkit.options import nearest
 
 WITH_PAST = "-with-past"
-"""Specified by optimum: suffix of a task whose graph takes a cache."""
+"""Specified by optimum: suffix of a task with a cache in its graph."""
 
 TASKS: Mapping[str, tuple[str, ...]] = {
     "text2text-generation": ("SEQ_TO_SEQ_CAUSAL_LM",),
@@ -187,7 +187,7 @@ def _add_variants(by_task: Mapping[str, tuple[str, ...]], variants: Sequence[str
 def resolve_task(
     config: Any, task: str | None = None, *, model_class: str | None = None, card_task: str | None = None
 ) -> TaskDecision:
-    """Decide task and class of a model whose type transformers knows.
+    """Decide task and class of a model of a type in transformers.
 
     Args:
         config: The transformers config.
@@ -229,7 +229,7 @@ def resolve_custom_task(
         model_class: The user's class, or auto class, or None.
 
     Returns:
-        A decision whose class name is the reference.
+        A decision with the reference as its class name.
 
     Raises:
         TaskError: unknown, not among the references, or ambiguous.

@@ -357,7 +357,7 @@ class _DividedModel:
 def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
     """Return the forward of a model with the encoder's own output mask among the outputs.
 
-    for: Moonshine, whose decoder reads the mask of the shorter sequence after the convolutions over a recording.
+    for: Moonshine. Its decoder reads the mask of the shorter sequence after the convolutions over a recording.
     """
     forward = model.forward
 

@@ -40,7 +40,7 @@ class FoundParts:
 
 
 Family: TypeAlias = "Callable[[torch.nn.Module, CheckpointConfig, str, ModelRequest], FoundParts]"
-"""(model, whose parameters may be on the ``meta`` device; its config and files; canonical task; request) → parts.
+"""(model, with parameters possibly on the ``meta`` device; its config and files; canonical task; request) → parts.
 
 Raises a UsageError for a request that no graph of this family can satisfy.
 """

@@ -240,7 +240,7 @@ def _divide(model: torch.nn.Module, config: object, plain: InputDecision, reques
 
 @dataclass(frozen=True)
 class _DividedModel:
-    """Properties of a model whose own code processes images."""
+    """Properties of a model with its own code for images."""
 
     model: torch.nn.Module
     config: Any
@@ -426,5 +426,5 @@ class _DividedModel:
         return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))
 
     def _open(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
-        """Return inputs with rows and tokens left open, as far as the user gave no number, and what was asked for."""
+        """Make default sizes dynamic unless the user gave a number, and all requested axes."""
         return family.open_keys(decision, dynamic, by_default, self.request.fixed_sizes, self.request.left_open)

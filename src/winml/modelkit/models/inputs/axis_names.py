@@ -81,7 +81,7 @@ class AxisNames:
 
     @property
     def decision(self) -> InputDecision:
-        """The inputs whose axes are named."""
+        """The inputs of the named axes."""
         return self.axis_keys.decision
 
     def take_names_in_shapes(self) -> None:
@@ -329,10 +329,9 @@ def _make_free_name(naming: AxisNames, axis: Axis) -> str:
 def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> list[str]:
     """Name, in place, the axes that must vary together with named ones; return notes on the added axes.
 
-    An example is the mask beside the tokens, in a model whose inputs no modality knows. Candidates are axes of unknown
-    inputs: all axes named in an input of the same shape, and first axes of the same size. Candidates are named if the
-        model
-    runs with them and not without them, or if one has size 1 and would only be broadcast.
+    An example is the mask beside the tokens, in a model with inputs of no known modality. Candidates are axes of
+    unknown inputs: all axes named in an input of the same shape, and first axes of the same size. Candidates are named
+    if the model runs with them and not without them, or if one has size 1 and would only be broadcast.
 
     Args:
         naming: The names so far.

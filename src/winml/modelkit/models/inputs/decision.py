@@ -106,9 +106,9 @@ class InputDecision:
     open_by_default: Mapping[str, str] = field(default_factory=dict)
     """Names in the shapes that no option requested → the key of ``--shape-config`` that fixes the size."""
     output_axes: tuple[OutputAxis, ...] = ()
-    """Axes of outputs that are to be open; which outputs there are is known once the model ran."""
+    """Axes of outputs that are requested to be dynamic; the outputs are known after the first run of the model."""
     requested_by: str = field(default_factory=lambda: opt.input_specs)
-    """What described the inputs, for messages, where somebody did."""
+    """Option or argument that described the inputs, for messages."""
     cache: CacheLayout | None = None
     """The cache as input and output; `None` without a cache."""
 
@@ -284,7 +284,7 @@ def check_input_specs(
     """Check a manifest against the forward signature.
 
     Args:
-        model: Model whose forward takes the inputs.
+        model: Model; its forward takes the inputs.
         specs: The inputs; ``features.input_ids`` belongs to the parameter ``features``.
         requested_by: Origin of the manifest, for messages.
         arguments: Names of further arguments.

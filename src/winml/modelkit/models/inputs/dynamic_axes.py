@@ -173,7 +173,7 @@ class _RequestedSizes:
     are_sizes_firm: bool
 
     def of(self, name: str, keys: Sequence[str]) -> list[specs.OpenSize]:
-        """Return all that was said about one dimension."""
+        """Return the requested sizes of one dimension, by key and by name."""
         bounds = [self.by_name[name]] if name in self.by_name else []
         return [*(self.by_key[key] for key in keys if key in self.by_key), *bounds]
 

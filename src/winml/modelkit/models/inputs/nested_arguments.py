@@ -31,7 +31,7 @@ _LONGEST_DISPLAYED = 60
 
 @dataclass(frozen=True)
 class NestedArguments:
-    """Arguments of a forward whose tensors are replaceable."""
+    """Arguments of a forward with replaceable tensors."""
 
     names: tuple[str, ...]
     """Names of the arguments, in order."""
@@ -45,7 +45,7 @@ class NestedArguments:
         return self._build(tensors)
 
     def results(self, outputs: object) -> Any:
-        """Return the outputs of the forward in the structure whose tensors become graph outputs; usually unchanged."""
+        """Return the outputs of the forward in the structure of the graph outputs; usually unchanged."""
         return outputs if self._results is None else self._results(outputs)
 
     @property
@@ -209,7 +209,7 @@ def arguments_of_names(
     annotation of the forward may name another container: a tuple, a NamedTuple, a dataclass.
 
     Args:
-        model: Model whose forward takes the arguments.
+        model: Model; its forward takes the arguments.
         names: Names of the inputs, containers and keys joined by dots.
         requested_by: Origin of the names, for messages.
         constants: Further arguments, by name.

@@ -81,9 +81,9 @@ def parse_shape_config(text_or_path: str | os.PathLike[str]) -> ShapeConfig:
 def parse_input_specs(text_or_path: str | os.PathLike[str]) -> tuple[InputTensorSpec, ...]:
     """Read ``--input-specs``: the full manifest of the inputs, inline or in a file.
 
-    Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the form in which
-    ``winml.io.inputs`` is written to the model, or one object whose keys are the names. There, an input inside a
-    container may stand inside an object or a list: ``{"features": {"input_ids": {…}}, "images": [{…}, {…}]}`` describes
+    Either a list of ``{"name", "shape", "dtype", "value_range"?, "first_values"?}`` objects, the format of
+    ``winml.io.inputs`` in the model, or one object with the names as keys. In such an object, an input inside a
+    container may be inside an object or a list: ``{"features": {"input_ids": {…}}, "images": [{…}, {…}]}`` describes
     ``features.input_ids``, ``images.0`` and ``images.1``.
 
     Raises:

@@ -33,7 +33,7 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
     value; every other predicate on a missing value is true.
 
     Args:
-        call: Bound to a model whose parameters may be on the ``meta`` device; no parameter is written or read.
+        call: Bound to a model; its parameters may be on the ``meta`` device, and none is written or read.
         inputs: Specifications of fixed sizes.
     """
     tensors = {name: _make_tensor(spec) for name, spec in inputs.items()}

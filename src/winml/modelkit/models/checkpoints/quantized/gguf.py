@@ -1,7 +1,7 @@
 """Reading of GGUF files: their config and tokenizer as transformers writes them, and their weights by reference.
 
-``gguf_header.py`` reads the header; values are read on demand by plain reads. Blocks whose offsets are no multiples of
-the step (Q4_K) get float zero points. Types without an exact integer representation, such as Q5_K, are dequantized and
+``gguf_header.py`` reads the header; values are read on demand by plain reads. Blocks with offsets that are no multiples
+of the step (Q4_K) get float zero points. Types without an exact integer representation, such as Q5_K, are dequantized and
 written in the nearest precision.
 """
 
@@ -32,7 +32,7 @@ from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.foreign_libraries import library_folder, local_libraries, quiet_libraries
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma2", "gemma3", "phi3")
-"""Architectures of files whose generated text was compared with transformers on the same file.
+"""Supported architectures: generated text was compared with transformers on the same file.
 
 Others merge or rescale tensors differently. Files of Mistral have the architecture llama.
 """
@@ -50,7 +50,7 @@ _COUNT_KEYS = (
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length",
 )  # fmt: skip
-"""Keys after the name of the architecture whose values are positive integers."""
+"""Keys of positive integers, after the name of the architecture."""
 
 _FOLDERS: dict[tuple[str, int, int], Path] = {}
 """Path, size and time of a file → its folder in this process."""

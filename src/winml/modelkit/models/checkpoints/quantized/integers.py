@@ -192,7 +192,7 @@ _MODULE_KEYS = ("dynamic", "extra_config")
 def _check_declared_sizes(
     stored: StoredTensors, module: str, config: Mapping[str, Any], bits: int, group_size: int, depth: int
 ) -> None:
-    """Refuse a module whose tensors have bits or groups that differ from the config: one belongs to another checkpoint.
+    """Refuse bits or groups of a module that differ from the config: tensors and config belong to two checkpoints.
 
     Raises:
         CheckpointError: names both values.

@@ -102,7 +102,7 @@ class StoredTensors:
         return entry
 
     def refuse_shape(self, name: str, expected: Sequence[int], because: str) -> None:
-        """Refuse a tensor whose shape differs from the expected shape.
+        """Refuse a tensor of another shape than expected.
 
         Raises:
             CheckpointError: names the tensor, both shapes and the source of the expected shape.
@@ -131,7 +131,7 @@ class StoredTensors:
         return CheckpointError(f"{location}: {self.format}: {name}: {problem}", hint=_damaged_hint())
 
     def checked(self, coded: CodedTensor) -> CodedTensor:
-        """Return a tensor whose reading refuses scales and zero points with NaN or infinite values."""
+        """Return the tensor with a reader that refuses NaN and infinite scales and zero points."""
         weight = self._check_weight(coded.weight)
         return CodedTensor(weight, dtype=coded.dtype, permutation=coded.permutation, name=coded.name)
 

@@ -54,7 +54,7 @@ class Modality:
     companions: tuple[str, ...] = ()
     """Parameters that describe the content."""
     sub_config_name: str = ""
-    """Sub-config; a model whose sub-config is None lacks the modality."""
+    """Sub-config; if it is None, the model lacks the modality."""
     feature_method: str = ""
     """Name of the method that computes the features which replace placeholder tokens."""
     place_token_names: tuple[str, ...] = ()
