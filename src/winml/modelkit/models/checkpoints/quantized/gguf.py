@@ -1,8 +1,8 @@
 """Reading of GGUF files: their config and tokenizer as transformers writes them, and their weights by reference.
 
 ``gguf_header.py`` reads the header; values are read on demand by plain reads. Blocks with offsets that are no multiples
-of the step (Q4_K) get float zero points. Types without an exact integer representation, such as Q5_K, are dequantized and
-written in the nearest precision.
+of the step (Q4_K) get float zero points. Types without an exact integer representation, such as Q5_K, are dequantized
+and written in the nearest precision.
 """
 
 from __future__ import annotations
