@@ -12,8 +12,6 @@ import pytest
 
 from architecture.sources import functions, modules
 
-UNREVISED = frozenset({"builds", "transform", "compile", "verbs", "extract"})
-"""Packages whose docstrings have not been revised yet; the list only gets shorter."""
 MOST_QUESTION_WORDS = 0.03
 """Share of docstrings of a package that may hold *what* or *who*. Chosen: 0.004 to 0.06 in comparable libraries."""
 
@@ -56,10 +54,6 @@ def _docstrings() -> Iterator[Docstring]:
                 yield Docstring(module.folder, where, text, node)
 
 
-def _revised() -> Iterator[Docstring]:
-    return (docstring for docstring in _docstrings() if docstring.folder not in UNREVISED)
-
-
 def points_only(sentence: str) -> bool:
     """Return True if a quarter of the words, and at least five, are pronouns and other pointing words."""
     words = re.findall(r"[A-Za-z']+", sentence)
@@ -69,14 +63,14 @@ def points_only(sentence: str) -> bool:
 
 def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
     """Neither with a question word nor with a preposition."""
-    assert [] == [f"{doc.where}: {doc.text.splitlines()[0]}" for doc in _revised() if _OPENERS.match(doc.text)]
+    assert [] == [f"{doc.where}: {doc.text.splitlines()[0]}" for doc in _docstrings() if _OPENERS.match(doc.text)]
 
 
 def test_sentences_name_things_instead_of_pointing_at_them() -> None:
     """A sentence of pronouns is understood only by whoever has read the body."""
     assert [] == [
         f"{doc.where}: {sentence}"
-        for doc in _revised()
+        for doc in _docstrings()
         for sentence in re.split(r"(?<=[.;:])\s+", doc.text)
         if points_only(sentence)
     ]
@@ -85,7 +79,7 @@ def test_sentences_name_things_instead_of_pointing_at_them() -> None:
 def test_question_words_are_no_nouns() -> None:
     """*What a node is of* says less than *kind of node*. The share is held for each package."""
     texts: dict[str, list[Docstring]] = {}
-    for docstring in _revised():
+    for docstring in _docstrings():
         texts.setdefault(docstring.folder, []).append(docstring)
     found = {folder: [doc for doc in docs if _QUESTION_WORDS.search(doc.text)] for folder, docs in texts.items()}
     assert {} == {

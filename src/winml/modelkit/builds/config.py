@@ -38,14 +38,14 @@ ProviderName = Annotated[str, pydantic.Field(min_length=1)]
 
 
 class _ModelSection(Options):
-    """Which model it is, without how it is loaded."""
+    """The model of a build, without options of loading."""
 
     model: str | None = None
     """Hub id, checkpoint folder, `config.json`, `file.py:factory` or `package.module:factory`."""
 
 
 class LoaderSection(LoadOptions, _ModelSection):  # type: ignore[misc]  # Options is frozen by its config
-    """Which model it is."""
+    """The model of a build."""
 
 
 def loader_section(request: ModelRequest, **decided: object) -> LoaderSection:
@@ -78,7 +78,7 @@ def check_load_keywords(load: Mapping[str, object], function: str) -> None:
 
 
 class OptimSection(OptimizeOptions):
-    """What the optimizer does. A capability that is null is on or off as the level says."""
+    """Options of the optimize stage. A capability that is null is enabled by the level."""
 
     section: ClassVar[str] = "optim"
 

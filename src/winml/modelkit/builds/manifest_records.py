@@ -64,7 +64,7 @@ class Origin(Options):
 
 
 class StageRecord(Options):
-    """What one stage did."""
+    """Result of one stage."""
 
     name: StageName
     status: Literal["run", "reused", "skipped"]

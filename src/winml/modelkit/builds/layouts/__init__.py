@@ -1,1 +1,1 @@
-"""Which files do other tools look for in a folder, and where?"""
+"""File layouts of build folders for the tools that open them."""
