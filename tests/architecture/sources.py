@@ -1,7 +1,7 @@
-"""What does the source text of the package say? Read as syntax trees, without importing anything.
+"""Source text of the package, read as syntax trees without an import.
 
-The package is looked up where it is installed, so the same tests hold for a wheel whose ``src`` is gone. Knows no rule:
-those are in the tests beside it.
+The package is looked up at its installed location, so the same tests hold for a wheel without ``src``. The rules are in
+the tests beside this module.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Module:
 
     @property
     def folder(self) -> str:
-        """Folder or top-level module it stands in: ``tags``, ``errors``; ``""`` is the package itself."""
+        """Folder or top-level module of the module: ``tags``, ``errors``; ``""`` is the package itself."""
         return self.name.split(".")[0]
 
     @property
     def subpackage(self) -> str:
-        """Place in the order of imports, see :func:`subpackage_of`."""
+        """Position in the order of imports, see :func:`subpackage_of`."""
         return subpackage_of(self.name)
 
     @property
@@ -49,10 +49,10 @@ class Module:
 
 
 def subpackage_of(name: str) -> str:
-    """Return the place of a module, or of a name in it, in the order of imports.
+    """Return the position of a module, or of a name in it, in the order of imports.
 
-    That is its folder. The surfaces of a subject import other subjects freely: its plan and run (``verb.py``) count as
-    ``verbs``, its command (``command.py``) as ``cli``.
+    The position is the folder. The surfaces of a subject import other subjects freely: its plan and run (``verb.py``)
+    count as ``verbs``, its command (``command.py``) as ``cli``.
     """
     folder, *rest = name.split(".")
     surface = re.fullmatch(r"(?:\w+_)?(verb|command)", rest[0]) if rest else None
@@ -72,9 +72,9 @@ class Import:
 
 @functools.cache
 def repository_files() -> tuple[Path, ...]:
-    """Return the files that belong to the repository: what git tracks, so that no leftover counts.
+    """Return the files that git tracks, so that no leftover counts.
 
-    Without git, as in an unpacked source archive, every file is meant that is not a cache or an environment.
+    Without git, as in an unpacked source archive, return every file outside of caches and environments.
     """
     if (REPOSITORY / ".git").exists():
         # A hook sets variables that would make git list another checkout.
@@ -114,7 +114,7 @@ def modules() -> tuple[Module, ...]:
 
 @functools.cache
 def imports(tree: ast.AST) -> tuple[Import, ...]:
-    """Return every import, those inside functions and under ``TYPE_CHECKING`` included."""
+    """Return every import, including imports inside functions and under ``TYPE_CHECKING``."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Is the picture of the package the one the code draws, and do the files it names exist?"""
+"""The picture of the package against its code, and the files that the picture's document names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SOURCE_FILE = re.compile(r"`((?:\w+/)+\w*(?:\.py)?)`")
 """A file or folder of the package or the repository, as documents write it: with a slash, and no glob in it."""
 
 _CREATED = re.compile(r"^Create `([^`]+)`:$", re.MULTILINE)
-"""A file that a recipe makes, which is not there."""
+"""A file that a recipe creates, so that it does not exist."""
 
 _PARTS = generated_parts()
 
@@ -38,13 +38,13 @@ def _line_counts(part: str) -> list[int]:
 
 @pytest.mark.parametrize(("document", "name"), _PARTS, ids=lambda value: getattr(value, "stem", value))
 def test_generated_part_is_what_its_script_writes(document: Path, name: str) -> None:
-    """To write it: python scripts/architecture_picture.py --write."""
+    """``python scripts/architecture_picture.py --write`` writes the generated parts."""
     expected, actual = _PARTS[document, name], part_of(document.read_text(encoding="utf-8"), name)
     assert _without_lines(expected) == _without_lines(actual)
 
 
 def test_line_counts_of_subpackages_are_roughly_right() -> None:
-    """A count is off by a fifth or three hundred lines at most; an exact one would fail with every commit."""
+    """A count may be off by a fifth or by three hundred lines; an exact count would fail with every commit."""
     document = REPOSITORY / "docs" / "architecture.md"
     actual = _line_counts(part_of(document.read_text(encoding="utf-8"), "subpackages"))
     expected = _line_counts(_PARTS[document, "subpackages"])
@@ -55,7 +55,7 @@ def test_line_counts_of_subpackages_are_roughly_right() -> None:
 
 
 def test_reduced_imports_leave_out_what_follows() -> None:
-    """Of a → b → c and a → c, the last arrow is not drawn."""
+    """The arrow a → c is not drawn beside a → b → c."""
     subpackages = {
         name: Subpackage(name, "", 1, frozenset(imported), is_folder=True)
         for name, imported in (("c", ()), ("b", ("c",)), ("a", ("b", "c")))
@@ -64,7 +64,6 @@ def test_reduced_imports_leave_out_what_follows() -> None:
 
 
 def test_picture_shows_every_subpackage() -> None:
-    """Each subpackage has one box."""
     subpackages = read_subpackages()
     drawn = picture(subpackages)
     assert [] == [

@@ -1,4 +1,4 @@
-"""Does the table of architectures say what its summary says, and is what we promise of it true?"""
+"""The table of architectures against its summary, and the shares that the documents promise."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from architecture_documents import document
 
 _FOLDER = REPOSITORY / "docs" / "reference"
 _LEAST_SHARE = 0.95
-"""Specified: what is promised of it."""
+"""Specified: the documents promise this share."""
 _LEAST_COUNT = 100
 _LEAST_SHARE_WITH_CACHE = 0.93
-"""Measured: what it is."""
+"""Measured: the present share."""
 _LEAST_SHARE_OF_CAUSAL = 0.95
-"""Specified: of the types whose class is called so."""
+"""Specified: share of the types whose class is named ``…ForCausalLM``."""
 
 
 @pytest.fixture(scope="module")
 def summary() -> dict[str, Any]:
-    """Return the summary of the run the documents speak of."""
+    """Return the summary of the run that the documents cite."""
     content: dict[str, Any] = json.loads((_FOLDER / "architectures.json").read_text(encoding="utf-8"))
     return content
 
@@ -34,7 +34,7 @@ def test_architecture_table_is_written_from_its_summary(summary: dict[str, Any])
 
 
 def test_share_of_exported_architectures_does_not_fall(summary: dict[str, Any]) -> None:
-    """Counted over what PyTorch runs on the inputs decided for it; each row that is missing says why."""
+    """The share is of the architectures that PyTorch runs on the decided inputs; each missing row states its reason."""
     counts = Counter(row["state"] for row in summary["architectures"])
     attempted = counts["exported"] + counts["failed"]
     assert attempted >= _LEAST_COUNT
@@ -44,7 +44,10 @@ def test_share_of_exported_architectures_does_not_fall(summary: dict[str, Any]) 
 
 
 def test_share_of_decoders_with_a_cache_does_not_fall(summary: dict[str, Any]) -> None:
-    """Counted over every type that generates text; each that has none says why, and each that has one wrote a text."""
+    """The share is of all types that generate text.
+
+    A type without a cache states the reason, a type with a cache wrote a text.
+    """
     rows = summary["generation"]
     with_cache = [row for row in rows if row["state"] == "with cache"]
     assert len(with_cache) / len(rows) >= _LEAST_SHARE_WITH_CACHE

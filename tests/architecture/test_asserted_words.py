@@ -1,4 +1,4 @@
-"""Do tests assert values and classes of errors, and leave the wording of messages to the tests of words?"""
+"""Share of tests that assert the wording of messages instead of values and classes of errors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import pytest
 from architecture.sources import REPOSITORY
 
 LARGEST_SHARE = 0.11
-"""Share of the tests that assert a sentence; it may only fall."""
+"""Largest share of tests that assert a sentence; it may only fall."""
 _PLAIN_WORD = re.compile(r"(?<![^\s\"'(])[A-Za-z][a-z'’-]*(?=[,:;.?!)]*(?:\s|$|[\"']))")
 _SEARCHES = {"startswith", "endswith", "search", "match", "fullmatch", "findall", "count"}
 
 
 def is_sentence(text: str) -> bool:
-    """Say whether a text, or a pattern, has three plain words or more."""
+    """Return True if a text, or a pattern, has three plain words or more."""
     return len(_PLAIN_WORD.findall(re.sub(r"\\(.)", r"\1", text))) >= 3
 
 
 def asserts_a_sentence(test: ast.FunctionDef) -> bool:
-    """Say whether a sentence is compared in a test, in its patterns, or in parameters that are."""
+    """Return True if a test compares a sentence, in a pattern or a compared parameter included."""
     compared = [node for part in _compared(test) for node in ast.walk(part)]
     names = {node.id for node in compared if isinstance(node, ast.Name)}
     compared += [node for cell in _parameters(test, names) for node in ast.walk(cell)]
@@ -45,7 +45,7 @@ def _compared(test: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def _parameters(test: ast.FunctionDef, names: set[str]) -> Iterator[ast.expr]:
-    """Yield what ``parametrize`` gives the names."""
+    """Yield the values that ``parametrize`` assigns to the names."""
     for decorator in test.decorator_list:
         if not (isinstance(decorator, ast.Call) and ast.unparse(decorator.func).endswith("parametrize")):
             continue
@@ -70,7 +70,7 @@ def _tests() -> Iterator[tuple[Path, ast.FunctionDef]]:
 
 
 def test_few_tests_assert_a_sentence() -> None:
-    """A message may be said better without a test knowing: its class, path, option or number is asserted."""
+    """A message may be reworded without failing a test: tests assert its class, path, option or number."""
     tests = list(_tests())
     found = [f"{path.name}: {test.name}" for path, test in tests if asserts_a_sentence(test)]
     assert len(found) <= LARGEST_SHARE * len(tests), f"{len(found)} of {len(tests)}: {found}"
@@ -89,14 +89,14 @@ def test_few_tests_assert_a_sentence() -> None:
     ],
 )
 def test_sentence_counts_where_it_is_compared(source: str, expected: bool) -> None:
-    """Not where it is an input, or tells what failed."""
+    """A sentence that is an input, or that explains a failure, does not count."""
     test = ast.parse(f"def test(): {source}" if not source.startswith("with") else f"def test():\n  {source}").body[0]
     assert isinstance(test, ast.FunctionDef)
     assert expected == asserts_a_sentence(test)
 
 
 def test_sentence_counts_in_a_parameter_that_is_compared() -> None:
-    """Of two columns, one is."""
+    """Only the compared one of two columns counts."""
     rows = "@mark.parametrize(('text', 'words'), [('x', 'it is gone')])\ndef test(text, words): assert {} in message"
     found = [ast.parse(rows.format(name)).body[0] for name in ("words", "text")]
     assert [True, False] == [isinstance(test, ast.FunctionDef) and asserts_a_sentence(test) for test in found]

@@ -1,4 +1,4 @@
-"""Is every saved result of a benchmark complete, and on the page?"""
+"""Completeness of the saved results of benchmarks, and their sections on the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESULT = {
 
 
 def test_page_has_table_machine_date_and_command_of_a_result() -> None:
-    """The question is the first line of the benchmark's docstring."""
+    """The section begins with the first line of the benchmark's docstring."""
     section = benchmark_page([_RESULT]).partition("## perf: two words\n")[2]
     question = (BENCHMARKS / "perf.py").read_text(encoding="utf-8")[3:].partition("\n")[0].replace("``", "`")
     assert question in section
@@ -32,7 +32,7 @@ def test_page_has_table_machine_date_and_command_of_a_result() -> None:
 
 @pytest.mark.parametrize("result", saved_results(), ids=lambda result: f"{result['benchmark']}-{result['case']}")
 def test_saved_result_names_an_existing_benchmark_and_its_circumstances(result: dict[str, object]) -> None:
-    """A result without them cannot be judged."""
+    """A result without its circumstances cannot be judged."""
     assert set(_RESULT) == set(result)
     assert (BENCHMARKS / f"{result['benchmark']}.py").is_file()
     assert result["table"]
@@ -45,7 +45,7 @@ def test_every_block_of_a_command_is_marked_as_not_run() -> None:
 
 
 def test_saved_result_has_the_command_without_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the module writes beside itself what the page reads."""
+    """The copied module writes its results beside itself, and replaces absolute paths in the recorded command."""
     copy = shutil.copy(BENCHMARKS / "results.py", tmp_path / "results.py")
     spec = importlib.util.spec_from_file_location("copied_results", copy)
     assert spec is not None

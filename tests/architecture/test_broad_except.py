@@ -1,6 +1,6 @@
-"""Where may an error of any kind be caught?
+"""Boundaries at which an error of any kind may be caught.
 
-Only at named boundaries. Everywhere else a broad ``except`` would let a failure look like a result.
+Everywhere else a broad ``except`` would let a failure look like a result.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ BOUNDARIES: dict[str, str] = {
     "sweep.cell_work:upload": "each protocol of fsspec raises errors of its own; said again with the place",
     "sweep.cell_work:run_cell": "whatever goes wrong with one model is a row of the table",
 }
-"""``module:qualified.name`` to the reason that anything may be caught there."""
+"""``module:qualified.name`` → the reason that anything may be caught there."""
 
 
 def _is_broad(handler: ast.ExceptHandler) -> bool:
-    """Tell whether a handler catches everything, also as a member of a tuple or when it raises again."""
+    """Return True if a handler catches everything, also as a member of a tuple or when it raises again."""
     caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(
         kind is None or (isinstance(kind, ast.Name) and kind.id in {"Exception", "BaseException"}) for kind in caught
@@ -50,7 +50,7 @@ def _is_broad(handler: ast.ExceptHandler) -> bool:
 
 
 def _is_cleanup(handler: ast.ExceptHandler) -> bool:
-    """Tell whether a handler always ends in a bare ``raise``: it tidies up and hides nothing."""
+    """Return True if a handler always ends in a bare ``raise``: a cleanup hides nothing."""
     last = handler.body[-1]
     return isinstance(last, ast.Raise) and last.exc is None
 
@@ -70,5 +70,5 @@ def _broad_handlers() -> set[str]:
 
 
 def test_broad_except_stands_only_at_listed_boundaries() -> None:
-    """Nothing catches every error unlisted, and no listed boundary has stopped doing so."""
+    """Every broad ``except`` is at a listed boundary, and every listed boundary still has one."""
     assert set(BOUNDARIES) == _broad_handlers()

@@ -1,4 +1,4 @@
-"""Do the pages of the reference that are made from the code say what the code says?"""
+"""The generated pages of the reference against the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from architecture.sources import REPOSITORY
 
 @pytest.mark.parametrize("script", ["build_config_reference.py", "verb_reference.py", "benchmark_page.py"])
 def test_reference_is_current(script: str) -> None:
-    """The document is what its script writes today."""
+    """Running the script of a document would not change the document."""
     done = subprocess.run(
         [sys.executable, f"scripts/{script}", "--check"],
         cwd=REPOSITORY, capture_output=True, text=True, encoding="utf-8", check=False,

@@ -1,4 +1,4 @@
-"""Is every library the package imports declared, pinned, and within its declared range?"""
+"""Declaration, pins and version ranges of the libraries that the package imports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "PyYAML",
 }
-"""Import name to distribution, where they differ by more than spelling."""
+"""Import name → distribution, if they differ by more than spelling."""
 
 
 def _project() -> dict[str, Any]:
@@ -38,11 +38,11 @@ def _project() -> dict[str, Any]:
 
 
 OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "samples": "eval", "sweep": "ray"}
-"""Subpackage to the extra whose libraries it imports where they are needed, and says how to install."""
+"""Subpackage → the extra whose libraries it imports when it needs them; its errors say how to install the extra."""
 
 
 def _declared() -> set[str]:
-    """Return what may be imported: what comes along with every install, or with the extra of a subpackage."""
+    """Return the libraries that may be imported: those of every install and those of the extra of a subpackage."""
     project = _project()
     extras = (project["optional-dependencies"][extra] for extra in OF_AN_EXTRA.values())
     return {canonicalize_name(Requirement(line).name) for line in itertools.chain(project["dependencies"], *extras)}
@@ -59,14 +59,14 @@ def _foreign_imports() -> set[str]:
 
 
 def test_every_imported_library_is_declared() -> None:
-    """Nothing is used that only comes along with something else."""
+    """A library that is only installed as a dependency of another one is not imported."""
     declared = _declared()
     used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
     assert set() == used - declared
 
 
 def test_every_declared_library_is_used() -> None:
-    """A dependency nobody imports is not asked for."""
+    """No library is declared that the package does not import."""
     declared = _declared()
     used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
     assert set() == declared - used
@@ -146,7 +146,10 @@ def _resolve(python: str, platform: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_extras_asked_for_by_make_exist() -> None:
-    """Tests run with the extras pyproject declares; the site's come when it is built, Ray's with the readers."""
+    """Tests run with the extras of pyproject.
+
+    The extra of the site is installed when it is built, Ray's with the readers.
+    """
     makefile = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
     (always,) = re.findall(r"^EXTRAS = ([\w,]+)$", makefile, re.MULTILINE)
     assert '".[docs]"' in makefile

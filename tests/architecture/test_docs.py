@@ -1,4 +1,4 @@
-"""Do the documents say what the code says?"""
+"""Statements of the documents about the code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_winml_commands_in_documents_use_real_options() -> None:
 
 
 def test_acronyms_in_docstrings_are_in_the_table_of_words() -> None:
-    """Whoever meets a capital abbreviation in a docstring finds it spelled out in one place."""
+    """The table of words spells out each capital abbreviation of a docstring."""
     spelled = set(re.findall(r"^\| ([A-Z][A-Z0-9]+) \|", _WORDS.read_text(encoding="utf-8"), re.MULTILINE))
     constants = {name for module in modules() for name in defined_names(module)}
     used = {
@@ -82,13 +82,13 @@ def test_acronyms_in_docstrings_are_in_the_table_of_words() -> None:
 
 
 def test_table_of_words_gives_each_acronym_once() -> None:
-    """An acronym means one thing."""
+    """An acronym has one meaning."""
     acronyms = re.findall(r"^\| ([A-Z][A-Z0-9]+) \|", _WORDS.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(set(acronyms)) == acronyms
 
 
 def test_changelog_version_is_the_package_version() -> None:
-    """The newest heading of the changelog is the version the package says it is."""
+    """The newest heading of the changelog is the version of the package."""
     versions = re.findall(
         r"^## (\d+\.\d+\.\d+)", (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -97,13 +97,13 @@ def test_changelog_version_is_the_package_version() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (REPOSITORY / "docs" / "pictures").glob("*.png")))
 def test_picture_of_a_report_is_of_the_package_version(name: str) -> None:
-    """scripts/report_pictures.py draws the reports again, and signs them."""
+    """``scripts/report_pictures.py`` draws the reports again, and signs them with the version."""
     with Image.open(REPOSITORY / "docs" / "pictures" / name) as picture:
         assert f"winml-modelkit {winml.modelkit.__version__}" == picture.info.get("Software")
 
 
 def test_changelog_fragments_are_named_after_their_issue() -> None:
-    """Each fragment is ``NNN.change.md`` (or a sibling kind) and says something."""
+    """Each fragment is named ``NNN.change.md`` (or a sibling kind) and is not empty."""
     fragments = [path for path in repository_files() if path.parent.name == "changelog.d" and path.name != "README.md"]
     assert [] == [
         p.name for p in fragments if not re.fullmatch(r"\d+\.(change|breaking|deprecation|highlight)\.md", p.name)
@@ -113,7 +113,6 @@ def test_changelog_fragments_are_named_after_their_issue() -> None:
 
 @pytest.mark.parametrize("document", _documents())
 def test_relative_links_lead_somewhere(document: str) -> None:
-    """Every link to a file of the repository names a file that exists."""
     path = REPOSITORY / document
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text(encoding="utf-8"))
     assert [] == [link for link in links if not (path.parent / link).exists()]
@@ -127,7 +126,7 @@ def test_decisions_are_listed_in_their_index() -> None:
 
 
 def test_private_seams_are_explained_in_their_decision() -> None:
-    """The page has a row for each file with private names of libraries, with the tests that fail when they move."""
+    """The page has a row for each file with private names of libraries, and the row has the tests of these names."""
     text = (REPOSITORY / "docs" / "decisions" / "0004-private-seams.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w/]+)\.py` \| .+? \| .+? \| (.+?) \|$", text, re.MULTILINE)
     explained = {file.replace("/", "."): set(re.findall(r"`(tests/[\w/]+\.py)`", tests)) for file, tests in rows}
@@ -142,5 +141,5 @@ def test_package_is_marked_as_typed() -> None:
 
 
 def test_namespace_package_has_no_init() -> None:
-    """``winml`` belongs to nobody: an ``__init__`` there would hide other distributions' parts of it."""
+    """``winml`` is shared between distributions: an ``__init__`` there would hide their modules."""
     assert not (package_folder().parent / "__init__.py").exists()

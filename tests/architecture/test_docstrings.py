@@ -1,4 +1,4 @@
-"""Are docstrings sentences that name what they describe, and do the names in them exist?"""
+"""Phrasing of the docstrings of the package, and existence of the names in them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from architecture.sources import functions, modules
 
 MOST_QUESTION_WORDS = 0.03
-"""Share of docstrings of a package that may hold *what* or *who*. Chosen: 0.004 to 0.06 in comparable libraries."""
+"""Largest share of docstrings with a question word as a noun. Chosen: 0.004 to 0.06 in comparable libraries."""
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _OPENERS = re.compile(r"(?:Say whether|Return what|What|Which|Of|Where|Let|Pass a)\b")
@@ -34,7 +34,7 @@ _FOREIGN = frozenset(
     | {"bos_token", "expert_3", "height_2", "past_conv", "present_conv", "quantize_dynamic", "fuse_for_onnxruntime"}
     | {"use_attribute_docstrings", "_kcycles"}
 )
-"""Examples of values, and names of libraries that no code of ours spells."""
+"""Examples of values, and names of libraries that our code does not spell."""
 
 
 class Docstring(NamedTuple):
@@ -67,7 +67,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
 
 
 def test_sentences_name_things_instead_of_pointing_at_them() -> None:
-    """A sentence of pronouns is understood only by whoever has read the body."""
+    """A sentence of pronouns is understood only by a reader of the body."""
     assert [] == [
         f"{doc.where}: {sentence}"
         for doc in _docstrings()
@@ -77,7 +77,7 @@ def test_sentences_name_things_instead_of_pointing_at_them() -> None:
 
 
 def test_question_words_are_no_nouns() -> None:
-    """*What a node is of* says less than *kind of node*. The share is held for each package."""
+    """A question word as a noun says less than a noun (*kind of node*). The share is held for each package."""
     texts: dict[str, list[Docstring]] = {}
     for docstring in _docstrings():
         texts.setdefault(docstring.folder, []).append(docstring)
@@ -111,7 +111,7 @@ def _spelled_names() -> set[str]:
 
 
 def test_quoted_names_exist() -> None:
-    """A name in backquotes that holds an underscore is one of the code, wherever that stands."""
+    """A backquoted name with an underscore is an identifier or a string of the code."""
     names = _spelled_names() | _FOREIGN
     assert [] == [
         f"{doc.where}: {quoted}"
@@ -152,5 +152,5 @@ def test_documented_arguments_are_parameters() -> None:
     ],
 )
 def test_pointing_sentences_are_recognized(sentence: str, points: bool) -> None:
-    """From five pointing words on, if they are a quarter of the sentence."""
+    """A sentence points if at least five words, and a quarter of all, are pointing words."""
     assert points is points_only(sentence)

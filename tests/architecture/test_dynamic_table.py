@@ -1,4 +1,4 @@
-"""Is the table of the guide what the matrix runs?"""
+"""The table of the guide against the matrix of tests."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "dynamic.md"
 
 
 def test_guide_shows_the_table_that_is_tested() -> None:
-    """Whoever changes the matrix pastes the new table into the guide: ``dynamic_matrix.table()`` prints it."""
+    """After a change of the matrix, ``dynamic_matrix.table()`` prints the new table for the guide."""
     assert table() in GUIDE.read_text(encoding="utf-8")

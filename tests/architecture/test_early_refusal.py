@@ -1,4 +1,4 @@
-"""Is what names and paths show to be wrong refused in one place of each verb, before anything heavy is imported?"""
+"""Early refusal of wrong names and paths, in one function of each verb and before heavy imports."""
 
 from __future__ import annotations
 

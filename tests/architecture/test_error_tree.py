@@ -1,4 +1,4 @@
-"""Is the tree drawn in ``errors.py`` the tree of its classes?"""
+"""The tree drawn in ``errors.py`` against its classes."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def _real() -> dict[str, tuple[str | None, int]]:
 
 
 def test_drawn_error_tree_equals_the_classes() -> None:
-    """Names, parents and exit codes in the docstring are those of the code."""
+    """Names, parents and exit codes in the docstring are equal to those of the classes."""
     assert _real() == _drawn()
 
 
 def test_error_classes_end_in_error_and_explain_themselves() -> None:
-    """Every class is named after what failed and has a docstring of its own."""
+    """Every class is named after the failed work, ends in ``Error`` and has a docstring of its own."""
     assert [] == [name for name in _real() if not name.endswith("Error") or not vars(vars(errors)[name]).get("__doc__")]
 
 
 def test_error_text_is_message_then_hint() -> None:
-    """The text of an error says what failed first and what to do next second."""
+    """The text of an error states the failure first and the remedy second."""
     error = errors.ModelPathError("models/bert: no such folder", hint="Check the path.")
     assert "models/bert: no such folder\nCheck the path." == str(error)
     assert 2 == error.exit_code

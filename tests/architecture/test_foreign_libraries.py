@@ -1,6 +1,7 @@
-"""Does every call that lets a library read a folder, or build what a config names, forbid the code of that folder?
+"""Guards around calls that let a library read a folder or build a model of a config: the folder's code must not run.
 
-``local_files_only`` refuses it for the whole process, without a question on stdin. ``library_folder`` enters it.
+``local_files_only`` refuses the code for the whole process, without a question on stdin. ``library_folder`` enters the
+guard.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import ast
 from architecture.sources import functions, modules
 
 CALLS = frozenset({"from_pretrained", "from_config", "_from_config", "for_model", "pipeline"})
-"""Functions of transformers that may import code which a config names."""
+"""Functions of transformers that may import code named by a config."""
 GUARDS = frozenset({"library_folder", "local_files_only", "local_libraries"})
 CALLED_GUARDED: dict[str, str] = {
     "models.checkpoints.weights:load_checkpoint": "load_resolved and prepare_export enter local_libraries",
@@ -18,7 +19,7 @@ CALLED_GUARDED: dict[str, str] = {
     "models.resolution:_build_without_storage": "resolve_model enters local_libraries",
     "generate.answering:TaskRunner._pipeline": "every answer enters local_files_only (TaskRunner.__call__)",
 }
-"""``module:qualified.name`` of functions whose callers enter a guard → where."""
+"""``module:qualified.name`` of functions whose callers enter a guard → the callers."""
 OWN = frozenset({"WinMLAutoModel"})
 """Classes of this package with methods of these names."""
 
@@ -62,14 +63,14 @@ def _unguarded() -> tuple[set[str], int]:
 
 
 def test_every_call_of_a_library_is_guarded() -> None:
-    """Inside a block of a guard, or in a function whose callers are in one."""
+    """A call is inside a block of a guard, or in a function whose callers are inside one."""
     found, count = _unguarded()
     assert set(CALLED_GUARDED) == found
     assert count >= 10
 
 
 def test_no_call_allows_code_by_itself() -> None:
-    """``trust_remote_code`` is passed on from the request, and never written down as true."""
+    """``trust_remote_code`` is passed on from the request, and never the constant ``True``."""
     constants = [
         f"{module.name}:{node.lineno}"
         for module in modules()

@@ -1,7 +1,7 @@
-"""What does an answer cost that needs no model?
+"""Import cost of commands that need no model.
 
-Each case runs in a fresh process and looks at what was imported. Times are not asserted: these machines are shared, and
-the libraries named here are the cost (torch alone is over two seconds).
+Each case runs in a fresh process and looks at the imported modules. Times are not asserted: these machines are shared,
+and the libraries named here are the cost (torch alone is over two seconds).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import json
 print(json.dumps({"code": code or 0, "modules": sorted({name.partition(".")[0] for name in sys.modules})}))
 """
 VERBS = sorted(COMMANDS)
-"""A new verb joins these tests by being listed."""
+"""Verbs; a new verb joins these tests by its entry in the table of commands."""
 
 
 def _run(program: str, *arguments: str, folder: Path) -> tuple[int, set[str], str]:
@@ -61,7 +61,7 @@ def _run(program: str, *arguments: str, folder: Path) -> tuple[int, set[str], st
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with what the usage errors stumble over."""
+    """A working directory with files and folders that cause usage errors."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "there.onnx").write_bytes(b"earlier file")
     (tmp_path / "broken.json").write_text('{"sequence_length": 128,\n', encoding="utf-8")
@@ -70,14 +70,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["", ".errors", ".options", ".records", ".onnx.specs", ".export.config", ".cli.main"])
 def test_light_module_imports_no_heavy_library(name: str, folder: Path) -> None:
-    """What every command needs first costs no model library."""
+    """The modules that every command imports first import no model library."""
     _, loaded, _ = _run(f"import sys, winml.modelkit{name}\ncode = 0", folder=folder)
     assert set() == loaded & HEAVY
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
 def test_help_imports_no_heavy_library(arguments: list[str], folder: Path) -> None:
-    """Help is an answer without a model."""
     code, loaded, _ = _run(_RUN_COMMAND, *arguments, folder=folder)
     assert 0 == code
     assert set() == loaded & HEAVY
@@ -143,7 +142,7 @@ def test_usage_error_imports_no_heavy_library(arguments: list[str], folder: Path
 
 
 def test_measuring_a_file_imports_no_model_library(folder: Path) -> None:
-    """``winml perf`` on an ONNX file, and ``winml sys``, start without torch and without what reads checkpoints."""
+    """``winml perf`` on an ONNX file, and ``winml sys``, import no library that reads checkpoints, torch included."""
     graph = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
     )
@@ -160,7 +159,7 @@ import json, sys
 print(json.dumps({"code": code or 0, "modules": sorted(sys.modules)}), file=sys.stderr)
 """
 _NEEDLESS = {"pandas", "datasets", "sklearn", "torchmetrics", "matplotlib", "ray"}
-"""Libraries that none of these commands reads a model with."""
+"""Libraries that these commands do not need to read a model."""
 
 
 _WORK = {
@@ -175,7 +174,7 @@ _WORK = {
     "sweep": "sweep.sweep",
     "verification": "compare.verification.written_file",
 }
-"""Subject → module that is loaded where its work is done; options and records of a subject are cheap."""
+"""Subject → module that is imported when its work is done; options and records of a subject are cheap."""
 _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hub"}
 """Libraries that only a PyTorch model needs."""
 
@@ -216,7 +215,7 @@ _CHECKPOINTS = {"torch", "transformers", "scipy", "safetensors", "huggingface_hu
     ],
 )  # fmt: skip
 def test_verb_imports_no_more_than_it_needs(arguments: list[str], unused: set[str], most: int, folder: Path) -> None:
-    """Work and libraries it does not use stay closed, and the number of modules does not creep up (measured + 6 %)."""
+    """Unused work and libraries are not imported, and the number of modules stays within the measured one + 6 %."""
     (folder / "bert").mkdir()
     config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 8, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}
@@ -255,7 +254,10 @@ def test_verb_imports_no_more_than_it_needs(arguments: list[str], unused: set[st
     ],
 )  # fmt: skip
 def test_built_folder_is_used_without_pytorch(arguments: list[str], unused: set[str], most: int, folder: Path) -> None:
-    """The first token waits for numpy, ONNX Runtime and the tokenizer only; the number of modules does not creep up."""
+    """The first token needs numpy, ONNX Runtime and the tokenizer only.
+
+    The number of modules stays within its limit.
+    """
     import tokenizers
 
     (folder / "built").mkdir()

@@ -1,7 +1,7 @@
-"""Does every subpackage import only from subpackages before it?
+"""Direction of imports between subpackages.
 
-Imports inside functions and under ``TYPE_CHECKING`` count: a cycle that is hidden is still a cycle. Why the order is as
-it is: docs/decisions/0001-subpackage-order.md.
+Imports inside functions and under ``TYPE_CHECKING`` count: a hidden cycle is still a cycle. Reasons of the order:
+docs/decisions/0001-subpackage-order.md.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ORDER: tuple[str, ...] = (
     "cli",
     "extend",
 )
-"""A subpackage imports subpackages to its left and itself. It may import every one of them; most import few."""
+"""Order of subpackages: each may import every subpackage to its left and itself; most import few."""
 
 RANK = {subpackage: rank for rank, subpackage in enumerate(ORDER)}
 
@@ -66,7 +66,7 @@ ONLY_IN = {"click": "cli"}
 
 
 def _subpackage_of(target: str) -> str | None:
-    """Return the subpackage an imported name lies in; None where it is not ours, ``""`` for the package itself."""
+    """Return the subpackage of an imported name; `None` if the name is foreign, ``""`` for the package itself."""
     if target != PACKAGE and not target.startswith(f"{PACKAGE}."):
         return None
     return subpackage_of(target[len(PACKAGE) + 1 :])
@@ -81,7 +81,7 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def _folder_inside(name: str) -> str:
-    """Return the folder of its subpackage in which a module stands; ``""`` for the files of the subpackage itself."""
+    """Return the folder of a module inside its subpackage; ``""`` for the files of the subpackage itself."""
     parts = name.split(".")
     return parts[1] if len(parts) > 2 else ""
 
@@ -142,7 +142,7 @@ def test_folders_of_a_subpackage_import_only_those_before_them(subpackage: str, 
 
 
 def _imported_modules(module: Module) -> Iterator[str]:
-    """Yield the modules of ours that a module imports, wherever the statement stands, and the packages they are in."""
+    """Yield the modules of ours that a module imports anywhere, and their packages."""
     names = {candidate.name for candidate in modules()}
     for found in imports(module.tree):
         parts = found.target.removeprefix(f"{PACKAGE}.").split(".") if found.target.startswith(f"{PACKAGE}.") else []
@@ -151,7 +151,7 @@ def _imported_modules(module: Module) -> Iterator[str]:
 
 
 def test_modules_have_no_circle() -> None:
-    """What a module imports, at its top, inside a function or for types only, never leads back to it."""
+    """The imports of a module, at its top, inside a function or for types only, never lead back to it."""
     imported = {module.name: {*_imported_modules(module)} - {module.name} for module in modules()}
     try:
         TopologicalSorter(imported).prepare()
@@ -161,7 +161,7 @@ def test_modules_have_no_circle() -> None:
 
 
 def test_library_with_a_home_is_imported_there_only() -> None:
-    """A library one subpackage owns appears in no other."""
+    """A library that belongs to one subpackage is imported in no other."""
     strays = [
         f"{module.name}:{found.line} imports {found.target}"
         for module in modules()
@@ -184,7 +184,7 @@ def test_library_with_a_home_is_imported_there_only() -> None:
     ],
 )
 def test_order_decides_who_may_import_whom(importer: str, imported: str, allowed: bool) -> None:
-    """Left is allowed, right is not."""
+    """An import to the left is allowed, an import to the right is not."""
     assert allowed == _may_import(importer, imported)
 
 

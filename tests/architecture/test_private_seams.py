@@ -1,8 +1,8 @@
-"""Which files use private names of libraries, and which test fails when such a name moves?
+"""Private names of libraries: the files that use them, and the tests that fail when they move.
 
 A private name is one with a leading underscore, or one below ``onnxruntime.capi``. Imports, attributes of imported
-modules, names in ``patch(owner, "_name")`` calls, and private attributes of other objects count. Why these seams are
-used: docs/decisions/0004-private-seams.md.
+modules, names in ``patch(owner, "_name")`` calls, and private attributes of other objects count. Reasons of these
+seams: docs/decisions/0004-private-seams.md.
 """
 
 from __future__ import annotations
@@ -290,13 +290,13 @@ def test_private_names_are_used_only_in_listed_files() -> None:
 
 
 def test_listed_files_exist() -> None:
-    """No entry is left of a file that was moved or deleted."""
+    """No entry names a file that was moved or deleted."""
     assert SEAMS.keys() <= {module.name for module in modules()}
 
 
 @pytest.mark.parametrize("test_id", sorted({test for seams in SEAMS.values() for test in seams.values()}))
 def test_seam_names_an_existing_test(test_id: str) -> None:
-    """The test that fails when the seam moves is in the repository."""
+    """The test of each seam exists in the repository."""
     path, _, name = test_id.partition("::")
     tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
     assert name in {function for function, _node in functions(tree)}

@@ -1,4 +1,4 @@
-"""Can the documents be read without scrolling sideways?"""
+"""Length of the lines of prose in documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from architecture.sources import REPOSITORY, repository_files
 
 LONGEST_LINE = 150
-"""Characters of a line of prose. Chosen: what fits beside a tree of files on a laptop."""
+"""Characters of a line of prose. Chosen: the width that fits beside a tree of files on a laptop."""
 
 _FENCE = re.compile(r"^\s*(```|~~~)")
 _ONLY_LINKS = re.compile(r"^[\s*·|,.-]*(!?\[[^\]]*\]\([^)]*\)[\s*·|,.-]*)+$")
@@ -22,7 +22,7 @@ def _documents() -> list[str]:
 
 
 def prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the numbered lines of prose: no tables, no code blocks, no lines of links alone."""
+    """Yield the numbered lines of prose: no tables, no code blocks, no lines with links alone."""
     in_code = False
     for number, line in enumerate(text.splitlines(), start=1):
         if _FENCE.match(line):
@@ -39,6 +39,6 @@ def test_lines_of_prose_are_short(document: str) -> None:
 
 
 def test_prose_leaves_out_tables_code_and_links() -> None:
-    """Of a document with each of them, the words remain."""
+    """Tables, code blocks and lines of links are left out of a document; the words remain."""
     text = "words\n| a | b |\n```sh\ncode\n```\n    code\n[link](to.md) · [other](there.md)\n* more words\n"
     assert [(1, "words"), (8, "* more words")] == list(prose_lines(text))

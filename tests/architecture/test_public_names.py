@@ -1,4 +1,4 @@
-"""Is what is public declared, documented and reachable?"""
+"""Declaration, documentation and imports of public names."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def _undocumented(module: Module) -> set[str]:
 
 
 def test_package_all_is_sorted_and_reachable() -> None:
-    """Every name the package offers can be fetched, and the list is easy to read."""
+    """Every public name of the package can be imported, and ``__all__`` is sorted."""
     names = winml.modelkit.__all__
     assert sorted(names) == names
     assert [] == [name for name in names if getattr(winml.modelkit, name, None) is None]
 
 
 def test_package_names_are_documented() -> None:
-    """Whoever asks for help on a public name gets an answer of its own."""
+    """``help`` of a public name shows a docstring of its own."""
     offered = {name: getattr(winml.modelkit, name) for name in winml.modelkit.__all__ if name != "__version__"}
     # A class does not inherit __doc__, so an answer found here is its own.
     assert [] == [name for name, value in offered.items() if not (value.__doc__ or "").strip()]
 
 
 def test_package_type_hints_and_lazy_table_name_the_same_homes() -> None:
-    """What a type checker sees under ``TYPE_CHECKING`` is what the lazy table delivers."""
+    """The imports that a type checker sees under ``TYPE_CHECKING`` are those of the lazy table."""
     face = next(module for module in modules() if module.name == "")
     declared = {
         alias.name: (node.module or "").removeprefix(f"{PACKAGE}.")
@@ -68,13 +68,13 @@ def test_package_type_hints_and_lazy_table_name_the_same_homes() -> None:
 
 
 def test_package_unknown_name_is_refused_with_the_names_there_are() -> None:
-    """A wrong name is an AttributeError that says what is offered."""
+    """A wrong name raises an AttributeError that lists the public names."""
     with pytest.raises(AttributeError, match=r"'export_tensorflow'; available: .*export_pytorch"):
         winml.modelkit.export_tensorflow  # noqa: B018 -- the access is what is tested
 
 
 def test_names_that_no_other_file_uses_are_private() -> None:
-    """A name without an underscore is used by another file, or a public signature of its module shows it."""
+    """A public name is used by another file, or is part of a public signature of its module."""
     files = [path for path in repository_files() if path.suffix in {".py", ".md", ".toml", ".ipynb", ".yml"}]
     users: dict[str, set[Path]] = defaultdict(set)
     for path in files:

@@ -1,4 +1,4 @@
-"""Does `make readers` install programs once for their versions, and run their tests and no others?"""
+"""Installation of readers by `make readers`: once for each set of versions, and with the tests of readers only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from readers import PACKAGES, READERS, Installer, NotInstalledError, Reader, ins
 
 @pytest.fixture
 def pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """File of the versions of a reader `small`, which is installed beside it."""
+    """File with the versions of a reader `small`, which is installed beside it."""
     monkeypatch.setattr(readers, "VERSIONS", tmp_path)
     monkeypatch.setattr(readers, "INSTALLED", tmp_path / "installed")
     return tmp_path / "small.txt"
 
 
 def test_reader_is_installed_again_only_when_its_versions_change(pins: Path) -> None:
-    """Constraints that the file names count as its versions, and an interrupted installation is none."""
+    """The constraints that the file names count as versions, and an interrupted installation does not count."""
     installed: list[str] = []
 
     def install(listed: Path, folder: Path) -> None:
@@ -52,7 +52,7 @@ def test_reader_is_installed_again_only_when_its_versions_change(pins: Path) -> 
 
 
 def test_reason_names_the_package_or_program_that_is_missing(pins: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the error of pip, or the program that no command is found for."""
+    """The reason is the error of pip, or the name of the missing program."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     pins.write_text("winml-absent-package==1.0\n", encoding="utf-8")
@@ -64,7 +64,7 @@ def test_reason_names_the_package_or_program_that_is_missing(pins: Path, monkeyp
 
 @pytest.mark.parametrize("reader", [reader for reader in READERS if reader.installer], ids=lambda reader: reader.name)
 def test_versions_of_a_reader_are_exact(reader: Reader) -> None:
-    """By a pin of its own, or by one of constraints.txt; of node packages, by the lock file."""
+    """A version is pinned by the reader's file, by constraints.txt or, for node packages, by the lock file."""
     assert reader.installer is not None
     pins = readers.VERSIONS / reader.installer.file.format(reader.name)
     if pins.suffix == ".json":
@@ -79,7 +79,7 @@ def test_versions_of_a_reader_are_exact(reader: Reader) -> None:
 
 
 def test_tests_of_readers_run_only_on_request() -> None:
-    """Without `--reader` they are left out of a run, with it nothing else is in it."""
+    """Without `--reader` no test of a reader runs; with `--reader` no other test runs."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--collect-only", "tests/unit/report/test_page.py"]
     runs = {}
     for options in ((), ("--reader=chromium",)):
@@ -92,6 +92,6 @@ def test_tests_of_readers_run_only_on_request() -> None:
 
 
 def test_ci_runs_the_readers_after_the_tests() -> None:
-    """By the commands that contributors use."""
+    """CI uses the commands that contributors use."""
     run = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
     assert ["make test", "make readers"] == re.findall(r"^make .*$", run, re.MULTILINE)

@@ -1,6 +1,6 @@
-"""Do the recipes of docs/recipes.md work when they are followed to the letter?
+"""The recipes of docs/recipes.md, followed to the letter.
 
-All of them are followed on one copy of the package, and what comes out is run in processes of its own.
+All recipes are followed on one copy of the package, and the results run in separate processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _INSTRUCTION = re.compile(
 
 @dataclass(frozen=True)
 class Instruction:
-    """One thing a recipe says to do."""
+    """One instruction of a recipe."""
 
     file: str
     code: str
@@ -44,7 +44,7 @@ class Instruction:
     replacement: str | None = None
 
     def follow(self, package: Path) -> None:
-        """Do it on a copy of the package."""
+        """Follow the instruction on a copy of the package."""
         path = package / self.file
         if not self.side and self.replacement is None:
             assert not path.exists(), f"{self.file} is there already"
@@ -65,7 +65,7 @@ class Instruction:
 
 
 def recipes() -> dict[str, list[Instruction]]:
-    """Return what every recipe says to do, by its heading."""
+    """Return the instructions of every recipe, by its heading."""
     text = (REPOSITORY / "docs" / "recipes.md").read_text(encoding="utf-8")
     return {
         heading: [
@@ -85,7 +85,7 @@ class Kitchen:
     model: Path
 
     def run(self, *arguments: str) -> str:
-        """Run Python with the copy in front of the installed package; return stdout."""
+        """Run Python with the copy in front of the installed package, and return stdout."""
         done = subprocess.run(
             [sys.executable, *arguments],
             cwd=self.folder, env={**os.environ, "PYTHONPATH": str(self.folder)}, capture_output=True, text=True,
@@ -139,7 +139,7 @@ def test_recipes_say_what_to_do() -> None:
 
 
 def test_verb_of_the_recipe_runs(kitchen: Kitchen) -> None:
-    """It is listed, explains itself without model libraries, and answers in both forms; its option has an effect."""
+    """The verb is listed, its help imports no model libraries, it prints both formats, and its option has an effect."""
     program = (
         "import sys, winml.modelkit.cli.main as main\ntry: main.main(['nodes', '--help'])\nexcept SystemExit: pass\n"
     )
@@ -152,7 +152,7 @@ def test_verb_of_the_recipe_runs(kitchen: Kitchen) -> None:
 
 
 def test_option_of_the_recipe_reaches_command_config_python_and_request(kitchen: Kitchen) -> None:
-    """It is declared once; the folder it names is where the model is looked for."""
+    """The option is declared once, and the model is searched in the folder that it names."""
     inner = kitchen.folder / "checkpoint" / "inner"
     inner.mkdir(parents=True)
     (inner / "config.json").write_text("{}", encoding="utf-8")
@@ -184,7 +184,7 @@ def test_modality_of_the_recipe_decides_inputs_and_adds_its_key(kitchen: Kitchen
 
 
 def test_pass_and_stage_of_the_recipes_run_in_a_build(kitchen: Kitchen) -> None:
-    """The build normalizes with the pass, so no negation is left, and its stage says what the graph is for."""
+    """The build normalizes with the pass, so no negation is left, and its stage writes the purpose of the graph."""
     config = json.dumps({"label": {"words": "for the npu"}})
     kitchen.winml("build", "-m", str(kitchen.model), "-o", str(kitchen.folder / "built"), "-c", config)
     manifest = json.loads((kitchen.folder / "built" / "build_manifest.json").read_text(encoding="utf-8"))
@@ -213,21 +213,21 @@ def test_precision_of_the_recipe_quantizes(kitchen: Kitchen) -> None:
 
 
 def test_bits_of_the_recipe_are_written(kitchen: Kitchen) -> None:
-    """The mode that exists writes unsigned weights of 8 bits, and activations of 16."""
+    """The existing mode writes unsigned weights of 8 bits, and activations of 16."""
     kitchen.winml("quantize", "-m", str(kitchen.model), "-o", "mixed.onnx", "--precision", "uw8a16", "--no-verify")
     types = {weight.data_type for weight in onnx.load(kitchen.folder / "mixed.onnx").graph.initializer}
     assert {TensorProto.UINT8, TensorProto.UINT16} <= types
 
 
 def test_option_of_a_stage_of_the_recipe_reaches_the_file(kitchen: Kitchen) -> None:
-    """The command takes it, a build config has the key, and the graph is described."""
+    """The command accepts the option, a build config has the key, and the graph is described."""
     kitchen.winml("compile", "-m", str(kitchen.model), "-o", "compiled.onnx", "--ep", "cpu", "--description", "mine")
     assert "mine" == onnx.load(kitchen.folder / "compiled.onnx").graph.doc_string
     assert "description" in json.loads(kitchen.winml("config", "--schema"))["$defs"]["CompileSection"]["properties"]
 
 
 def test_layout_of_the_recipe_names_its_models(kitchen: Kitchen) -> None:
-    """Builds know it by name, and it writes the list of the models."""
+    """Builds find the layout by its name, and the layout writes the list of the models."""
     program = (
         "from pathlib import Path\n"
         "from winml.modelkit.builds.layouts.layout import LayoutFiles, find_layout\n"
@@ -239,7 +239,7 @@ def test_layout_of_the_recipe_names_its_models(kitchen: Kitchen) -> None:
 
 
 def test_quirk_of_the_recipe_is_read_from_a_config(kitchen: Kitchen) -> None:
-    """The number of positions is found under its other name."""
+    """The number of positions is found under its other name in the config."""
     program = (
         "from types import SimpleNamespace\n"
         "from winml.modelkit.models.inputs.modalities import modality\n"
@@ -250,7 +250,7 @@ def test_quirk_of_the_recipe_is_read_from_a_config(kitchen: Kitchen) -> None:
 
 
 def test_provider_of_the_recipe_is_named_with_its_package(kitchen: Kitchen) -> None:
-    """``winml sys`` says how to install it, and every ``--ep`` knows it."""
+    """``winml sys`` prints how to install the provider, and every ``--ep`` accepts it."""
     listed = json.loads(kitchen.winml("sys", "--format", "json"))["execution_providers"]
     (entry,) = [item for item in listed if item["short"] == "example"]
     assert (False, "onnxruntime-example") == (entry["is_present"], entry["package"])
@@ -258,7 +258,7 @@ def test_provider_of_the_recipe_is_named_with_its_package(kitchen: Kitchen) -> N
 
 
 def test_task_of_the_recipe_measures(kitchen: Kitchen) -> None:
-    """It can be judged by its name, and its metric has a value and rows for the interval."""
+    """The task can be evaluated by its name, and its metric has a value and rows for the interval."""
     program = (
         "from winml.modelkit.evaluate.metrics import intervals\n"
         "from winml.modelkit.evaluate.tasks.table import task_definition\n"
@@ -272,7 +272,7 @@ def test_task_of_the_recipe_measures(kitchen: Kitchen) -> None:
 
 
 def test_report_of_the_recipe_is_rendered_in_three_forms(kitchen: Kitchen) -> None:
-    """A terminal has the brief rows, a page and a Markdown file have all."""
+    """A terminal shows the brief rows, a page and a Markdown file show all rows."""
     program = (
         "import io\n"
         "from rich.console import Console\n"
@@ -290,7 +290,7 @@ def test_report_of_the_recipe_is_rendered_in_three_forms(kitchen: Kitchen) -> No
 
 
 def test_family_of_the_recipe_decides_the_parts_of_a_model(kitchen: Kitchen) -> None:
-    """A model with a pooler has the part, and one of another task has none of it."""
+    """A model with a pooler has the part; a model of another task has only the part ``model``."""
     program = (
         "import torch, transformers\n"
         "from winml.modelkit.models.model import load_model\n"
@@ -305,7 +305,7 @@ def test_family_of_the_recipe_decides_the_parts_of_a_model(kitchen: Kitchen) -> 
 
 
 def test_metadata_key_of_the_recipe_is_known_to_inspect(kitchen: Kitchen) -> None:
-    """What is written under the key is shown among our records."""
+    """The value that is written under the key is among our records."""
     program = (
         "import onnx_ir as ir\n"
         "from winml.modelkit.onnx.model_metadata import write_license\n"

@@ -1,6 +1,6 @@
-"""Does every message name verbs and options that exist, and the library no flags?
+"""Names of verbs and options in messages; the library itself spells no flags.
 
-What comes of following them is tested in ``tests/e2e``.
+The remedies themselves are tested in ``tests/e2e``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from winml.modelkit.errors import spell_flag
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z](?![\w{-])")
 _COMMAND = re.compile(rf"winml ({'|'.join(COMMANDS)})\b([^;:.]*)")
 _OF_OTHERS = {"--version", "--head", "--address", "--force-reinstall"}
-"""Of the program itself, of Ray and of pip."""
+"""Options of the program itself, of Ray and of pip."""
 
 
 def _options_of(command: click.Command) -> set[str]:
@@ -33,7 +33,7 @@ OPTIONS = {verb: _options_of(VERBS[verb]) | {"--help"} for verb in COMMANDS}
 
 
 def _spelled(node: ast.AST) -> str | None:
-    """Return the flag of ``opt.min_sqnr``; None of any other node."""
+    """Return the flag of ``opt.min_sqnr``; `None` for any other node."""
     if isinstance(node, ast.FormattedValue):
         node = node.value
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "opt":
@@ -43,7 +43,7 @@ def _spelled(node: ast.AST) -> str | None:
 
 
 def _texts(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module that are no documentation, with ``{}`` for what is put in, and options as flags."""
+    """Yield the texts of a module other than docstrings, with ``{}`` for inserted values, and options as flags."""
     inside = {id(value) for node in ast.walk(module.tree) if isinstance(node, ast.JoinedStr) for value in node.values}
     told = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(module.tree):
@@ -61,7 +61,7 @@ def _texts(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def test_every_option_that_a_message_names_is_one_of_a_verb() -> None:
-    """Behind the name of a verb, of this one."""
+    """An option behind the name of a verb is an option of this verb."""
     known = _OF_OTHERS.union(*OPTIONS.values())
     wrong = []
     for module in modules():
@@ -76,24 +76,24 @@ def test_every_option_that_a_message_names_is_one_of_a_verb() -> None:
 
 @pytest.mark.parametrize("text", ["--no-such", "see winml perf --opset 20", "winml export, then --{}"])
 def test_the_patterns_find_options(text: str) -> None:
-    """A name that goes on with what is put in is not judged."""
+    """An option name that continues with an inserted value is not judged."""
     found = _OPTION.findall(text)
     assert (found == []) == ("{" in text)
 
 
 _LIBRARY_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 _COMMAND_LINE = re.compile(r"(?:winml [a-z]+|ray start)\b(?:(?![.;,:)](?:\s|$)).)*", re.DOTALL)
-"""A command with its options: a command line is one in Python as well."""
+"""A command with its options: a command line is spelled the same in Python."""
 
 
 def _declares(node: ast.AST) -> bool:
-    """Say whether a node declares an option, with its spelling and help."""
+    """Return True if a node declares an option, with its spelling and help."""
     is_spelling = isinstance(node, ast.Dict) and any(ast.unparse(key) == "'spelling'" for key in node.keys if key)
     return is_spelling or (isinstance(node, ast.Call) and "declare" in ast.unparse(node.func))
 
 
 def test_library_spells_no_flags_outside_of_whole_commands() -> None:
-    """The command, a config and Python each spell an option in their own way: ``opt.min_sqnr``."""
+    """The command, a config and Python each spell an option differently, so messages use ``opt.min_sqnr``."""
     wrong = []
     for module in modules():
         if module.name.startswith("cli.") or module.name == "fields" or module.name.endswith("command"):
@@ -107,7 +107,7 @@ def test_library_spells_no_flags_outside_of_whole_commands() -> None:
 
 
 def _literals(module: Module) -> Iterator[tuple[int, str]]:
-    """Yield the texts of a module as they stand in the source, with a space for what is put in."""
+    """Yield the texts of a module as written in the source, with a space and ``x`` for inserted values."""
     inside = {id(value) for node in ast.walk(module.tree) if isinstance(node, ast.JoinedStr) for value in node.values}
     told = {id(node.value) for node in ast.walk(module.tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(module.tree):

@@ -1,7 +1,7 @@
-"""Do renderers read records only, and do records know no renderer?
+"""Imports of renderers and of records: renderers import records only, and records import no renderer.
 
-Whoever renders a result must not be able to compute it anew: a number on a page is the number of the record. A record
-that imported a renderer would cost every reader of results the libraries of a page.
+A renderer must not be able to compute a result anew: a number on a page is the number of the record. A record that
+imported a renderer would cost every reader of results the libraries of a page.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ READ_BY_RENDERERS = {
     "version", "errors", "options", "records", "progress", "words", "metadata_keys", "file_names",
     "tags", "onnx", "ort", "report",
 }  # fmt: skip
-"""The leaves, and the subpackages about graphs. Of a subject, its records and tables."""
+"""Modules of records: subpackages without imports, those about graphs, and the records and tables of a subject."""
 
 SHOWN_TOO = {
     "compare.fidelity", "compare.outputs", "compare.words", "inspect.onnx_inspection",
     "inspect.provider_fit",
     "profile.latency", "profile.module_profile", "profile.statistics",
 }  # fmt: skip
-"""Modules of subjects that have a record, or words for one, beside the work."""
+"""Modules of subjects that have a record, or words for a record, beside the work."""
 
 RENDERING_LIBRARIES = {"rich", "jinja2", "click"}
 
@@ -60,7 +60,7 @@ def test_both_subpackages_are_read() -> None:
 
 
 def test_renderers_import_records_only() -> None:
-    """No work, verification, build or loading code, inside functions and for types neither."""
+    """Renderers import no work, verification, build or loading code, not even inside functions or for types."""
     shown = {each.name for each in (*RECORDS, *SUBJECTS)} | SHOWN_TOO
     assert [] == [
         f"{module.name} imports {name}"
@@ -71,7 +71,7 @@ def test_renderers_import_records_only() -> None:
 
 
 def test_records_import_no_renderer() -> None:
-    """Neither a table, nor a module of report/, nor a library that draws."""
+    """Records import neither a table, nor a module of report/, nor a library that draws."""
     renderers = {each.name for each in RENDERERS}
     assert [] == [
         f"{module.name} imports {name}"
@@ -81,7 +81,10 @@ def test_records_import_no_renderer() -> None:
 
 
 def test_forms_read_the_document_only() -> None:
-    """What renders for a terminal, Markdown or HTML knows no subject: neither a record nor a unit of its own."""
+    """The renderers for a terminal, Markdown or HTML know no subject.
+
+    They import neither a record nor a unit of its own.
+    """
     assert [] == [
         f"{module.name} imports {found.target}"
         for module in FORMS
@@ -92,7 +95,7 @@ def test_forms_read_the_document_only() -> None:
 
 
 def test_subjects_know_no_form() -> None:
-    """Each lists its columns once, for every form: no library that draws, and no markup."""
+    """A subject lists its columns once for every format, so it imports no library that draws and no markup."""
     forms = tuple(f"{PACKAGE}.{form.name}" for form in FORMS)
     assert [] == [
         f"{module.name} imports {found.target}"
@@ -103,7 +106,7 @@ def test_subjects_know_no_form() -> None:
 
 
 def test_rules_see_what_they_forbid() -> None:
-    """Each form draws with a library of its own, which a test that reads no import would not see."""
+    """Each renderer draws with a library of its own; a test that found no imports would miss these libraries."""
     assert {"report.terminal", "report.markdown", "report.html"} == {module.name for module in FORMS}
     libraries = {name for module in FORMS for name in _imported_libraries(module)}
     assert {"rich", "jinja2"} <= libraries & DRAWING_LIBRARIES

@@ -1,4 +1,4 @@
-"""Does the repository hold nothing that only works on one machine, and does CI run everything it holds?"""
+"""Independence of the repository from any machine, and coverage of its tests by CI."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _text(name: str) -> str:
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
-    """Nothing in the repository depends on, or gives away, where somebody keeps it."""
+    """Nothing in the repository depends on, or gives away, the folder of a contributor."""
     found = [
         f"{path.relative_to(REPOSITORY)}:{number}: {line.strip()}"
         for path in repository_files()
@@ -45,7 +45,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     ],
 )
 def test_machine_path_pattern_tells_paths_from_names(line: str, expected: bool) -> None:
-    """The pattern sees absolute paths of machines, and neither scopes of a graph nor relative paths."""
+    """The pattern matches absolute paths of machines, but neither scopes of a graph nor relative paths."""
     assert expected == bool(_MACHINE_PATH.search(line))
 
 
@@ -72,7 +72,7 @@ def test_no_test_folder_is_skipped_by_name(request: pytest.FixtureRequest) -> No
 
 
 def test_every_test_file_is_collected_by_its_name(request: pytest.FixtureRequest) -> None:
-    """A file that holds tests is named so that pytest finds it."""
+    """A file with tests has a name that pytest collects."""
     patterns = request.config.getini("python_files")
     holders = [
         path
@@ -86,14 +86,14 @@ def test_every_test_file_is_collected_by_its_name(request: pytest.FixtureRequest
 
 
 def test_markers_are_the_documented_ones(request: pytest.FixtureRequest) -> None:
-    """Only a missing device, program or network and slowness may set a test apart."""
+    """Only a missing device, program or network, and slowness, may exclude a test."""
     ours = re.search(r"^markers = \[\n(.*?)^\]", _text("pyproject.toml"), re.MULTILINE | re.DOTALL)
     assert ours is not None
     assert ["gpu", "reader", "network", "slow"] == re.findall(r'^\s*"(\w+)(?:\(\w+\))?:', ours[1], re.MULTILINE)
 
 
 def test_no_file_is_named_after_its_history() -> None:
-    """A name says what a file decides, not that it replaced another."""
+    """The name of a file states its subject, not that it replaced another file."""
     stems = {path.stem for path in repository_files() if path.suffix == ".py"}
     assert [] == sorted(
         s for s in stems if re.search(r"_(new|old|extended|isolated|v\d+|final|fixed|utils|helpers)$", s)

@@ -1,4 +1,4 @@
-"""Does the site of the documentation hold every page, and does each link lead to one? Nothing is built here."""
+"""Pages and links of the documentation site, without a build of the site."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _pages() -> dict[str, str]:
 
 
 def test_navigation_holds_every_page_once() -> None:
-    """Whoever adds a page writes it into mkdocs.yml."""
+    """Every page is listed in mkdocs.yml once."""
     navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     assert sorted(_pages()) == sorted(re.findall(r"[\w/-]+\.md", navigation))
 
 
 def test_title_of_a_page_is_its_name_in_the_navigation() -> None:
-    """A page without a name there is listed by its title."""
+    """A page without a name in the navigation is listed by its title."""
     pages = _pages()
     navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     names = {page: name for name, page in re.findall(r"- ([^:\n]+): ([\w/-]+\.md)", navigation)}
@@ -51,14 +51,14 @@ def test_title_of_a_page_is_its_name_in_the_navigation() -> None:
 
 
 def test_roles_of_docstrings_become_code() -> None:
-    """That of a public name leads to its entry on the page; of a method, only the name is left."""
+    """A role of a public name becomes a link to its entry on the page; a role of a method becomes the name alone."""
     html = "see :func:<code>winml.modelkit.compare_models</code> and :meth:`~a.B.c`, not a:b"
     link = '<a href="#winml.modelkit.compare_models"><code>compare_models</code></a>'
     assert f"see {link} and <code>c</code>, not a:b" == without_roles(html, {"compare_models"})
 
 
 def test_links_of_pages_lead_to_pages_or_files_of_the_site() -> None:
-    """After they were turned from files of the repository."""
+    """The links are checked after links to files of the repository were converted."""
     pages = _pages()
     lost = [
         f"{page}: {link}"
@@ -83,23 +83,23 @@ def test_links_of_pages_lead_to_pages_or_files_of_the_site() -> None:
     ],
 )
 def test_link_of_the_repository_becomes_one_of_the_site(page: str, link: str, expected: str) -> None:
-    """Where the site does not have the file, the words stay."""
+    """A link to a file that the site does not have becomes plain words."""
     assert expected == with_site_links(link, page)
 
 
 def test_a_file_outside_of_the_documents_is_not_in_the_site() -> None:
-    """Only documents are."""
+    """Only documents have a path on the site."""
     assert site_path("src/winml/modelkit/errors.py") is None
     assert "index.md" == site_path("README.md")
 
 
 def _is_listed(parameter: click.Parameter) -> TypeGuard[click.Option]:
-    """Say whether a parameter is an option that the help lists."""
+    """Return True if a parameter is an option that the help lists."""
     return isinstance(parameter, click.Option) and not parameter.hidden
 
 
 def test_reference_of_commands_has_every_option_of_every_verb() -> None:
-    """In the groups of its help."""
+    """The options stand in the groups of the verb's help."""
     page = (DOCS / "reference" / "verbs.md").read_text(encoding="utf-8")
     for verb in COMMANDS:
         section = page.partition(f"## winml {verb}\n")[2].partition("\n## ")[0]
@@ -113,18 +113,18 @@ def test_reference_of_commands_has_every_option_of_every_verb() -> None:
 
 
 def test_reference_of_python_has_every_public_name() -> None:
-    """Each is one entry for mkdocstrings."""
+    """Each public name has one entry for mkdocstrings."""
     entries = re.findall(r"^::: winml\.modelkit\.(\w+)$", python_reference(), re.MULTILINE)
     assert sorted(name for name in winml.modelkit.__all__ if not name.startswith("__")) == sorted(entries)
 
 
 def test_picture_of_the_house_is_what_its_script_draws() -> None:
-    """``make documents`` draws it anew."""
+    """``make documents`` draws the picture anew."""
     assert package() == PICTURE.read_text(encoding="utf-8")
 
 
 def test_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
-    """Text as text, a picture as a picture."""
+    """A text output becomes text, and a picture becomes an image."""
     cells = [
         {"cell_type": "markdown", "source": ["# Title"]},
         {
@@ -141,7 +141,7 @@ def test_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
 
 
 def test_requests_to_other_hosts_are_found(tmp_path: Path) -> None:
-    """Links that a reader may follow are none."""
+    """Links that a reader may follow are not requests."""
     (tmp_path / "a.html").write_text('<a href="https://onnx.ai">a</a><script src="https://cdn.example/x.js"></script>')
     (tmp_path / "a.css").write_text(
         'body { background: url("a.png") } @font-face { src: url(https://fonts.example/x) }'

@@ -1,4 +1,4 @@
-"""Are the keys of our metadata and the names of our files each spelled in one place?"""
+"""Keys of our metadata and names of our files, each spelled in one module."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _spelled_elsewhere(pattern: re.Pattern[str], home: str) -> list[str]:
 
 
 def test_metadata_keys_are_spelled_in_one_file() -> None:
-    """Whoever looks for a key of a written file finds all of them side by side."""
+    """All keys of a written file stand side by side in ``metadata_keys``."""
     assert [] == _spelled_elsewhere(_METADATA_KEY, "metadata_keys")
 
 
 def test_file_names_are_spelled_in_one_file() -> None:
-    """Whoever looks for the name of a written file finds all of them side by side."""
+    """All names of written files stand side by side in ``file_names``."""
     assert [] == _spelled_elsewhere(_FILE_NAME, "file_names")
 
 
@@ -59,11 +59,11 @@ _OTHER_NAMES = {
     "quantize.declared_options": "the type of a KV cache, which mypy reads",
     "tune.candidates": "a hint of OpenVINO",
 }
-"""Module or package → the meaning of words there that are names of precisions, too."""
+"""Module or package → the meaning of words there that are also names of precisions."""
 
 
 def test_precisions_are_named_in_their_registry() -> None:
-    """A precision is added by one entry: the other modules read it, and name none."""
+    """A precision is added by one entry: the other modules read the registry and name no precision."""
     named = [
         f"{module.name}:{line} {text!r}"
         for module in modules()
@@ -76,7 +76,7 @@ def test_precisions_are_named_in_their_registry() -> None:
 
 
 def test_patterns_see_what_they_are_for() -> None:
-    """A key and a name of ours are seen, a module and a checkpoint's file are not."""
+    """The patterns match a key and a file name of ours, but neither a module nor a checkpoint's file."""
     assert _METADATA_KEY.search("winml.hierarchy.tag")
     assert not _METADATA_KEY.search("winml.modelkit")
     assert _FILE_NAME.search("model.onnx.data")

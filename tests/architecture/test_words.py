@@ -1,4 +1,4 @@
-"""Every noun that names in the code use often has one row, in docs/words.md or docs/guide/words.md."""
+"""Rows for the nouns that names in the code use most, in docs/words.md or docs/guide/words.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from architecture.sources import REPOSITORY, modules
 
 MOST_USED = 65
-"""How many nouns must have a row. Chosen: each of them is in names of about ten files or more."""
+"""Number of nouns that must have a row. Chosen: each of them is in names of about ten files or more."""
 
 _PROGRAMMING = """
     any arg array attribute bool bound bytes callable change child class cls code column console content context
@@ -35,7 +35,7 @@ _PLAIN = """
 """Verbs, adjectives and small words in names such as ``read_subpackages``, ``is_known``, ``found_by``."""
 _LIBRARIES = "click epilog ir json np nn onnx os ort proto torch transformers"
 COMMON = frozenset(re.findall(r"\w+", f"{_PROGRAMMING} {_PLAIN} {_LIBRARIES}"))
-"""Words with no meaning of their own here, or the one that every reader of Python knows."""
+"""Words with no meaning of their own here, or with the meaning known to every reader of Python."""
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _ROW = re.compile(r"^\| ([a-z][a-z ]*) \|", re.MULTILINE)
@@ -58,7 +58,7 @@ def _documented_words() -> str:
 
 
 def _defined_names(tree: ast.Module) -> Iterator[str]:
-    """Yield every name that a file gives to a function, class, parameter, variable or field."""
+    """Yield every name of a function, class, parameter, variable or field in a file."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -85,7 +85,7 @@ def _singular(word: str) -> str:
 
 
 def used_nouns() -> Counter[str]:
-    """Return in how many files a name holds the word; common words left out."""
+    """Return word → number of files with a name that contains the word, without common words."""
     counts: Counter[str] = Counter()
     for module in modules():
         counts.update({word for name in _defined_names(module.tree) for word in words_in(name)})
@@ -94,20 +94,20 @@ def used_nouns() -> Counter[str]:
 
 
 def test_most_used_nouns_of_the_code_have_a_row() -> None:
-    """Whoever meets one of them in a name finds what it means here, and nothing else."""
+    """Each of these nouns has one documented meaning."""
     explained = {_singular(word) for row in (*rows_of_words(), *_acronyms()) for word in row.split()}
     most_used = [word for word, _ in used_nouns().most_common(MOST_USED)]
     assert [] == [word for word in most_used if word not in explained]
 
 
 def test_each_word_has_one_row() -> None:
-    """One word, one concept."""
+    """A word stands for one concept."""
     rows = rows_of_words()
     assert [] == [row for row, count in Counter(rows).items() if count > 1]
 
 
 def test_words_that_had_several_meanings_have_one() -> None:
-    """Stage, source, scope, origin, record and step are explained by themselves."""
+    """Stage, source, scope, origin, record, step and part have a row each."""
     assert {"stage", "source", "scope", "origin", "record", "step", "part"} <= set(rows_of_words())
 
 
@@ -121,5 +121,5 @@ def test_words_that_had_several_meanings_have_one() -> None:
     ],
 )
 def test_names_are_split_into_words(name: str, words: list[str]) -> None:
-    """Snake case and camel case alike."""
+    """Snake case and camel case are split alike."""
     assert words == words_in(name)

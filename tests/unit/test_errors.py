@@ -1,4 +1,4 @@
-"""The text and attributes of errors."""
+"""Text and attributes of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml.modelkit import errors
     ],
 )
 def test_first_line_is_the_first_that_says_something(error: Exception, line: str) -> None:
-    """A foreign error is quoted in one line, and by its type where it says nothing."""
+    """A foreign error is quoted in one line; an error without text is named by its type."""
     assert line == errors.first_line(error)
 
 
@@ -30,19 +30,19 @@ def test_error_text_without_hint_is_the_message() -> None:
 
 
 def test_export_error_knows_operator_and_module() -> None:
-    """What is known about the place can be read by a program."""
+    """Operator and module are attributes, so a program can read them."""
     error = errors.ExportError("it broke", hint="Mend it.", operator="aten::diff", module="encoder")
     assert ("aten::diff", "encoder", "Mend it.", "") == (error.operator, error.module, error.hint, error.step)
     assert (None, None) == (errors.ExportError("it broke").operator, errors.ExportError("it broke").module)
 
 
 def test_task_error_lists_candidates() -> None:
-    """Tasks that would do are an attribute, too."""
+    """Suitable tasks are an attribute."""
     assert ("fill-mask",) == errors.TaskError("which?", candidates=("fill-mask",)).candidates
 
 
 def test_error_crosses_processes_with_all_it_knows() -> None:
-    """A worker's error arrives with its hint, step and place."""
+    """A worker's error keeps its hint, step, operator and module."""
     error = errors.ExportError("it broke", hint="Mend it.", operator="aten::diff", module="encoder")
     error.step = "step 4 of 8"
     copied = pickle.loads(pickle.dumps(error))

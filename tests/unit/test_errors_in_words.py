@@ -1,4 +1,4 @@
-"""Do errors speak to a caller in Python in the words of Python?"""
+"""Errors of the Python functions, in the words of Python."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from winml.modelkit.models.request import ModelRequest
     ],
 )
 def test_config_with_a_wrong_value_is_refused_in_one_sentence(values: dict[str, Any], words: str) -> None:
-    """As the command refuses it."""
+    """The command refuses the config with the same sentence."""
     with pytest.raises(ConfigError) as caught:
         WinMLExportConfig(**values)
     assert words in caught.value.message
 
 
 def test_model_that_is_no_name_is_refused_and_a_path_is_taken() -> None:
-    """Wherever a model is asked for."""
+    """A function that takes a model accepts a path and refuses None."""
     with pytest.raises(UsageError, match="expected a name or a path, got None"):
         build_hf_model(None)  # type: ignore[arg-type]
     assert str(Path("folder") / "model") == ModelRequest(Path("folder") / "model").model  # type: ignore[arg-type]
 
 
 def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
-    """And not an option of a command that nobody called."""
+    """The message does not name an option of a command."""
     (tmp_path / "model.onnx").write_bytes(b"")
     with pytest.raises(UsageError, match=r"^dtype does not apply to"):
         build_hf_model(str(tmp_path / "model.onnx"), tmp_path / "out", dtype="fp16")
@@ -50,7 +50,7 @@ def test_error_names_the_keyword_that_was_given(tmp_path: Path) -> None:
 
 
 def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> None:
-    """As the command tells it on stderr."""
+    """The command prints the same note on stderr."""
     told: list[str] = []
     config = {"export": {"dynamo": False}, "loader": {"model_type": "bert"}}
     with pytest.raises(UsageError):
@@ -71,7 +71,7 @@ def test_option_is_spelled_as_a_flag_a_key_or_a_keyword() -> None:
 
 
 def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
-    """What a config or a module lacks may be ours to know."""
+    """A key that a config or a module lacks may be an error of ours; an attribute that a library lacks is not."""
     in_ours = {"__name__": "winml.modelkit.models.somewhere", "layer": torch.nn.Linear(1, 1), "library": torch.jit}
     for code, words in (
         ("layer.no_such", ""),
@@ -85,7 +85,7 @@ def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
 def test_name_that_a_library_no_longer_has_is_told_with_its_version(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As if a newer torch had moved it; the module that imports it is one of ours, and fetched anew."""
+    """A newer torch may have moved a name that our module imports; the module is imported anew."""
     module = "winml.modelkit.inspect.model_inspection"
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.delattr(importlib.import_module("torch._subclasses.fake_tensor"), "FakeTensorMode")

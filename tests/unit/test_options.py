@@ -1,4 +1,4 @@
-"""JSON texts become options, or an error that names the place."""
+"""JSON texts as options, and errors that name the key."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def parse(value: Any) -> Outer:
     ],
 )
 def test_read_json_malformed_names_line_and_column(text: str, place: str) -> None:
-    """The error points at the sign that is wrong."""
+    """The error names line and column of the wrong character."""
     with pytest.raises(ConfigError) as caught:
         read_json(text, "--options")
     assert caught.value.message.startswith(f"--options: not valid JSON at {place}: ")
 
 
 def test_read_json_malformed_file_is_named(tmp_path: Path) -> None:
-    """Option, file, line and column stand in one sentence."""
+    """The message names option, file, line and column."""
     path = tmp_path / "options.json"
     path.write_text('{\n"a" 1}', encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -77,12 +77,12 @@ def test_read_json_duplicate_key_is_refused(text: str) -> None:
 
 
 def test_read_json_same_key_in_two_objects_is_fine() -> None:
-    """Only one object must not repeat itself."""
+    """Only a single object must not repeat a key."""
     assert ([{"a": 1}, {"a": 1}], "--options") == read_json('[{"a": 1}, {"a": 1}]', "--options")
 
 
 def test_read_json_takes_text_and_files_alike(tmp_path: Path) -> None:
-    """Inline, after white space, as a path of either kind, with a byte order mark."""
+    """The text may be inline, begin with white space, or be in a file with a byte order mark."""
     path = tmp_path / "options.json"
     path.write_bytes(b'\xef\xbb\xbf{"a": "\xc3\xa9"}')
     for given in (' \n{"a": "é"}', path, os.fspath(path)):
@@ -90,7 +90,7 @@ def test_read_json_takes_text_and_files_alike(tmp_path: Path) -> None:
 
 
 def test_read_json_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """The error says what to give."""
+    """The hint says that JSON or a file is expected."""
     with pytest.raises(ConfigError, match=r"gone\.json: no such file") as caught:
         read_json(tmp_path / "gone.json", "--options")
     assert "JSON" in caught.value.hint
@@ -98,7 +98,7 @@ def test_read_json_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe{}"], ids=["directory", "not UTF-8"])
 def test_read_json_unreadable_file_is_named(content: bytes | None, tmp_path: Path) -> None:
-    """A directory, or a file of another encoding, is an error that names it."""
+    """A directory and a file of another encoding are errors with the path."""
     path = tmp_path / "options.json"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"options\.json: cannot be read: "):
@@ -106,26 +106,26 @@ def test_read_json_unreadable_file_is_named(content: bytes | None, tmp_path: Pat
 
 
 def test_read_json_nested_too_deep_is_refused() -> None:
-    """A text made to exhaust the reader is an error like any other."""
+    """A text made to exhaust the parser is an error like any other."""
     with pytest.raises(ConfigError, match="too deep"):
         read_json("[" * 100_000, "--options")
 
 
 def test_parse_options_misspelled_required_key_is_the_one_named() -> None:
-    """A misspelled key leaves the right one missing; the misspelling is what is told."""
+    """A misspelled key leaves the required key missing; the error names the misspelling."""
     with pytest.raises(ConfigError, match="unknown key 'nane'; did you mean 'name'"):
         parse({"nane": "x"})
 
 
 @pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
 def test_read_json_numbers_that_are_none_are_refused(name: str) -> None:
-    """Python reads them, JSON does not have them, and no option of ours has a use for them."""
+    """Python reads NaN and infinity, JSON does not have them, and no option of ours needs them."""
     with pytest.raises(ConfigError, match=f"--outer: not valid JSON: {name} is not a JSON value"):
         read_json(f'{{"share": [{name}]}}', "--outer")
 
 
 def test_parse_options_reads_what_json_can_say() -> None:
-    """Arrays become tuples and whole numbers floats, where the record says so."""
+    """Arrays become tuples and whole numbers become floats, if the record declares them so."""
     value = {"name": "x", "share": 1, "sizes": [1, 2], "others": [{"depth_limit": 3}]}
     assert Outer(name="x", share=1.0, sizes=(1, 2), others=(Inner(depth_limit=3),)) == parse(value)
 
@@ -148,7 +148,7 @@ def test_parse_options_reads_what_json_can_say() -> None:
     ],
 )
 def test_parse_options_unknown_key_names_the_nearest(value: dict[str, Any], message: str) -> None:
-    """Of the record the key stands in, however deep."""
+    """The nearest key is one of the record that holds the unknown key, however deep."""
     with pytest.raises(ConfigError) as caught:
         parse(value)
     assert message == caught.value.message
@@ -171,7 +171,7 @@ def test_parse_options_unknown_key_names_the_nearest(value: dict[str, Any], mess
     ],
 )
 def test_parse_options_wrong_kind_names_the_field(value: Any, words: str) -> None:
-    """Nothing is converted from another kind; place, expectation and value stand in one line."""
+    """No value is converted from another kind; the message holds key, expectation and value."""
     with pytest.raises(ConfigError) as caught:
         parse(value)
     assert caught.value.message.startswith(words)
@@ -189,18 +189,17 @@ def test_parse_options_wrong_kind_names_the_field(value: Any, words: str) -> Non
     ],
 )
 def test_nearest_guesses_misspellings_and_beginnings(word: str, expected: str | None) -> None:
-    """Case does not matter, and what is unlike all is nobody's guess."""
+    """Case does not matter, and a word unlike all names has no nearest name."""
     assert expected == nearest(word, ["opset_version", "verify", "hierarchy"])
 
 
 def test_nearest_of_a_name_in_capitals_is_that_name() -> None:
-    """Class names have capitals on both sides of the comparison."""
     assert "LayerNorm" == nearest("layernorm", ["Linear", "LayerNorm"])
     assert "GELU" == nearest("gelu", ["GELU", "Linear"])
 
 
 def test_unknown_key_message_of_a_record_without_keys_is_whole() -> None:
-    """A sentence even where there is nothing to list."""
+    """The message is a sentence even without known keys."""
     assert "--x: unknown key 'a'; known keys: b" == unknown_key_message("a", ["b"], "--x")
 
 
@@ -210,18 +209,18 @@ def test_unknown_key_message_of_a_record_without_keys_is_whole() -> None:
     ids=lambda text: text[:9],
 )
 def test_load_metadata_refuses_numbers_and_levels_that_no_graph_has(text: str) -> None:
-    """Readers of metadata handle one error, and compute with numbers of 64 bits only."""
+    """A reader of metadata handles one error class, and 64-bit numbers only."""
     with pytest.raises(JsonError):
         load_metadata(f'{{"size": {text}}}')
 
 
 def test_load_metadata_reads_numbers_of_64_bits() -> None:
-    """The largest and the smallest included."""
+    """The largest and the smallest 64-bit numbers are read."""
     assert [2**63 - 1, -(2**63), 1.5, -0.0] == load_metadata(f"[{2**63 - 1}, {-(2**63)}, 1.5, -0.0]")
 
 
 def test_lists_of_python_callers_are_tuples() -> None:
-    """As in JSON; what they hold is checked as strictly."""
+    """A list becomes a tuple as in JSON, and its items are checked as strictly."""
     assert Outer(name="x", sizes=(1, 2)) == Outer(name="x", sizes=[1, 2])  # type: ignore[arg-type]
     assert (Inner(),) == Outer(name="x", others=[Inner()]).others  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"sizes\.1"):

@@ -1,4 +1,4 @@
-"""The clock of a flow."""
+"""Steps and progress of a flow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = ("load", "trace", "write")
 
 
 def test_clock_tells_start_and_end_of_each_step() -> None:
-    """A listener hears each step twice: with its number, and with what it did."""
+    """A listener hears each step twice: at its start with the number, at its end with the summary."""
     heard: list[StepEvent] = []
     clock = StepClock(NAMES, heard.append)
     with clock.step("load") as step:
@@ -27,7 +27,7 @@ def test_clock_tells_start_and_end_of_each_step() -> None:
 
 
 def test_clock_running_step_is_timed_so_far() -> None:
-    """A report written in the last step holds that step, too, as far as it has come."""
+    """A report written in the last step includes the time of that step so far."""
     clock = StepClock(NAMES)
     with clock.step("load"):
         pass
@@ -41,7 +41,7 @@ def test_clock_running_step_is_timed_so_far() -> None:
 
 
 def test_clock_error_learns_its_step() -> None:
-    """An error that leaves a step says which of how many, and the step does not count as finished."""
+    """An error that leaves a step gets its number and total, and the step does not count as finished."""
     heard: list[StepEvent] = []
     clock = StepClock(NAMES, heard.append)
     with pytest.raises(ExportError) as caught, clock.step("trace"):
@@ -51,13 +51,13 @@ def test_clock_error_learns_its_step() -> None:
 
 
 def test_clock_unplanned_step_is_a_mistake_of_ours() -> None:
-    """A step nobody planned has no number."""
+    """A step outside of the plan has no number."""
     with pytest.raises(ValueError, match="not in tuple"), StepClock(NAMES).step("paint"):
         pass
 
 
 def test_work_that_is_counted_is_told_of_the_innermost_step() -> None:
-    """With an estimate of the rest; what is counted outside of steps, or after one, changes nothing."""
+    """Progress has an estimate of the remaining time; progress outside of steps, or after a step, changes nothing."""
     heard: list[StepEvent] = []
     outer, inner = StepClock(NAMES, heard.append), StepClock(NAMES, heard.append)
     count_progress(1, 2, "piece 1 of 2")
@@ -72,7 +72,7 @@ def test_work_that_is_counted_is_told_of_the_innermost_step() -> None:
 
 
 def test_parts_of_a_step_are_told_with_what_is_counted_in_them() -> None:
-    """The step around hears of the parts as well, and of nothing when they are over."""
+    """The outer step reports the parts as well, and its progress is empty after them."""
     heard: list[str] = []
     outer = StepClock(NAMES, lambda event: heard.append(event.running.progress if event.running else "over"))
     with outer.step("load"), StepClock(NAMES).step("trace"):
@@ -84,7 +84,7 @@ def test_parts_of_a_step_are_told_with_what_is_counted_in_them() -> None:
 
 
 def test_step_that_failed_is_over() -> None:
-    """Nothing is shown of it any more."""
+    """No progress of a failed step is shown any more."""
     heard: list[StepEvent] = []
     with pytest.raises(ExportError), StepClock(NAMES, heard.append).step("load"):
         raise ExportError("no")
@@ -93,7 +93,7 @@ def test_step_that_failed_is_over() -> None:
 
 
 def test_items_are_counted_until_all_are_done() -> None:
-    """The first of four has no estimate yet, and the work after the last one is not told to be over."""
+    """The first of four items has no estimate yet, and the work after the last item counts no progress."""
     with StepClock(NAMES).step("trace") as step:
         seen = [(step.counted, step.done) for _ in counted("abcd", "draw")]
         after = (step.counted, step.done)
@@ -103,7 +103,7 @@ def test_items_are_counted_until_all_are_done() -> None:
 
 @pytest.mark.parametrize(("done", "is_estimated"), [(1e-6, False), (0.019, False), (0.5, True)])
 def test_rest_is_estimated_once_a_share_of_the_work_is_done(done: float, is_estimated: bool) -> None:
-    """Start-up would make days of a minute."""
+    """Start-up time would turn an estimate of a minute into days."""
     heard: list[StepEvent] = []
     with StepClock(("load",), heard.append).step("load"):
         count_progress(done, 1, "a part", is_told=True)

@@ -1,4 +1,4 @@
-"""What do packages on Python's path add to the registries, and what is wrong with those that cannot?"""
+"""Registry entries of packages on Python's path, and reports of broken entries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_names_are_known_without_an_import_and_objects_with_one(folder: Path) ->
 
 
 def test_taken_names_wrong_types_and_other_contracts_are_reported(folder: Path) -> None:
-    """Each has its problem, none is listed, and a request of the name says which package it is."""
+    """Each such entry has a problem and is not listed; a request of its name raises an error with the package."""
     _package(folder, "a-first", "[winml.numbers]\npie = math:e\none = math:pi\nword = os:sep\n")
     _package(folder, "b-second", "[winml.numbers]\npie = math:pi\n")
     _package(folder, "old", "[winml.numbers]\nzero = math:e\n", "[winml.contract]\nv0 = x:y\n")
@@ -69,7 +69,7 @@ def test_taken_names_wrong_types_and_other_contracts_are_reported(folder: Path) 
 
 
 def test_package_with_damaged_entry_points_is_reported_and_others_work(folder: Path) -> None:
-    """Of a damaged METADATA, the folder states name and version."""
+    """Name and version of a package with a damaged METADATA are read from the folder."""
     _package(folder, "bad_entries", "")
     (folder / "bad_entries-1.0.dist-info" / "entry_points.txt").write_bytes(b"[winml.numbers]\nbad = \xff:x\n")
     _package(folder, "no_value", "[winml.numbers]\nword\n")
@@ -84,7 +84,7 @@ def test_package_with_damaged_entry_points_is_reported_and_others_work(folder: P
 
 
 def test_plug_in_that_prints_does_not_write_to_stdout(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What its import prints goes to stderr."""
+    """Output of its import goes to stderr."""
     _package(folder, "printing", "[winml.numbers]\npie = printing_number:PIE\n")
     (folder / "printing_number.py").write_text("print('loaded')\nPIE = 3.25\n", encoding="utf-8")
     assert 3.25 == _numbers()["pie"]
@@ -106,7 +106,7 @@ def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, var
 
 
 def test_reader_of_a_package_reads_configs_of_its_tool(folder: Path) -> None:
-    """What it returns is the config, and what it says is a note; other configs stay as they are."""
+    """The reader returns the config and its notes; other configs stay unchanged."""
     _package(folder, "reader", "[winml.configs]\nother = registered_reader:read\n")
     (folder / "registered_reader.py").write_text(
         "def read(value, source):\n"
@@ -119,7 +119,10 @@ def test_reader_of_a_package_reads_configs_of_its_tool(folder: Path) -> None:
 
 
 def test_queue_of_a_package_is_requested_by_its_name(folder: Path) -> None:
-    """A sweep asks it before anything is written; a name nobody has and a text without an address are refused."""
+    """A sweep checks the address before it writes anything.
+
+    An unknown name and a text without an address are refused.
+    """
     _package(folder, "queue", "[winml.queues]\nshelf = registered_queue:SHELF\n")
     (folder / "registered_queue.py").write_text(
         "from winml.modelkit.extend import QueueKind, UsageError\n"
@@ -140,7 +143,7 @@ def test_queue_of_a_package_is_requested_by_its_name(folder: Path) -> None:
 
 
 def test_reserved_names_of_capabilities_are_those_that_options_have() -> None:
-    """A capability that is called like a member of the record would replace it."""
+    """A capability with the name of a member of the record would replace the member."""
     members = {name for name in dir(OptimizeOptions) if not name.startswith(("_", "model_"))}
     inherited = {"construct", "copy", "dict", "from_orm", "json", "parse_file", "parse_obj", "parse_raw", "schema"}
     inherited |= {"schema_json", "update_forward_refs", "validate"}

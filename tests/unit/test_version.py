@@ -1,4 +1,4 @@
-"""The command that installs an extra works wherever winml was installed from."""
+"""The command that installs an extra, for every source that winml was installed from."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Requires-Dist: datasets>=5.2; extra == 'eval'
 def test_extra_is_named_with_the_folder_or_its_packages_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    """A folder that winml was installed from may be gone."""
+    """The folder that winml was installed from may be deleted."""
     source = tmp_path / "source of winml"
     if is_there:
         source.mkdir()

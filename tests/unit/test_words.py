@@ -1,4 +1,4 @@
-"""Foreign texts become printable, and long ones short, without becoming others."""
+"""Printing of foreign texts, and cuts of long ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 @given(_ANY_TEXT)
 def test_printable_text_holds_nothing_that_is_obeyed(text: str) -> None:
-    """It can be encoded, stands on one line, and what was printable before is unchanged."""
+    """The result can be encoded, stands on one line, and keeps all printable characters."""
     shown = printable(text)
     assert set() == {character for character in shown if unicodedata.category(character) in _OBEYED}
     shown.encode("utf-8")
@@ -27,7 +27,7 @@ def test_printable_text_holds_nothing_that_is_obeyed(text: str) -> None:
 
 @given(st.dictionaries(_ANY_TEXT, _ANY_TEXT, max_size=3))
 def test_printable_json_means_what_it_meant(record: dict[str, str]) -> None:
-    """Every string is the very same, lone surrogates included."""
+    """Every string keeps its value, lone surrogates included."""
     text = json_printable(json.dumps(record, indent=1, ensure_ascii=False))
     assert record == json.loads(text)
     assert set() == {sign for sign in text if unicodedata.category(sign) in _OBEYED} - {"\n"}
@@ -35,12 +35,12 @@ def test_printable_json_means_what_it_meant(record: dict[str, str]) -> None:
 
 @given(_ANY_TEXT)
 def test_message_is_never_long(text: str) -> None:
-    """However long the texts in it are."""
+    """A message stays short however long the quoted texts are."""
     assert len(message_words(f"{text * 30} is '{text * 100}', not {text * 10}")) < 2100
 
 
 def test_message_names_the_length_of_what_it_cuts() -> None:
-    """Of a quoted text, and of one without a space; what stands around stays."""
+    """Quoted texts and texts without a space are cut; the text around them stays."""
     name, path = "a b " * 100, "x" * 201
     assert message_words(f"node '{name}' in {path} fails") == (
         f"node '{name[:200]}… (400 characters)' in {path[:200]}… (201 characters) fails"

@@ -1,4 +1,4 @@
-"""Are results found by what they depend on, and by nothing else?"""
+"""Digests, versions and atomic files of the cache."""
 
 from __future__ import annotations
 
@@ -18,40 +18,42 @@ from winml.modelkit.onnx.files.resumable_results import write_atomically
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """An empty cache for one test."""
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def old_file(path: Path, content: bytes) -> Path:
-    """Write a file and let it be an hour old."""
+    """Write a file with a time of an hour ago."""
     path.write_bytes(content)
     os.utime(path, (time.time() - 3600,) * 2)
     return path
 
 
 def test_cache_root_is_what_the_variable_says(cache: Path) -> None:
-    """WINML_CACHE wins."""
     assert cache == cache_root()
 
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="this system keeps caches elsewhere")
 def test_cache_root_without_the_variable_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On Linux that is the XDG cache folder."""
+    """On Linux the root is the XDG cache folder."""
     monkeypatch.delenv("WINML_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tmp_path / "winml" == cache_root()
 
 
 def test_digest_tells_values_and_not_the_order_of_keys() -> None:
-    """Equal records have equal digests, others have not."""
+    """Equal records have equal digests, and different records have different ones."""
     assert digest({"a": 1, "b": {"c": [1, 2]}}) == digest({"b": {"c": [1, 2]}, "a": 1})
     assert digest({"a": 1}) != digest({"a": "1"})
     assert digest([1, 2]) != digest([2, 1])
 
 
 def test_file_digest_is_sha256_and_remembered(tmp_path: Path, cache: Path) -> None:
-    """The second time the content is not read: the note is believed as long as size and time are the same."""
+    """The second call does not read the content.
+
+    The stored digest is used while size and time of the file are the same.
+    """
     path = old_file(tmp_path / "weights", b"one")
     assert hashlib.sha256(b"one").hexdigest() == file_digest(path)
     (note,) = (cache / "digests").iterdir()
@@ -62,14 +64,14 @@ def test_file_digest_is_sha256_and_remembered(tmp_path: Path, cache: Path) -> No
 
 
 def test_file_digest_of_a_file_just_written_is_not_remembered(tmp_path: Path, cache: Path) -> None:
-    """Within a tick of the clock it could change again without a new time."""
+    """Within a tick of the clock the file could change again without a new time."""
     (tmp_path / "weights").write_bytes(b"one")
     file_digest(tmp_path / "weights")
     assert not (cache / "digests").exists()
 
 
 def test_file_digest_survives_a_damaged_note_and_a_cache_it_cannot_write(tmp_path: Path, cache: Path) -> None:
-    """The cache only saves time."""
+    """The cache only saves time, so a damaged note is no error."""
     path = old_file(tmp_path / "weights", b"one")
     expected = file_digest(path)
     (note,) = (cache / "digests").iterdir()
@@ -83,12 +85,12 @@ def test_file_digest_survives_a_damaged_note_and_a_cache_it_cannot_write(tmp_pat
 
 
 def test_library_versions_leave_out_what_is_not_installed() -> None:
-    """Names of distributions, not of modules."""
+    """The versions are keyed by distribution, not by module."""
     assert {"onnx-ir"} == set(library_versions(["onnx-ir", "no-such-distribution"]))
 
 
 def test_write_atomically_leaves_the_earlier_file_when_it_fails(tmp_path: Path) -> None:
-    """A text that cannot be written changes nothing and leaves nothing behind."""
+    """A text that cannot be encoded changes nothing and leaves no temporary file."""
     write_atomically(tmp_path / "a.json", "one")
     with pytest.raises(UnicodeEncodeError):
         write_atomically(tmp_path / "a.json", "\ud800")

@@ -1,4 +1,4 @@
-"""Is the cache listed as it is, and emptied without disturbing anybody?"""
+"""List of the cached builds, and their removal beside running builds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from winml.modelkit.report.terminal import console_for, print_document
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with the builds of two models, the first of them a week old, and a file of somebody else."""
+    """A cache with the builds of two models, the first of them a week old, and a foreign file."""
     root = tmp_path / "cache"
     monkeypatch.setenv("WINML_CACHE", str(root))
     for number in (1, 2):
@@ -37,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_builds_are_listed_with_what_removing_them_frees(cache: Path) -> None:
-    """A model that stands there under several names counts once."""
+    """A file with several names in a folder counts once."""
     contents = list_cache()
     assert ["net2.onnx", "net1.onnx"] == [Path(build.model or "").name for build in contents.builds]
     assert all(build.is_finished for build in contents.builds)
@@ -49,7 +49,7 @@ def test_builds_are_listed_with_what_removing_them_frees(cache: Path) -> None:
 
 
 def test_old_builds_go_and_the_others_still_serve(cache: Path, tmp_path: Path) -> None:
-    """Notes that lead to what was removed go with it."""
+    """Notes that lead to a removed build are removed with it."""
     removed = remove_builds(list_cache(timedelta(days=3)))
     assert ["net1.onnx"] == [Path(build.model or "").name for build in removed.builds]
     assert ["net2.onnx"] == [Path(build.model or "").name for build in list_cache().builds]
@@ -61,14 +61,14 @@ def test_old_builds_go_and_the_others_still_serve(cache: Path, tmp_path: Path) -
 
 
 def test_emptied_cache_holds_only_what_is_not_ours(cache: Path) -> None:
-    """And says so when it is listed."""
+    """A foreign file stays, and the list of the emptied cache has no builds and no bytes."""
     assert 2 == len(remove_builds(list_cache()).builds)
     assert [cache / "mine.txt"] == list(cache.rglob("*"))
     assert ((), 0) == (list_cache().builds, list_cache().size_bytes)
 
 
 def test_build_that_somebody_works_in_stays(cache: Path) -> None:
-    """Its lock is held."""
+    """A build with a held lock is not removed."""
     busy = list_cache().builds[1]
     with filelock.FileLock(busy.folder / BUILD_LOCK_NAME):
         removed = remove_builds(list_cache())
@@ -78,7 +78,7 @@ def test_build_that_somebody_works_in_stays(cache: Path) -> None:
 
 
 def test_damaged_manifest_is_an_unfinished_build(cache: Path) -> None:
-    """It can be removed like any other."""
+    """A build with a damaged manifest can be removed like any other."""
     folder = list_cache().builds[0].folder
     (folder / "build_manifest.json").write_text("[1", encoding="utf-8")
     damaged = next(build for build in list_cache().builds if build.folder == folder)
@@ -88,7 +88,7 @@ def test_damaged_manifest_is_an_unfinished_build(cache: Path) -> None:
 
 
 def test_folders_and_notes_of_others_stay(cache: Path) -> None:
-    """``WINML_CACHE`` may name a folder in which somebody else keeps ``builds`` and ``stages``, too."""
+    """``WINML_CACHE`` may name a folder in which another program keeps ``builds`` and ``stages``."""
     named = cache / "builds" / "thesis-0123456789abcdef" / "text.md"  # named as ours, with no build in it
     other = cache / "builds" / "release" / BUILD_MANIFEST_NAME
     notes = [cache / "stages" / "plan.json", cache / "digests" / "mine" / "list.json"]
@@ -106,7 +106,7 @@ def test_files_that_vanish_while_they_are_counted_are_left_out(tmp_path: Path) -
 
 
 def test_lock_that_cannot_be_had_is_told(cache: Path) -> None:
-    """Something else stands in its place."""
+    """A folder in place of the lock file is an error with a message."""
     folder = list_cache().builds[0].folder
     (folder / BUILD_LOCK_NAME).unlink(missing_ok=True)
     (folder / BUILD_LOCK_NAME).mkdir()
@@ -116,7 +116,7 @@ def test_lock_that_cannot_be_had_is_told(cache: Path) -> None:
 
 
 def test_foreign_text_of_a_manifest_is_not_obeyed(cache: Path) -> None:
-    """Neither by the terminal nor by the order of writing."""
+    """Control characters in a manifest change neither the terminal nor the order of writing."""
     manifest = list_cache().builds[0].folder / BUILD_MANIFEST_NAME
     record = json.loads(manifest.read_text(encoding="utf-8"))
     record["input"]["model"] = "a\x1b[31mb\u202ec\nd"

@@ -1,4 +1,4 @@
-"""A build config reads what it writes, refuses what it does not know, and understands its earlier versions."""
+"""Reading, writing and migration of a build config."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def parsed(value: Any) -> WinMLBuildConfig:
 
 
 def test_config_empty_is_the_default() -> None:
-    """Everything has a default."""
+    """Every key has a default."""
     assert WinMLBuildConfig() == parsed({})
 
 
 def test_config_written_and_read_again_is_the_same() -> None:
-    """Nothing is lost on the way through JSON, null sections included."""
+    """Nothing is lost in JSON, null sections included."""
     config = WinMLBuildConfig(
         export=WinMLExportConfig(input_tensors=(INPUT,), torch_module=("Linear",)), quant=None, auto=False
     )
@@ -54,7 +54,7 @@ def test_config_export_section_is_what_export_config_reads() -> None:
 
 
 def test_config_every_section_but_null_keeps_its_stage() -> None:
-    """Null skips; an empty object does not."""
+    """A null section skips its stage; an empty object does not."""
     config = parsed({"optim": None, "compile": {}})
     assert config.optim is None
     assert config.compile is not None
@@ -79,14 +79,14 @@ def test_config_every_section_but_null_keeps_its_stage() -> None:
     ],
 )
 def test_config_invalid_is_refused_in_one_sentence(value: Any, sentence: str) -> None:
-    """The message names the place and the nearest known key."""
+    """The message names the key and the nearest known key."""
     with pytest.raises(ConfigError) as caught:
         parse_build_config(value, "test")
     assert sentence == caught.value.message
 
 
 def test_config_of_version_0_still_loads() -> None:
-    """A file of the first layout is read, and what was renamed is said."""
+    """A file of the first layout is read, and a note tells each renamed key."""
     config, notes = parse_build_config(json.loads((DATA / "build_config_v0.json").read_text(encoding="utf-8")), "v0")
     assert ("section optimize is now called optim", "loader.model_id is now called loader.model") == notes
     assert config.optim is not None
@@ -97,12 +97,12 @@ def test_config_of_version_0_still_loads() -> None:
 
 
 def test_config_every_earlier_version_has_its_migration() -> None:
-    """No version was raised without saying how the one before is read."""
+    """Every earlier schema version has a migration."""
     assert list(range(SCHEMA_VERSION)) == sorted(MIGRATIONS)
 
 
 def test_config_migration_leaves_what_was_given_untouched() -> None:
-    """The caller's object is theirs."""
+    """The caller's object is not modified."""
     given = {"schema_version": 0, "optimize": {}}
     parse_build_config(given, "v0")
     assert {"schema_version": 0, "optimize": {}} == given
@@ -118,7 +118,7 @@ def test_config_schema_accepts_what_is_written_and_refuses_unknown_keys() -> Non
 
 
 def test_config_schema_describes_every_key() -> None:
-    """Each key of each section says what it means."""
+    """Each key of each section has a description."""
     schema = WinMLBuildConfig.model_json_schema()
     records = [schema, *(entry for entry in schema["$defs"].values() if "properties" in entry)]
     silent = [
@@ -141,12 +141,12 @@ def test_config_schema_describes_every_key() -> None:
     ],
 )
 def test_load_keyword_that_declares_no_option_or_has_a_wrong_value_is_refused(load: dict[str, Any], words: str) -> None:
-    """The message names the function, and the nearest keyword where there is one."""
+    """The message names the function, and the nearest keyword if there is one."""
     with pytest.raises(ConfigError, match=words) as caught:
         check_load_keywords(load, "build_hf_model")
     assert caught.value.message.startswith("build_hf_model")
 
 
 def test_load_keywords_of_every_declared_option_are_taken() -> None:
-    """What the command offers, the functions take."""
+    """The functions accept every option that the command offers."""
     check_load_keywords({"task": "fill-mask", "trust_remote_code": True, "seed": 3, "dtype": "fp16"}, "f")

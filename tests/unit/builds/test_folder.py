@@ -1,4 +1,4 @@
-"""Does a build touch only what is its own, and only while it holds the folder?"""
+"""Ownership of the files in a build folder, and its lock."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ NAMES = ("export.onnx", "model.onnx")
 
 
 def silent(_words: str) -> None:
-    """Nobody waits in this test."""
+    """Fail on a message about waiting."""
 
 
 def manifest(folder: Path, **changes: object) -> None:
-    """Write the manifest of a finished build of both files."""
+    """Write the manifest of a finished build with both files."""
     record = {"manifest_version": 1, "status": "done", "files": [*NAMES, BUILD_MANIFEST_NAME], **changes}
     (folder / BUILD_MANIFEST_NAME).write_text(json.dumps(record))
 
 
 def names(folder: Path) -> set[str]:
-    """Everything in a folder."""
+    """Return the names of all files in a folder."""
     return {path.name for path in folder.iterdir()}
 
 
 def test_folder_with_a_foreign_file_of_our_name_is_refused(tmp_path: Path) -> None:
-    """What no manifest lists belongs to somebody else."""
+    """A file that no manifest lists belongs to the user."""
     (tmp_path / "model.onnx").write_text("mine")
     with pytest.raises(OutputExistsError, match=r"model\.onnx exists"):
         BuildFolder(tmp_path, NAMES, is_cache=False)
@@ -45,7 +45,7 @@ def test_folder_with_a_foreign_file_of_our_name_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 def test_file_behind_a_link_is_not_ours_whatever_the_manifest_lists(tmp_path: Path) -> None:
-    """A folder that somebody else made cannot have a file of another place removed."""
+    """The manifest of a foreign folder cannot cause the removal of a file elsewhere."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "letter.txt").write_text("mine")
     place = tmp_path / "built"
@@ -60,7 +60,7 @@ def test_file_behind_a_link_is_not_ours_whatever_the_manifest_lists(tmp_path: Pa
 
 
 def test_part_that_is_called_like_a_place_elsewhere_is_not_used(tmp_path: Path) -> None:
-    """Names of files are made of it."""
+    """The name of a part becomes a file name, so a name with a path invalidates the manifest."""
     manifest(tmp_path, manifest_version=2, parts=[{"name": "../elsewhere"}])
     assert BuildFolder(tmp_path, NAMES, is_cache=False).manifest is None
     manifest(tmp_path, manifest_version=2, parts=[{"name": "encoder"}])
@@ -69,7 +69,7 @@ def test_part_that_is_called_like_a_place_elsewhere_is_not_used(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["../export.onnx", "{place}/export.onnx"])
 def test_recorded_file_that_lies_elsewhere_counts_as_changed(tmp_path: Path, name: str) -> None:
-    """Its content is as recorded; a result that is not in the folder is made anew."""
+    """The content is as recorded, but a result outside of the folder is made anew."""
     place = tmp_path / "built"
     place.mkdir()
     (tmp_path / "export.onnx").write_bytes(b"graph")
@@ -80,7 +80,7 @@ def test_recorded_file_that_lies_elsewhere_counts_as_changed(tmp_path: Path, nam
 
 
 def test_folder_with_other_foreign_files_is_fine(tmp_path: Path) -> None:
-    """They have nothing to do with us."""
+    """A foreign file under a name that builds do not use stays."""
     (tmp_path / "notes.txt").write_text("mine")
     with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
         folder.announce()
@@ -90,7 +90,7 @@ def test_folder_with_other_foreign_files_is_fine(tmp_path: Path) -> None:
 
 
 def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
-    """A manifest cannot make us remove files elsewhere."""
+    """A manifest cannot make a build remove files elsewhere."""
     (tmp_path / "out").mkdir()
     (tmp_path / "precious").write_text("mine")
     manifest(tmp_path / "out", files=["../precious", "export.onnx", BUILD_MANIFEST_NAME])
@@ -107,7 +107,7 @@ def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
     ],
 )
 def test_manifest_that_is_not_ours_to_read_still_says_which_files_are(tmp_path: Path, content: str, words: str) -> None:
-    """Other versions are not used again, and their files may be replaced."""
+    """A build of another manifest version is not reused, and its files may be replaced."""
     (tmp_path / "model.onnx").write_text("older")
     (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
     folder = BuildFolder(tmp_path, NAMES, is_cache=False)
@@ -116,7 +116,7 @@ def test_manifest_that_is_not_ours_to_read_still_says_which_files_are(tmp_path: 
 
 
 def test_damaged_manifest_is_refused_except_in_the_cache(tmp_path: Path) -> None:
-    """Without it nobody knows whose files these are; in the cache all are ours."""
+    """Without the manifest the owner of the files is unknown; in the cache all files are ours."""
     (tmp_path / "model.onnx").write_text("?")
     (tmp_path / BUILD_MANIFEST_NAME).write_text("{")
     with pytest.raises(OutputExistsError, match="is damaged"):
@@ -125,7 +125,7 @@ def test_damaged_manifest_is_refused_except_in_the_cache(tmp_path: Path) -> None
 
 
 def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
-    """A file that was put in place just before a kill is known by the next build."""
+    """A file that was put in place just before a kill is known to the next build."""
     with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
         folder.announce()
         (tmp_path / "export.onnx").write_text("finished, not yet written down")
@@ -135,7 +135,7 @@ def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path) -> None:
-    """Hidden folders go where their owner ended, and only there."""
+    """Hidden folders are removed if their owner has ended, and only then."""
     manifest(tmp_path)
     (tmp_path / ".winml-partial-x").mkdir()
     (tmp_path / ".winml-partial-x" / OWNER_LOCK_NAME).touch()
@@ -147,7 +147,7 @@ def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path)
 
 
 def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> None:
-    """Folders that were made for it go again, and so does what was announced."""
+    """The folders made for the build are removed, and so is the announcement."""
     with held_folder(tmp_path / "a" / "b", NAMES, is_cache=False, tell=silent) as folder:
         folder.announce()
         folder.forget()
@@ -155,7 +155,7 @@ def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> N
 
 
 def test_second_build_says_that_it_waits_and_then_sees_what_the_first_did(tmp_path: Path) -> None:
-    """The lock is of the operating system; the manifest is read once it is held."""
+    """The lock is one of the operating system; the manifest is read once the lock is held."""
     heard: list[str] = []
     seen: list[BuildManifest | None] = []
 
@@ -176,7 +176,7 @@ def test_second_build_says_that_it_waits_and_then_sees_what_the_first_did(tmp_pa
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    """Wait for something another thread does, for at most half a minute."""
+    """Wait at most half a minute until a condition holds in another thread."""
     event = threading.Event()
     for _ in range(3000):
         if is_true():
@@ -186,14 +186,14 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 
 
 def test_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
-    """A lock file that is left behind holds nothing."""
+    """A leftover lock file locks nothing."""
     (tmp_path / BUILD_LOCK_NAME).write_text("")
     with held_folder(tmp_path, NAMES, is_cache=False, tell=silent), pytest.raises(filelock.Timeout):
         filelock.FileLock(tmp_path / BUILD_LOCK_NAME).acquire(timeout=0)
 
 
 def test_input_is_never_the_output(tmp_path: Path) -> None:
-    """Neither the checkpoint itself nor a file under one of our names."""
+    """The output is neither the checkpoint itself nor a model file under one of our names."""
     (tmp_path / "model.onnx").write_text("input")
     with pytest.raises(UsageError, match="source model"):
         refuse_input_as_output(tmp_path, [tmp_path], NAMES)
@@ -203,7 +203,7 @@ def test_input_is_never_the_output(tmp_path: Path) -> None:
 
 
 def test_place_that_cannot_hold_a_build_is_refused(tmp_path: Path) -> None:
-    """A file where the folder should be, or above it."""
+    """A file in place of the folder, or above it, is refused."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="a file"):
         refuse_input_as_output(tmp_path / "file", [], NAMES)

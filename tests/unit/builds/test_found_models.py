@@ -1,4 +1,4 @@
-"""Which file a name means, and when it means a model that is still to be exported."""
+"""Models that a name means: an ONNX file, the model of a folder, or a model still to be exported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(path: Path, *names: str) -> Path:
 
 
 def test_onnx_file_is_itself(tmp_path: Path) -> None:
-    """Whatever the case of its ending; one that is missing is told."""
+    """An ONNX file is found whatever the case of its extension; a missing one is an error."""
     folder(tmp_path / "a", "x.onnx", "y.ONNX")
     assert tmp_path / "a" / "x.onnx" == onnx_file(str(tmp_path / "a" / "x.onnx"))
     assert tmp_path / "a" / "y.ONNX" == onnx_file(str(tmp_path / "a" / "y.ONNX"))
@@ -31,12 +31,12 @@ def test_onnx_file_is_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["owner/name", "net.py:build", "missing/folder"])
 def test_other_names_are_no_files(name: str) -> None:
-    """They are looked up by whoever exports them."""
+    """Names of models on the Hub are not looked up here."""
     assert onnx_file(name) is None
 
 
 def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
-    """Also where it keeps a config; one that lost its model is told."""
+    """The manifest makes it a build even beside a config; a build without its model is an error."""
     built = folder(tmp_path / "built", "model.onnx", "build_manifest.json", "config.json")
     assert built / "model.onnx" == onnx_file(str(built))
     assert tmp_path / "bare" / "model.onnx" == onnx_file(str(folder(tmp_path / "bare", "model.onnx")))
@@ -45,7 +45,7 @@ def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
 
 
 def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
-    """A finished build need not be made again; one that was stopped has to."""
+    """The error for a finished build lists its models; an unfinished build has to be made again."""
     built = folder(tmp_path / "built", "encoder.onnx", "decoder.onnx")
     files = [FileRecord(name=f"{name}.onnx", size_bytes=0, sha256="") for name in ("encoder", "decoder")]
     parts = tuple(PartRecord(name=file.name.removesuffix(".onnx"), model=(file,)) for file in files)
@@ -57,18 +57,18 @@ def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
 
 
 def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> None:
-    """Its weights are the model; the file beside them may be old."""
+    """The weights of the checkpoint are the model; the ONNX file beside them may be old."""
     assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors"))) is None
 
 
 def test_export_with_its_tokenizer_beside_it_is_the_model_of_its_folder(tmp_path: Path) -> None:
-    """A config alone makes no checkpoint."""
+    """A config without weights makes no checkpoint."""
     place = folder(tmp_path / "exported", "config.json", "tokenizer.json", "model.onnx")
     assert place / "model.onnx" == onnx_file(str(place))
 
 
 def test_only_file_of_a_folder_without_weights_is_its_model(tmp_path: Path) -> None:
-    """An export has the name its user gave it; of several, none is meant more than another."""
+    """A user names an export freely; a folder with several ONNX files has no model."""
     place = folder(tmp_path / "exported", "config.json", "minilm.onnx")
     assert place / "minilm.onnx" == onnx_file(str(place)) == onnx_file_in(str(place))
     (place / "other.onnx").touch()
@@ -80,7 +80,7 @@ def test_only_file_of_a_folder_without_weights_is_its_model(tmp_path: Path) -> N
 
 
 def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path) -> None:
-    """Whoever reads the name says what is wrong with it."""
+    """The caller of this function reports such a name."""
     checkpoint = folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors")
     empty = folder(tmp_path / "empty")
     for name in (str(checkpoint), str(empty), "owner/name", "x" * 5000, "zero\0byte", str(checkpoint / "model.onnx")):
@@ -88,7 +88,7 @@ def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path
 
 
 def test_model_that_is_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> None:
-    """A folder of somebody else opens no other file of the machine."""
+    """A foreign folder opens no other file of the machine."""
     other = folder(tmp_path / "other", "model.onnx") / "model.onnx"
     built = folder(tmp_path / "built", "build_manifest.json")
     (built / "model.onnx").symlink_to(other)

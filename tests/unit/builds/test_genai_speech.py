@@ -1,4 +1,4 @@
-"""The description of an encoder of recordings and a decoder for onnxruntime-genai, by their inputs and outputs."""
+"""The description of an audio encoder and a decoder for onnxruntime-genai, by their inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIDES = ("key", "value")
 
 
 def save(path: Path, inputs: dict[str, list[int | str]], outputs: dict[str, list[int | str]]) -> tuple[Path, str]:
-    """Write a graph that says what goes in and out, which is all that is read of it."""
+    """Write a graph with the declared inputs and outputs alone, which are all that is read of it."""
     values = [
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in given.items()]
         for given in (inputs, outputs)
@@ -28,7 +28,7 @@ def save(path: Path, inputs: dict[str, list[int | str]], outputs: dict[str, list
 
 
 def parts(folder: Path, frames: int = 3000, **further: list[int | str]) -> dict[str, tuple[Path, str]]:
-    """Return an encoder of recordings and its decoder; ``further`` are inputs of the decoder."""
+    """Return an audio encoder and its decoder; ``further`` are inputs of the decoder."""
     names = [f"{layer}.{{}}.{kind}" for layer in range(2) for kind in SIDES]
     answered = {f"present.{name.format('encoder')}": CROSS for name in names}
     cross = {f"past_key_values.{name.format('encoder')}": CROSS for name in names}
@@ -49,7 +49,7 @@ def parts(folder: Path, frames: int = 3000, **further: list[int | str]) -> dict[
 
 
 def test_parts_are_described_by_their_names(tmp_path: Path) -> None:
-    """Sizes are those of the graphs, positions and tokens those of the checkpoint."""
+    """Sizes are read from the graphs, positions and tokens from the checkpoint."""
     (tmp_path / "config.json").write_text(json.dumps({"max_target_positions": 64, "eos_token_id": 2}))
     extractor = {"n_fft": 400, "hop_length": 160, "chunk_length": 30, "feature_size": 80}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(extractor))
@@ -71,13 +71,13 @@ def test_parts_are_described_by_their_names(tmp_path: Path) -> None:
 
 
 def test_recordings_without_a_known_extractor_have_no_processor(tmp_path: Path) -> None:
-    """Features are then to be made by whoever calls the model."""
+    """Without a processor, the caller of the model computes the features."""
     (tmp_path / "config.json").write_text(json.dumps({"max_target_positions": 64}))
     assert ["genai_config.json"] == list(genai_texts(parts(tmp_path), {"config.json": tmp_path / "config.json"}))
 
 
 def test_length_of_a_text_is_not_guessed(tmp_path: Path) -> None:
-    """A config that does not say it is refused."""
+    """A config without the length is refused."""
     with pytest.raises(UsageError, match="max_target_positions"):
         genai_texts(parts(tmp_path), {})
 
@@ -92,13 +92,13 @@ def test_length_of_a_text_is_not_guessed(tmp_path: Path) -> None:
     ],
 )
 def test_parts_of_another_kind_are_refused(tmp_path: Path, changes: dict[str, object], problem: str) -> None:
-    """With what is in the way."""
+    """The message names the problem."""
     with pytest.raises(UsageError, match=f"--layout genai: .*{problem}"):
         genai_texts(parts(tmp_path, **changes), {})  # type: ignore[arg-type]  # shapes, or the number of frames
 
 
 def test_other_parts_are_refused(tmp_path: Path) -> None:
-    """Such as those of a model that sees."""
+    """Another pair of parts, such as a vision encoder and a decoder, is refused."""
     given = parts(tmp_path)
     with pytest.raises(UsageError, match="vision, decoder"):
         genai_texts({"vision": given["encoder"], "decoder": given["decoder"]}, {})

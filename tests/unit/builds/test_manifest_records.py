@@ -1,4 +1,4 @@
-"""Does the shipped schema say what the records of a manifest hold?"""
+"""The shipped schema of a manifest against its records."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from winml.modelkit.errors import UsageError
 
 
 def test_manifest_schema_is_made_from_the_records() -> None:
-    """``scripts/build_manifest_schema.py`` writes it anew."""
+    """``scripts/build_manifest_schema.py`` writes the schema anew."""
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
     shipped = {key: value for key, value in manifest_schema().items() if key != "$schema"}
     assert _without_defaults(BuildManifest.model_json_schema()) == _without_defaults(shipped)
 
 
 def _without_defaults(schema: Any) -> Any:
-    """Return a schema without ``additionalProperties: true``, which pydantic writes from 2.11 on: it says nothing."""
+    """Return a schema without ``additionalProperties: true``, which has no meaning. Pydantic writes it from 2.11 on."""
     if isinstance(schema, list):
         return [_without_defaults(item) for item in schema]
     if not isinstance(schema, dict):
@@ -36,14 +36,14 @@ def _without_defaults(schema: Any) -> Any:
 
 
 def test_manifest_is_read_as_it_was_written() -> None:
-    """Nothing is lost on the way through JSON."""
+    """Nothing is lost in JSON."""
     manifest = BuildManifest(status="done", files=("model.onnx",), versions={"torch": "2"}, normalizations=1)
     jsonschema.validate(manifest.as_record(), manifest_schema())
     assert manifest == BuildManifest.model_validate_json(manifest.model_dump_json())
 
 
 def test_manifest_of_the_first_version_is_read_as_one_of_one_part() -> None:
-    """What stood at the top belongs to the only part; of a build that had not begun there is none yet."""
+    """The records at the top belong to the only part; a build that had not begun has no part yet."""
     file = {"name": "model.onnx", "size_bytes": 1, "sha256": "0"}
     stage = {"name": "export", "status": "run", "files": [file]}
     record = {"manifest_version": 1, "status": "done", "files": ["model.onnx"], "model": [file], "stages": [stage]}
@@ -56,7 +56,7 @@ def test_manifest_of_the_first_version_is_read_as_one_of_one_part() -> None:
 
 
 def test_manifest_of_several_parts_is_asked_part_by_part() -> None:
-    """What one part would tell by itself is an error there."""
+    """The records of a single part raise an error if there are several parts."""
     skipped = StageRecord(name="quantize", status="skipped")
     parts = (PartRecord(name="encoder", stages=(skipped,)), PartRecord(name="decoder"))
     manifest = BuildManifest(status="done", files=(), parts=parts)

@@ -1,4 +1,4 @@
-"""Are open sizes tried, remembered, and given up without an error being hidden?"""
+"""Choice of dynamic sizes: trials, the remembered choice, and the error if no choice builds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_remembered_choice_that_fails_is_given_up(place: Path) -> None:
-    """The note may be of another day: the other choices are tried, and the one that works is noted."""
+    """The note may be outdated: the other choices are tried, and the choice that works is stored."""
     (place / "nets.py").write_text(_NET.format(broken=False), encoding="utf-8")
     request = ModelRequest(f"{place / 'nets.py'}:net")
     build_with_open_sizes(request, _CONFIG)
@@ -64,14 +64,14 @@ def test_remembered_choice_that_fails_is_given_up(place: Path) -> None:
 
 
 def test_reason_is_told_where_no_choice_builds(place: Path) -> None:
-    """It is that of the model, whichever choice was remembered."""
+    """The error is that of the model, whichever choice was remembered."""
     (place / "nets.py").write_text(_NET.format(broken=True), encoding="utf-8")
     with pytest.raises(WinMLError, match="no answer today"):
         build_with_open_sizes(ModelRequest(f"{place / 'nets.py'}:net"), _CONFIG)
 
 
 def test_result_below_its_minimum_sqnr_is_not_exported_at_other_sizes(place: Path) -> None:
-    """Fewer dynamic sizes do not make it better."""
+    """Fewer dynamic sizes do not improve the SQNR."""
     (place / "nets.py").write_text(_LINEAR, encoding="utf-8")
     config = {"optim": None, "quant": {"precision": "int4", "min_sqnr_db": 150}, "compile": None}
     tried: list[BuildPlan] = []
@@ -91,6 +91,6 @@ def test_result_below_its_minimum_sqnr_is_not_exported_at_other_sizes(place: Pat
 
 
 def test_missing_model_is_told_at_once(place: Path) -> None:
-    """No choice of sizes makes it appear."""
+    """A missing model is no reason to try other sizes."""
     with pytest.raises(ModelPathError, match="missing"):
         build_with_open_sizes(ModelRequest(str(place / "missing" / "config.json")), _CONFIG)

@@ -1,4 +1,4 @@
-"""Is a cache of other sizes than optimum makes told, and no other?"""
+"""Notes about a cache whose sizes differ from those that optimum makes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T5 = {"model_type": "t5", "d_model": 32, "num_heads": 4, "d_kv": 16}
 def test_sizes_are_compared_with_those_of_the_config(
     config: Any, side: str, heads: int, size: int, words: str, tmp_path: Path
 ) -> None:
-    """By the rule of optimum, which knows heads of another size in some types only."""
+    """The rule is that of optimum, which reads an explicit head size for some types only."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config), encoding="utf-8")
     inputs: dict[str, Any] = {"input_ids": ("batch", "sequence")}
@@ -43,7 +43,7 @@ def test_sizes_are_compared_with_those_of_the_config(
 
 
 def test_nothing_is_told_of_a_model_without_a_cache_or_config(tmp_path: Path) -> None:
-    """There is nothing to compare."""
+    """Without a cache or a config there is nothing to compare."""
     path = tmp_path / "config.json"
     assert not unfit_cache_words(path, {"past_key_values.0.key": ("batch", 2, "past", 8)})
     path.write_text(json.dumps(LLAMA), encoding="utf-8")

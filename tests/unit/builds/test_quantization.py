@@ -1,4 +1,4 @@
-"""What does the section ``quant`` ask of a build, and what does ``auto`` stand for?"""
+"""The section ``quant`` of a build config, and the precision ``auto``."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def section(**values: Any) -> QuantSection:
 
 
 def plan_for(**quant: Any) -> BuildPlan:
-    """Return the plan of a build of some checkpoint."""
+    """Return the plan of a build of a checkpoint."""
     return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
 
 
 def test_limit_alone_quantizes_nothing() -> None:
-    """A minimum SQNR applies to the stages that run, and is refused if there is none."""
+    """A minimum SQNR applies to the stages that run, and is refused if none runs."""
     assert idle_quantization(section(min_sqnr_db=20.0))
     with pytest.raises(UsageError, match="neither quantizes nor compiles"):
         plan_for(min_sqnr_db=20.0)
@@ -54,7 +54,7 @@ def test_limit_alone_quantizes_nothing() -> None:
 
 
 def test_section_has_every_option_of_the_stage_and_a_place() -> None:
-    """What ``winml quantize`` takes, a config says."""
+    """The section of a config has every option of ``winml quantize``, and a device."""
     assert {"device"} == QuantSection.model_fields.keys() - QuantizeOptions.model_fields.keys()
     rules = {"*.layer.0": "fp32", "**": "int4"}
     options = quantize_options(section(exclude=["A"], per_module=rules, symmetric=True, device="npu"))
@@ -90,7 +90,7 @@ def test_auto_is_decided_by_the_device(place: dict[str, str], precision: str) ->
     ],
 )
 def test_section_that_asks_for_nothing_says_why_nothing_is_quantized(values: dict[str, Any], words: str) -> None:
-    """A build tells the reason."""
+    """A build reports the reason."""
     assert words in idle_quantization(section(**values))
 
 
@@ -111,7 +111,10 @@ def test_section_that_asks_for_anything_quantizes(values: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(("ep", "is_another"), [(None, False), ("cpu", False), ("OpenVINOExecutionProvider", True)])
 def test_provider_of_a_build_decides_the_form_of_tables(ep: str | None, is_another: bool) -> None:
-    """It is the one that is compiled for, where the section names none; without a precision nothing is quantized."""
+    """If the section names no provider, it is the one that the build compiles for.
+
+    No precision means no quantization.
+    """
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
     compiled = CompileSection(ep=ep)
     plan = plan_build(WinMLBuildConfig(quant=section(precision="int4"), compile=compiled), ModelRequest("checkpoint"))
@@ -122,7 +125,7 @@ def test_provider_of_a_build_decides_the_form_of_tables(ep: str | None, is_anoth
 
 
 def test_precision_wins_over_the_section_and_keeps_its_other_keys() -> None:
-    """Also where the section is null."""
+    """A precision also replaces a null section."""
     assert section(precision="int4", exclude=["a"]) == with_precision(section(precision="int8", exclude=["a"]), "int4")
     assert section(precision="int4") == with_precision(None, "int4")
     with pytest.raises(ConfigError, match="precision"):
@@ -130,7 +133,7 @@ def test_precision_wins_over_the_section_and_keeps_its_other_keys() -> None:
 
 
 def test_precision_that_the_mode_does_not_reach_is_refused_with_the_plan() -> None:
-    """Before anything is loaded."""
+    """The precision is refused before anything is loaded."""
     with pytest.raises(UsageError, match="int4"):
         plan_for(precision="int4", mode="dynamic")
 
@@ -144,13 +147,13 @@ def test_precision_that_the_mode_does_not_reach_is_refused_with_the_plan() -> No
     ],
 )
 def test_quantization_that_cannot_be_done_is_refused_with_the_plan(values: dict[str, Any], words: str) -> None:
-    """Before an export of minutes, whoever would quantize: the stage, or the export in memory."""
+    """The refusal comes before an export of minutes, whether the stage quantizes or the export in memory."""
     with pytest.raises(UsageError, match=words):
         plan_for(**values)
 
 
 def test_data_is_known_by_its_content(tmp_path: Path) -> None:
-    """A sample that changed, or one more, makes another result; another folder with the same samples does not."""
+    """A changed or an additional sample makes another result; another folder with the same samples does not."""
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
 
     def options(name: str) -> dict[str, Any]:
@@ -168,7 +171,10 @@ def test_data_is_known_by_its_content(tmp_path: Path) -> None:
 
 
 def test_data_set_is_known_by_its_files_and_the_draw(tmp_path: Path) -> None:
-    """Files of one name in two folders are two; one of the Hub is known by its name; the seed draws samples."""
+    """Files of one name in two folders are two data sets.
+
+    A data set of the Hub is known by its name; the seed draws samples.
+    """
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
 
     def options(data: str) -> dict[str, Any]:
@@ -187,7 +193,7 @@ def test_data_set_is_known_by_its_files_and_the_draw(tmp_path: Path) -> None:
 
 
 def test_seed_counts_where_it_decides_the_ranges() -> None:
-    """Random values are those of the seed; without ranges there are none."""
+    """The seed draws the random values that decide the ranges; weight-only quantization has no ranges."""
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
 
     def options(precision: str, seed: int) -> dict[str, Any]:
@@ -199,7 +205,7 @@ def test_seed_counts_where_it_decides_the_ranges() -> None:
 
 
 def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:
-    """A note says so; bits that nothing here makes are an error."""
+    """A note tells the present name; a precision that no mode makes is an error."""
     config, notes = parse_build_config({"quant": {"precision": "w4a16"}}, "test")
     assert config.quant == section(precision="int4")
     assert ("quant.precision w4a16 is now called int4",) == notes
@@ -227,7 +233,7 @@ def test_bits_of_earlier_configs_are_read_under_their_present_name() -> None:
 def test_quantization_of_winml_cli_is_read_where_it_means_the_same(
     theirs: dict[str, Any], ours: dict[str, Any]
 ) -> None:
-    """What counts for another way of theirs is left out."""
+    """Keys that apply to another mode of theirs are left out."""
     config, _ = parse_build_config({"skip_optimize": False, "quant": theirs}, "theirs.json")
     read = config.quant
     assert read is not None
@@ -243,19 +249,19 @@ def test_quantization_of_winml_cli_is_read_where_it_means_the_same(
     ],
 )
 def test_quantization_of_winml_cli_without_a_counterpart_is_refused(theirs: dict[str, Any]) -> None:
-    """A build of it would not be what was asked for."""
+    """A build without the key would differ from the request."""
     with pytest.raises(ConfigError, match="not supported"):
         read_winml_cli_config({"quant": theirs}, "theirs.json")
 
 
 def test_config_in_our_words_is_not_taken_for_one_of_winml_cli() -> None:
-    """Modes and algorithms that both know are ours."""
+    """Modes and algorithms that both tools know are read as ours."""
     value = {"quant": {"precision": "int4", "mode": "weight-only", "algorithm": "rtn"}}
     assert (value, []) == read_winml_cli_config(value, "ours.json")
 
 
 def test_order_of_rules_makes_another_result() -> None:
-    """The first that matches wins, so keys and records tell orders apart."""
+    """The first matching rule wins, so keys and records tell orders apart."""
     rules = {"a": "int8", "b": "fp32"}
     first, second = plan_for(per_module=rules), plan_for(per_module=dict(reversed(rules.items())))
     identity = ModelIdentity(dict, is_repeatable=True, places=())
@@ -280,7 +286,7 @@ def test_order_of_rules_makes_another_result() -> None:
     ],
 )
 def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[str, Any], is_handed_over: bool) -> None:
-    """The stage that takes it makes the graph, and says which others it does."""
+    """The stage that receives the graph makes it, and lists the stages that it absorbs."""
     plan = plan_for(**values)
     stages = handed_over_stages(STAGES, plan)
     assert (["quantize"] if is_handed_over else ["export"]) == [stage.name for stage in stages if stage.makes_graph]
@@ -290,6 +296,6 @@ def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[st
 
 
 def test_mode_that_is_a_list_is_refused_by_its_key() -> None:
-    """It is neither ours nor that of another tool."""
+    """A list as mode is neither ours nor that of another tool."""
     with pytest.raises(ConfigError, match=r"quant\.mode"):
         section(mode=["weight-only"])

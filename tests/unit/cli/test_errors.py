@@ -1,4 +1,4 @@
-"""Errors in words on stderr, with their exit code."""
+"""Messages and exit codes of errors on stderr."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(raised: BaseException, *arguments: str) -> int:
 def test_command_ends_with_message_hint_and_exit_code(
     kind: type[errors.WinMLError], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each of our errors is two lines on stderr and the code of its class; nothing reaches stdout."""
+    """Each of our errors is two lines on stderr and the exit code of its class; stdout stays empty."""
     assert kind.exit_code == run(kind("it broke", hint="Mend it."))
     assert ("", "error: it broke\nMend it.\n") == capsys.readouterr()
 
@@ -47,7 +47,7 @@ def test_command_error_names_its_step_and_needs_no_hint(capsys: pytest.CaptureFi
 
 
 def test_command_debug_shows_the_traceback_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Only with --debug, and on stderr."""
+    """The traceback is printed only with --debug, and on stderr."""
     run(errors.InputError("it broke"), "--debug")
     words = capsys.readouterr().err
     assert words.startswith("Traceback (most recent call last):")
@@ -58,13 +58,13 @@ def test_command_debug_shows_the_traceback_first(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize(("raised", "arrives"), [(ValueError, ValueError), (KeyboardInterrupt, click.Abort)])
 def test_command_lets_other_errors_through(raised: type[BaseException], arrives: type[BaseException]) -> None:
-    """A plain ValueError is a mistake of ours, and Ctrl-C, as click calls it, the business of main."""
+    """A plain ValueError is a bug in our code; Ctrl-C, as click raises it, is handled by main."""
     with pytest.raises(arrives):
         run(raised())
 
 
 def test_report_click_error_shows_the_verb_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong option is told with the help that lists the right ones."""
+    """The message about a wrong option names the help that lists the options."""
     command = click.Command("export", params=[click.Option(["--opset"])])
     with pytest.raises(click.NoSuchOption) as caught:
         command.main(args=["--opsat", "1"], prog_name="winml export", standalone_mode=False)
@@ -76,13 +76,13 @@ def test_report_click_error_shows_the_verb_to_ask(capsys: pytest.CaptureFixture[
 
 
 def test_report_click_error_without_a_verb_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error that belongs to no verb points to no help."""
+    """The message names no help."""
     assert 1 == report_click_error(click.ClickException("no"))
     assert "error: no\n" == capsys.readouterr().err
 
 
 def test_unexpected_error_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    """An error nobody foresaw is called our mistake, and --debug is offered until it is used."""
+    """The message calls an unexpected error a bug of winml, and offers --debug unless it was used."""
     codes = [exit_status(lambda: {}["gone"], debug=False)]
     quiet = capsys.readouterr().err
     codes.append(exit_status(lambda: {}["gone"], debug=True))
@@ -97,7 +97,7 @@ def test_unexpected_error_asks_for_a_report(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("arguments", [["--text", ""], ["--text", "  "], ["--many", "a", "--many", ""]])
 def test_command_takes_no_empty_text_for_a_value(arguments: list[str]) -> None:
-    """An unset variable of a shell leaves one; to go on without the option would be a guess."""
+    """An unset variable of a shell leaves an empty text; ignoring the option would be a guess."""
     params = [click.Option(["--text"]), click.Option(["--many"], multiple=True), click.Option(["--other"])]
     command = WinMLCommand("verb", callback=lambda **_options: None, params=[*params])
     with pytest.raises(click.BadParameter, match="the text is empty") as caught:
@@ -121,7 +121,7 @@ def _raised(error: Exception, earlier: Exception, *, with_cause: bool = False, w
 
 
 def test_lack_of_memory_is_seen_behind_an_error_unless_that_one_stands_for_itself() -> None:
-    """An error raised from None, or from another, did not come of what was being handled."""
+    """The error being handled is not the cause of an error raised from None or from another error."""
     assert is_out_of_memory(_raised(ValueError("it broke"), MemoryError()))
     assert is_out_of_memory(_raised(ValueError("it broke"), MemoryError(), with_cause=True))
     assert not is_out_of_memory(_raised(ValueError("it broke"), MemoryError(), without=True))
@@ -132,7 +132,7 @@ def test_lack_of_memory_is_seen_behind_an_error_unless_that_one_stands_for_itsel
 
 @pytest.mark.parametrize("raised", [ValueError("it broke"), MemoryError()])
 def test_circular_chain_of_errors_ends(raised: Exception) -> None:
-    """Libraries raise an error that they stored from one that it caused."""
+    """A library may raise a stored error from another error that the stored one caused."""
     other = KeyError("name")
     raised.__cause__, other.__cause__ = other, raised
     assert isinstance(raised, MemoryError) == is_out_of_memory(other)

@@ -1,4 +1,4 @@
-"""What an interrupted command says it left behind."""
+"""Messages of an interrupted command about the files it left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml.modelkit.onnx.files.resumable_results import write_atomically
 
 
 def test_state_of_a_search_is_named_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However deep the first file of it lies."""
+    """The folder is named however deep its first file lies."""
     monkeypatch.setattr(named_paths, "_committed", type(named_paths._committed)())
     monkeypatch.chdir(tmp_path)
     folder = unfinished_work_path(tmp_path / "out.onnx")

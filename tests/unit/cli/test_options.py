@@ -1,4 +1,4 @@
-"""What several verbs take is read the same way by each."""
+"""Options that several verbs share, read alike by each verb."""
 
 from __future__ import annotations
 

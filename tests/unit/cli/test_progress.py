@@ -1,4 +1,4 @@
-"""What a step that takes long shows off a terminal."""
+"""Progress of a long step without a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def _run_step(seconds: float) -> None:
 def test_long_step_shows_what_is_done_of_how_much(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Now and then, with an estimate; a short one shows its end only, and so does one whose block shows more."""
+    """A long step prints progress with an estimate now and then.
+
+    A short step, and a paused one, print only their end.
+    """
     for name in ("LINE_S", "SHORT_S", "_TICK_S"):
         monkeypatch.setattr(_progress, name, 0.05)
     _run_step(0.0)

@@ -1,4 +1,4 @@
-"""Two files are compared by what they answer: amounts by their distance, symbols by being equal."""
+"""Comparison of the outputs of two files: amounts by their distance, symbols by equality."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from winml.modelkit.report.terminal import print_document
 
 
 def _compared(folder: Path, reference: str, candidate: str, declared: str) -> ModelComparison:
-    """Compare two graphs of one input, which differ in their body."""
+    """Compare two graphs with the same input and different bodies."""
     for name, body in (("reference.onnx", reference), ("candidate.onnx", candidate)):
         ir.save(parse(f"m (float[4, 8] x) => ({declared}) {{ {body} }}"), folder / name)
     options = CompareOptions(RunOptions("candidate.onnx"))
@@ -37,7 +37,7 @@ POSITIONS = """n = Constant <value_ints = [64, 4]> () p = ConstantOfShape (n) s 
 
 
 def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
-    """A table of 64 positions refuses the usual 128 tokens; what a user asks for is not changed."""
+    """A table of 64 positions refuses the default of 128 tokens, so 64 are chosen; a requested size is not changed."""
     path = tmp_path / "m.onnx"
     ir.save(parse(f"m (float[sequence, 4] x) => (float[sequence, 4] y) {{ {POSITIONS} }}"), path)
     compared = compare_by_name(path, path)
@@ -51,7 +51,7 @@ def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
 
 
 def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:
-    """Of the least where the largest was meant, none is right, however near the indices are."""
+    """ArgMin in place of ArgMax has no equal label, however near the indices are."""
     right = "y = ArgMax <axis = 1, keepdims = 0> (x)"
     result = _compared(tmp_path, right, right.replace("Max", "Min"), "int64[4] y")
     (output,) = result.outputs
@@ -63,7 +63,7 @@ def test_labels_are_compared_by_the_share_of_equal_ones(tmp_path: Path) -> None:
 
 
 def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
-    """An output of which nothing is finite has a problem, which says what it is."""
+    """The output has a problem, which names the only value."""
     body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
     (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
     assert "the reference returns only NaN" == output.fidelity.problem
@@ -75,7 +75,7 @@ def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:
 
 
 def test_model_that_draws_is_refused(tmp_path: Path) -> None:
-    """Neither a node that draws random numbers nor a dropout can be compared; which one is told."""
+    """Neither a node that draws random numbers nor a dropout can be compared; the error names the node."""
     drawing = _saved(tmp_path / "drawing.onnx", "noise = RandomNormalLike (x) y = Add (x, noise)")
     plain = _saved(tmp_path / "plain.onnx", "y = Identity (x)")
     with pytest.raises(UsageError, match="RandomNormalLike") as refusal:
@@ -91,7 +91,7 @@ def test_model_that_draws_is_refused(tmp_path: Path) -> None:
 
 
 def test_calls_of_one_module_have_a_row_each() -> None:
-    """A layer that is called twice is compared twice, and the second call is not blamed for what the first did."""
+    """A layer that is called twice has two rows, and the second call is not blamed for the error of the first."""
 
     class Layer(torch.nn.Module):
         def __init__(self, scale: float) -> None:
@@ -117,7 +117,7 @@ def test_calls_of_one_module_have_a_row_each() -> None:
 
 
 def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
-    """As a whole, one answers under another name; by module, nothing says what the modules are."""
+    """Two whole models share no output name; by module, a file has no module names."""
     reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
     ir.save(parse("m (float[4, 8] x) => (float[4, 8] z) { z = Abs (x) }"), tmp_path / "other.onnx")
     with pytest.raises(UsageError, match="in common"):
@@ -132,7 +132,7 @@ def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
-    """Their outputs are compared as far as names go; it is said what that may mean, and what was left out."""
+    """The outputs with equal names are compared; notes tell the few common modules and the outputs left out."""
     one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
     header = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] {0}) {{ {1} }}"
     ir.save(parse(header.format("b", "a = Abs (x) b = Neg (a) y = Tanh (b)")), one)
@@ -150,14 +150,14 @@ def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
 
 
 def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:
-    """Where both fix another size, both are told."""
+    """If both models fix different sizes, the error names both."""
     one, other = (_saved(tmp_path / f"{size}.onnx", "y = Abs (x)", f"{size}, 8") for size in (4, 6))
     with pytest.raises(UsageError, match=r"float32\[4, 8\].*float32\[6, 8\]"):
         compare_by_name(one, other)
 
 
 def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
-    """Each file is one draw; outputs of one side only are told in the order of the file."""
+    """Each file is one draw; outputs of one side only are listed in the order of the file."""
     reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
     more = "m (float[4, 8] x) => (float[4, 8] y, float[4, 8] d, float[4, 8] c, float[4, 8] b, float[4, 8] a)"
     ir.save(parse(f"{more} {{ y = Relu (x) d = Neg (x) c = Neg (x) b = Neg (x) a = Neg (x) }}"), tmp_path / "more.onnx")
@@ -174,7 +174,7 @@ def test_folder_of_values_is_run_file_by_file(tmp_path: Path) -> None:
 
 
 def test_values_of_a_file_are_named_as_the_candidate_names_them(tmp_path: Path) -> None:
-    """A name that is missing is told, with those the graph takes."""
+    """The error names the missing input and the inputs of the graph."""
     model = _saved(tmp_path / "model.onnx", "y = Abs (x)")
     np.savez(tmp_path / "wrong.npz", ids=np.ones((4, 8), np.float32))
     with pytest.raises(UsageError, match="'ids'"):

@@ -1,4 +1,4 @@
-"""Differences of two files are found module by module, without running them."""
+"""Differences between two files by module, found without running them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _saved(last: str, path: Path) -> Path:
 
 
 def test_operator_that_was_exchanged_is_a_change_of_its_module(tmp_path: Path) -> None:
-    """The module beside it is the same."""
+    """The module beside it has no difference."""
     diff = diff_models(_saved("Relu", tmp_path / "before.onnx"), _saved("Tanh", tmp_path / "after.onnx"))
     assert {"Relu": (1, 0), "Tanh": (0, 1)} == dict(diff.operators)
     assert [] == [module for module in diff.modules if "Neg" in str(module)]
@@ -28,14 +28,14 @@ def test_operator_that_was_exchanged_is_a_change_of_its_module(tmp_path: Path) -
 
 
 def test_file_and_its_copy_do_not_differ(tmp_path: Path) -> None:
-    """No module, operator or input is told."""
+    """Modules, operators and inputs have no differences."""
     diff = diff_models(_saved("Relu", tmp_path / "before.onnx"), _saved("Relu", tmp_path / "after.onnx"))
     assert ((), {}, ()) == (diff.modules, dict(diff.operators), tuple(diff.interface))
     assert not diff.is_rewired
 
 
 def test_text_is_no_file_to_compare(tmp_path: Path) -> None:
-    """The error names it."""
+    """The error names the file."""
     (tmp_path / "text.onnx").write_text("text", encoding="utf-8")
     with pytest.raises(InputError, match=r"text\.onnx"):
         diff_models(_saved("Relu", tmp_path / "before.onnx"), tmp_path / "text.onnx")

@@ -1,4 +1,4 @@
-"""The first module whose error is its own: inputs agree, outputs do not."""
+"""The first module with an error of its own: equal inputs, different outputs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LIMIT = 1e-3
     ],
 )
 def test_own_error_is_what_was_not_fed(errors: ModuleErrors, own: float | None) -> None:
-    """Squares add up; what a module inside did is fed to the nodes behind it."""
+    """Squared errors add up: the error that an inner module passes on is not an own error."""
     assert own == own_error(errors)
 
 
 def test_first_of_those_whose_inputs_agree_is_found() -> None:
-    """What is fed something wrong is not blamed, nor what is unchanged, nor one of whose inputs nothing is known."""
+    """A module with wrong inputs, an unchanged one, and one with unknown inputs are not blamed."""
     unknown, unchanged = ModuleErrors(None, 0.5), ModuleErrors(0.0, 0.5, is_passing_on=True)
     wrong, behind = ModuleErrors(1e-7, 0.3), ModuleErrors(0.3, 0.9)
     modules = [EXACT, unknown, unchanged, wrong, behind]
@@ -44,7 +44,10 @@ def test_first_of_those_whose_inputs_agree_is_found() -> None:
 
 
 def test_rounded_modules_have_to_stand_out() -> None:
-    """From the usual own error, and from what they are fed: a difference of large numbers makes more of rounding."""
+    """A rounded module has to exceed the usual own error and its input error.
+
+    A difference of large numbers amplifies rounding.
+    """
     usual = [ModuleErrors(0.01, 0.015)] * 4
     assert first_divergence(usual, LIMIT, is_rounded=True) is None
     assert 0 == first_divergence([ModuleErrors(0.0, 0.015)], LIMIT, is_rounded=False)

@@ -1,4 +1,4 @@
-"""What is left of the answers of a graph that computes with fewer bits."""
+"""Fidelity of the outputs of a quantized graph."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SIGNAL = np.linspace(-1, 1, 8, dtype=np.float32)
     ],
 )
 def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> None:
-    """It is never near enough, comes first, and is JSON all the same."""
+    """An output that cannot be compared fails any minimum, is the worst, and its record is valid JSON."""
     info = measure_fidelity([{"good": SIGNAL, "bad": SIGNAL}], [{"good": SIGNAL, "bad": actual}], -MOST_DB)
     assert ("bad", words, False) == (info.worst.name, info.worst.problem, info.is_verified)
     assert words in comparison_words(info)
@@ -48,14 +48,14 @@ def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> N
 
 @pytest.mark.parametrize(("expected", "actual"), [(np.nan, np.inf), (np.inf, -np.inf), (-np.inf, np.nan)])
 def test_what_is_not_finite_has_to_be_the_same(expected: float, actual: float) -> None:
-    """NaN is no infinity, and a score that is masked is none that wins."""
+    """NaN differs from infinity, and minus infinity, a masked score, from infinity."""
     infos = [np.where(SIGNAL > 0.9, value, SIGNAL) for value in (expected, actual)]
     info = measure_fidelity([{"y": infos[0]}], [{"y": infos[1]}], 10.0)
     assert ("NaN or infinity in different places", False) == (info.worst.problem.partition(":")[0], info.is_verified)
 
 
 def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
-    """Equal NaN are no answer, in no draw; an output without elements is fine."""
+    """Equal NaN verify nothing in any draw; an output without elements is no problem."""
     draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
     info = measure_fidelity([draw], [draw], 10.0)
     assert ("z", "the reference returns only NaN", False) == (
@@ -67,7 +67,7 @@ def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
 
 
 def test_mask_inside_a_graph_may_be_infinite_everywhere() -> None:
-    """Only outputs have to hold something."""
+    """Only an output needs finite values."""
     mask = np.full(3, -np.inf)
     total = FidelitySum("mask")
     total.add(mask, mask)
@@ -77,7 +77,7 @@ def test_mask_inside_a_graph_may_be_infinite_everywhere() -> None:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.bool_])
 def test_symbols_are_equal_or_not(dtype: type[np.generic]) -> None:
-    """A label that is off by one is as wrong as one that is off by a thousand: the share of equal ones counts."""
+    """A label off by one is as wrong as one off by a thousand: the share of equal labels counts."""
     expected = np.array([1, 0] * 50).astype(dtype)
     actual = expected.copy()
     actual[:5] = ~actual[:5] if dtype is np.bool_ else actual[:5] + 1
@@ -91,14 +91,14 @@ def test_symbols_are_equal_or_not(dtype: type[np.generic]) -> None:
 
 
 def test_small_integers_are_amounts() -> None:
-    """A pixel that is off by one is nearly right."""
+    """A pixel that is off by one has a small error."""
     image = np.arange(100, 200, dtype=np.uint8)
     info = measure_fidelity([{"y": image}], [{"y": image + np.uint8(1)}], 30.0)
     assert (None, True) == (info.worst.equal_share, info.is_verified)
 
 
 def test_all_draws_count_together() -> None:
-    """A draw without signal does not hide the noise of one with; the power of both is added."""
+    """The power of all draws is added, so a draw without signal does not hide the noise of another draw."""
     draws = [{"y": SIGNAL}, {"y": np.zeros(3, np.float32)}]
     answers = [{"y": SIGNAL}, {"y": np.full(3, 0.1, np.float32)}]
     info = measure_fidelity(draws, answers, 10.0)
@@ -108,7 +108,7 @@ def test_all_draws_count_together() -> None:
 
 
 def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
-    """One that is near zero has no ratio of its own: the interval is that of errors beside the mean signal."""
+    """A sample near zero has no useful ratio of its own: the interval is of errors beside the mean signal."""
     values, error = [10.0, -8.0, 0.01, 9.0], 0.1
     draws = [{"logits": np.array([[value]], np.float32)} for value in values]
     answers = [{"logits": draw["logits"] + np.float32(error)} for draw in draws]
@@ -124,7 +124,7 @@ def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
 
 
 def test_worst_output_is_the_one_that_limits_judge() -> None:
-    """By the lower end of the interval, not by the ratio over all samples."""
+    """The worst output has the lowest lower end of its interval, not the lowest ratio over all samples."""
     steady = [np.full(4, 1.0, np.float32)] * 4
     draws = [{"steady": value, "varied": value} for value in steady]
     errors = [(0.05, 0.03), (0.05, 0.03), (0.05, 0.03), (0.05, 0.085)]
@@ -140,7 +140,7 @@ def test_worst_output_is_the_one_that_limits_judge() -> None:
 
 
 def test_where_both_sides_have_no_value_the_others_count() -> None:
-    """A mask of minus infinity is no difference."""
+    """A mask of minus infinity on both sides is no difference."""
     masked = np.array([1.0, -np.inf, np.nan, 2.0])
     info = measure_fidelity([{"y": masked}], [{"y": masked * 1.01}], 30.0)
     assert info.worst.sqnr_db == pytest.approx(40, abs=1e-6)
@@ -158,7 +158,7 @@ def test_where_both_sides_have_no_value_the_others_count() -> None:
     ],
 )
 def test_reference_without_signal_proves_nothing(values: Array, words: str) -> None:
-    """Equal zeros are no verification; it is said which values there are."""
+    """Equal zeros are no verification; the message names the constant values."""
     info = measure_fidelity([{"y": values}], [{"y": values}], 10.0)
     assert (False, False) == (info.has_signal, info.is_verified)
     assert f"inconclusive: the source returns {words}, so a wrong graph would go unnoticed" == comparison_words(info)
@@ -167,7 +167,7 @@ def test_reference_without_signal_proves_nothing(values: Array, words: str) -> N
 
 @pytest.mark.parametrize(("actual", "is_verified"), [(["yes", "no"], True), (["yes", "yes"], False)])
 def test_texts_are_equal_or_not(actual: list[str], is_verified: bool) -> None:
-    """A label beside the logits has no noise."""
+    """A label has no noise: its texts are equal or different."""
     expected = {"y": SIGNAL, "label": np.array(["yes", "no"])}
     info = measure_fidelity([expected], [{"y": SIGNAL, "label": np.array(actual)}], 10.0)
     assert is_verified == info.is_verified
@@ -175,19 +175,19 @@ def test_texts_are_equal_or_not(actual: list[str], is_verified: bool) -> None:
 
 
 def test_noise_without_signal_is_the_lowest_ratio() -> None:
-    """A ratio of nothing to something has no logarithm."""
+    """A ratio of zero signal to noise has no logarithm."""
     info = measure_fidelity([{"y": np.zeros(2), "z": SIGNAL}], [{"y": np.ones(2), "z": SIGNAL}], 10.0)
     assert ("y", -MOST_DB, 0.0) == (info.worst.name, info.worst.sqnr_db, info.worst.cosine)
 
 
 def test_output_that_is_missing_is_named() -> None:
-    """A graph of fewer bits has the outputs of its reference."""
+    """A quantized graph has the outputs of its reference."""
     info = measure_fidelity([{"y": SIGNAL, "z": SIGNAL}], [{"y": SIGNAL}], 10.0)
     assert ("z", "is missing", False) == (info.worst.name, info.worst.problem, info.is_verified)
 
 
 def test_sum_over_draws_is_that_of_all_values_together() -> None:
-    """Draws of other lengths add up to what one draw of all of them gives; a problem of one draw is that of all."""
+    """Draws of different lengths add up to the result of one long draw; a problem of one draw is one of the sum."""
     expected = np.float32([1, -2, 3, 4, 5])
     actual = np.float32([1, -2.5, 3, 4.25, 5])
     total = FidelitySum("y")
@@ -206,7 +206,10 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
 
 
 def test_compiled_file_is_judged_beside_what_its_quantized_source_reaches() -> None:
-    """Below the minimum only where the source is well above: 6 dB less than it reaches, and never near 0 dB."""
+    """The result may miss the minimum by at most 6 dB below the ratio of the source.
+
+    A ratio near 0 dB is never accepted.
+    """
     generator = np.random.default_rng(0)
     expected = generator.standard_normal(4000)
 

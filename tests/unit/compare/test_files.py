@@ -1,4 +1,4 @@
-"""Two files are fed the same values; what computes in bfloat16 is run in float32."""
+"""Comparison of two files with the same values; bfloat16 graphs run in float32."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _save(path: Path, weight: float, operator: str = "Mul") -> Path:
 
 
 def test_files_in_bfloat16_are_compared_in_float32(tmp_path: Path) -> None:
-    """They cannot be run as they are; the comparison says that it was in float32."""
+    """ONNX Runtime cannot run them in bfloat16; the comparison says that it was in float32."""
     verification = refuse_different(_save(tmp_path / "a.onnx", 2), _save(tmp_path / "b.onnx", 0.5, "Div"), seed=0)
     assert verification.in_float32
     assert all(item.is_equal for item in verification.comparisons)

@@ -1,4 +1,4 @@
-"""The comparison of two sides' answers."""
+"""The comparison of outputs with reference outputs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def compare(expected: Array, actual: Array, other: Array | None = None) -> Verif
 )
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_compare_threshold_is_relative_to_the_largest_value(dtype: str, threshold: float, scale: float) -> None:
-    """Half the threshold of the scale is accepted, twice is not, whatever the scale; small values have no bound of
-    their own.
+    """Half the threshold times the scale is accepted, twice is not, at any scale.
+
+    Small values have no bound of their own.
     """
     kind = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     expected = (np.array([0.0, 0.5, -1.0]) * scale).astype(kind)
@@ -41,7 +42,7 @@ def test_compare_threshold_is_relative_to_the_largest_value(dtype: str, threshol
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 def test_compare_integers_must_be_equal(dtype: str) -> None:
-    """One step is one too many, and the accepted difference is none."""
+    """A difference of one is refused, and the threshold is 0."""
     expected = np.array([0, 1, 1, 0]).astype(dtype)
     other = np.array([1, 0, 1, 1]).astype(dtype)
     assert compare(expected, expected, other).is_verified
@@ -53,7 +54,7 @@ def test_compare_integers_must_be_equal(dtype: str) -> None:
 
 
 def test_compare_large_integers_that_differ_by_one_are_not_equal() -> None:
-    """Integers beyond what a float64 tells apart are still compared exactly."""
+    """Integers beyond the precision of a float64 are still compared exactly."""
     expected = np.array([2**60, 2**60 + 1], dtype=np.int64)
     info = compare(expected, expected + np.array([1, 0]), other=np.array([1, 2], dtype=np.int64))
     assert not info.is_verified
@@ -71,7 +72,7 @@ def test_compare_large_integers_that_differ_by_one_are_not_equal() -> None:
     ids=["NaN elsewhere", "NaN missing", "other sign", "infinity missing", "infinity too many"],
 )
 def test_compare_nan_and_infinity_must_be_in_the_same_places(actual: list[float]) -> None:
-    """They are part of the answer: same place, same sign."""
+    """NaN and infinity are part of the output: same position, same sign."""
     expected = np.array([1.0, np.nan, np.inf, -np.inf], dtype=np.float32)
     assert compare(expected, expected.copy(), np.float32([3, 4, 5, 6])).is_verified
     info = compare(expected, np.array(actual, dtype=np.float32), np.array([3, 4, 5, 6], dtype=np.float32))
@@ -95,14 +96,14 @@ def test_compare_nan_does_not_hide_a_difference_elsewhere() -> None:
     ],
 )
 def test_compare_shape_and_dtype_must_be_the_same(actual: Array, words: str) -> None:
-    """Values that would be equal after a cast or a broadcast are not."""
+    """Values that would be equal after a cast or a broadcast are different."""
     info = compare(np.ones(2, np.float32), actual)
     assert not info.is_verified
     assert words == info.worst.problem
 
 
 def test_compare_zero_reference_accepts_only_zero() -> None:
-    """Where the reference is nothing but zeros there is no scale, so the answer must be zeros."""
+    """A reference of zeros has no scale, so the output must be zeros."""
     zeros = np.zeros(3, np.float32)
     first = {"y": zeros, "signal": np.float32([1, 2])}
     second = {"y": zeros, "signal": np.float32([5, 2])}
@@ -113,7 +114,7 @@ def test_compare_zero_reference_accepts_only_zero() -> None:
 
 
 def test_compare_equal_draws_have_no_signal() -> None:
-    """A model that answers the same whatever it is given would hide a wrong graph."""
+    """A model with constant outputs would hide a wrong graph."""
     same = np.float32([1.0, 2.0])
     info = compare(same, same, other=same)
     assert all(item.is_equal for item in info.comparisons)
@@ -121,40 +122,40 @@ def test_compare_equal_draws_have_no_signal() -> None:
 
 
 def test_compare_signal_below_the_threshold_is_none() -> None:
-    """A change between the draws that the comparison would forgive shows nothing."""
+    """A change between the draws within the tolerance of the comparison proves nothing."""
     same = np.float32([1.0, 2.0])
     assert not compare(same, same, other=np.float32([1.0, 2.0 * (1 + 5e-5)])).has_signal
     assert compare(same, same, other=np.float32([1.0, 2.0 * (1 + 5e-4)])).has_signal
 
 
 def test_compare_faded_reference_has_no_signal() -> None:
-    """Values that faded to rounding are no reference, however much they change."""
+    """Values near zero are rounding errors and no reference, however much they change."""
     faded = np.float32([1.0, -2.0]) * np.float32(MINIMUM_SCALE) / 4
     assert not compare(faded, faded, other=-faded).has_signal
 
 
 def test_compare_nan_everywhere_has_no_signal() -> None:
-    """A reference of nothing but NaN proves nothing."""
+    """A reference with NaN alone proves nothing."""
     nothing = np.full(3, np.nan, np.float32)
     info = compare(nothing, nothing, other=nothing)
     assert (False, False) == (info.has_signal, info.is_verified)
 
 
 def test_compare_signal_in_one_output_is_enough() -> None:
-    """A constant output beside one that listens is all right."""
+    """A constant output beside one that depends on the inputs is verified."""
     constant = np.float32([7.0])
     draws = [{"c": constant, "y": np.float32([1.0])}, {"c": constant, "y": np.float32([2.0])}]
     assert compare_outputs(draws, draws).is_verified
 
 
 def test_compare_other_shape_in_the_second_draw_is_signal() -> None:
-    """An output whose size depends on the values depends on the inputs."""
+    """An output with a size that depends on the values depends on the inputs."""
     draws = [{"y": np.int64([1])}, {"y": np.int64([1, 1])}]
     assert compare_outputs(draws, draws).has_signal
 
 
 def test_compare_second_draw_counts() -> None:
-    """A graph that is right for the traced inputs only is found out, and the draw is named."""
+    """A graph that is right for the traced inputs only is refused, and the draw is named."""
     first, second = np.float32([1.0]), np.float32([2.0])
     info = compare_outputs([{"y": first}, {"y": second}], [{"y": first}, {"y": first}])
     assert not info.is_verified
@@ -162,7 +163,7 @@ def test_compare_second_draw_counts() -> None:
 
 
 def test_worst_is_the_one_farthest_over_its_own_threshold() -> None:
-    """A float16 difference within its bound is no worse than a float32 one beyond its own; a problem beats both."""
+    """A float16 difference below its threshold is less than a float32 one above its own; a problem exceeds both."""
     half, single = np.float16([1.0]), np.float32([1.0])
     draw = {"half": half, "single": single}
     info = compare_outputs([draw], [{"half": np.float16([1.005]), "single": np.float32([1.001])}])
@@ -172,14 +173,14 @@ def test_worst_is_the_one_farthest_over_its_own_threshold() -> None:
 
 
 def test_worst_of_verified_is_the_closest_to_its_threshold() -> None:
-    """Also where all is well there is a largest difference to tell."""
+    """Equal outputs have a largest difference, too."""
     draw = {"a": np.float32([1.0]), "b": np.float32([1.0])}
     info = compare_outputs([draw], [{"a": np.float32([1.00001]), "b": np.float32([1.00002])}])
     assert "b" == info.worst.name
 
 
 def test_as_record_is_json_without_infinities() -> None:
-    """Programs read the record: numbers or null, never NaN or Infinity."""
+    """The record has numbers or null, never NaN or Infinity."""
     info = compare(np.float32([1.0, 2.0]), np.float32([1.0]))
     record = json.loads(json.dumps(info.as_record(), allow_nan=False))
     assert (False, True) == (record["is_verified"], record["has_signal"])
@@ -188,7 +189,7 @@ def test_as_record_is_json_without_infinities() -> None:
 
 
 def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
-    """Half precision inside loosens every floating point output to its own threshold, and says so."""
+    """Half precision inside gives every float output the threshold of half precision, and the result says so."""
     draw = {"single": np.float32([1.0, 2.0]), "index": np.int64([1, 2])}
     other = {"single": np.float32([1.005, 2.0]), "index": np.int64([1, 2])}
     reference = [draw, {"single": np.float32([5.0, 2.0]), "index": np.int64([2, 2])}]
@@ -201,7 +202,7 @@ def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
 
 
 def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
-    """float32 weights behind a float16 output leave it its threshold; signal is asked for by the same measure."""
+    """float32 weights behind a float16 output do not change its threshold, nor the measure of signal."""
     reference = [{"y": np.float16([1.0])}, {"y": np.float16([3.0])}]
     info = compare_outputs(reference, reference, rounding=Rounding(("float32",)))
     assert (1e-2, "") == (info.worst.threshold, info.worst.computed_in)
@@ -211,13 +212,13 @@ def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
 
 
 def _boxes_and_scores(seed: int) -> Array:
-    """Columns of boxes in pixels and one of scores, of 40 rows."""
+    """Return 40 rows with four columns of boxes in pixels and one of scores."""
     draws = np.random.default_rng(seed)
     return np.concatenate([draws.uniform(0, 2000, (40, 4)), draws.uniform(0, 1, (40, 1))], axis=1).astype(np.float32)
 
 
 def test_wrong_column_is_found_beside_larger_ones() -> None:
-    """A score that is off by a tenth is nothing beside pixels; rounding of the pixels is."""
+    """A wrong score of a tenth is small beside pixels, but is refused; rounding of the pixels is accepted."""
     reference = [{"boxes": _boxes_and_scores(0)}, {"boxes": _boxes_and_scores(1)}]
     rounding = np.random.default_rng(2).normal(0, 1e-3, (40, 5)).astype(np.float32)
     rounded = [{"boxes": outputs["boxes"] + rounding} for outputs in reference]
@@ -243,7 +244,7 @@ def test_column_that_stays_while_that_of_the_reference_moves_is_found() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis(axis: int) -> None:
-    """One of two slices may be of another unit; rounding of the large one is no reason to refuse the small one."""
+    """Two slices may have different units; rounding of the large slice is no reason to refuse the small one."""
     rng = np.random.default_rng(0)
     large, small = (rng.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
     large *= 1e6
@@ -257,7 +258,7 @@ def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis
 
 
 def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
-    """Beside large values a constant is within the threshold of each draw."""
+    """A constant slice beside large values is within the threshold of each draw."""
     large, small = np.full((2, 4), 1e9, np.float32), np.arange(8, dtype=np.float32).reshape(2, 4)
     reference = [{"y": np.stack([large * draw, small * draw], 1)} for draw in (1, 2)]
     answers = [{"y": np.stack([large * draw, small], 1)} for draw in (1, 2)]
@@ -267,12 +268,12 @@ def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
 
 
 def _near_zero(seed: int) -> Array:
-    """Probabilities up to 1e-4."""
+    """Return probabilities up to 1e-4."""
     return np.random.default_rng(seed).uniform(0, 1e-4, (2, 50)).astype(np.float32)
 
 
 def test_probability_near_zero_may_differ_by_units_of_one() -> None:
-    """Not a value of another kind, nor a probability that differs by more; the threshold of the record says so."""
+    """Other values may not differ so, nor a probability by more; the record has the threshold."""
     reference = [{"y": _near_zero(0)}, {"y": _near_zero(1)}]
     near, far = ([{"y": draw["y"] + np.float32(off)} for draw in reference] for off in (2e-7, 2e-6))
     probabilities = Rounding(probabilities=lambda: frozenset("y"))
@@ -284,14 +285,14 @@ def test_probability_near_zero_may_differ_by_units_of_one() -> None:
 
 
 def test_probability_that_only_rounding_moves_is_no_signal() -> None:
-    """Where a difference is accepted, a change of that size in the reference proves nothing."""
+    """A change of the reference within the accepted difference proves nothing."""
     reference = [{"y": _near_zero(0) * np.float32(1e-3)}, {"y": _near_zero(1) * np.float32(1e-3)}]
     answers = [{"y": np.zeros_like(draw["y"])} for draw in reference]
     assert not compare_outputs(reference, answers, rounding=Rounding(probabilities=lambda: frozenset("y"))).has_signal
 
 
 def test_probabilities_that_are_equal_keep_their_threshold() -> None:
-    """So a softmax over a large vocabulary still has a signal."""
+    """A softmax over a large vocabulary still has a signal."""
     reference = [{"y": _near_zero(seed) * np.float32(1e-3)} for seed in (0, 1)]
     info = compare_outputs(reference, reference, rounding=Rounding(probabilities=lambda: frozenset("y")))
     assert (True, 1e-4) == (info.is_verified, info.worst.threshold)

@@ -1,4 +1,4 @@
-"""Models of several parts are compared part by part: one answer with the worst, and each part by itself."""
+"""Comparison of models of several parts, part by part: the worst of all, and each part by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from winml.modelkit.ort.opened_model import RunOptions
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An export of two parts, and a copy of it in which a layer of the decoder is wrong."""
+    """An export of two parts, and a copy of it with a wrong layer in the decoder."""
     folder: Path = tmp_path_factory.mktemp("parts")
     export_loaded(HTPExporter(WinMLExportConfig(verify=False)), two_parts(), folder / "right" / "net.onnx")
     shutil.copytree(folder / "right", folder / "wrong")
@@ -35,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_wrong_part_is_the_worst_and_names_its_module(folders: tuple[Path, Path]) -> None:
-    """Outputs say which part answers them; the other part is equal."""
+    """Each output names its part; the other part is equal."""
     right, wrong = folders
     result = compare_models(right, wrong, by_module=True, threshold=0.01)
     assert ["encoder", "decoder"] == list(result.parts)
@@ -55,7 +55,7 @@ def test_wrong_part_is_the_worst_and_names_its_module(folders: tuple[Path, Path]
 
 @pytest.mark.parametrize("candidate", ["wrong", "wrong/net_decoder.onnx"])
 def test_submodel_and_the_file_of_a_part_narrow(folders: tuple[Path, Path], candidate: str) -> None:
-    """One part is compared as two files are; a file stands beside the part it says it is."""
+    """One part is compared as two files are; a file is compared with the part that its metadata names."""
     right = folders[0]
     chosen = ("decoder",) if candidate == "wrong" else ()
     result = compare_models(right, right.parent / candidate, submodel=chosen)
@@ -65,7 +65,7 @@ def test_submodel_and_the_file_of_a_part_narrow(folders: tuple[Path, Path], cand
 
 
 def test_size_counts_in_the_parts_that_have_it(tmp_path: Path) -> None:
-    """A name that no part has is refused with those there are."""
+    """A size that no part has is refused with the sizes of the parts."""
     for side in ("a", "b"):
         for part, shape in (("encoder", "N"), ("decoder", "N, T")):
             text = json.dumps({"name": part, "of": ["encoder", "decoder"], "feeds": []}).replace('"', '\\"')
@@ -86,7 +86,7 @@ def test_size_counts_in_the_parts_that_have_it(tmp_path: Path) -> None:
 
 
 def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """Under the names that parts have elsewhere; the answer is one file. What lies there already is refused."""
+    """Pages are named after the parts, the result is one file, and existing files are refused."""
     right, wrong = map(str, folders)
     page, answer = str(tmp_path / "where.html"), str(tmp_path / "where.json")
     command = ("compare", right, wrong, "--by-module", "--report", page, "-o", answer)
@@ -114,7 +114,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
 def test_what_only_one_graph_takes_is_refused(
     folders: tuple[Path, Path], arguments: tuple[str, ...], message: str
 ) -> None:
-    """Before anything is opened, with the option that narrows."""
+    """The options are refused before a file is opened, with the option that selects a part."""
     right, wrong = map(str, folders)
     outcome = run_here("compare", right, wrong, *arguments)
     assert 2 == outcome.code
@@ -122,7 +122,7 @@ def test_what_only_one_graph_takes_is_refused(
 
 
 def test_sides_that_do_not_match_are_refused(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    """A graph that is no part needs the name of one; a part of another model is on one side only."""
+    """A graph without a part needs the name of one; a part of another model is on one side only."""
     right = folders[0]
     whole = onnx.load(right / "net_decoder.onnx")
     del whole.metadata_props[:]
@@ -140,7 +140,7 @@ def test_sides_that_do_not_match_are_refused(folders: tuple[Path, Path], tmp_pat
 def test_export_in_the_folder_of_its_checkpoint_leaves_the_checkpoint_meant(
     folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """As of a model of one part: the weights are the model, and the files beside them may be old."""
+    """The weights of the checkpoint are the model; the ONNX files beside them may be old."""
     shutil.copytree(folders[0], tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "bert"}')
     save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "checkpoint" / "model.safetensors")

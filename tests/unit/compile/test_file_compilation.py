@@ -1,4 +1,4 @@
-"""A graph is compiled for the CPU provider, and what cannot be compiled is refused by name."""
+"""Compilation of a graph for the CPU provider, and refusals by name."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ CONTEXT = """m (float[1, 3] x) => (float[1, 3] y)
 
 @pytest.fixture
 def perceptron(tmp_path: Path) -> Path:
-    """Two tagged layers."""
+    """A model of two tagged layers."""
     ir.save(parse(PERCEPTRON), tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
 
 def _context_model(path: Path, *, embed: int = 0, cache: str = "model.bin") -> Path:
-    """A model of one compiled part, as ONNX Runtime writes it."""
+    """Write a model of one compiled part, as ONNX Runtime does."""
     ir.save(parse(CONTEXT.format(embed=embed, cache=cache), domains=', "com.microsoft" : 1'), path)
     (path.parent / cache).write_bytes(b"compiled")
     return path
 
 
 def test_compiled_for_the_cpu_keeps_tags_and_says_what_made_it(perceptron: Path, tmp_path: Path) -> None:
-    """Every node keeps a module, the file names provider and version, and a default session answers the same."""
+    """Every node has a module, the file names provider and version, and a default session has equal outputs."""
     result = compile_onnx(perceptron, tmp_path / "out.onnx", ep="cpu")
     assert (100.0, ()) == (result.coverage.percent, result.parts)
     assert result.comparison is not None
@@ -65,7 +65,7 @@ def test_compiled_for_the_cpu_keeps_tags_and_says_what_made_it(perceptron: Path,
 
 @pytest.mark.skipif(not is_x86(), reason="ONNX Runtime lays convolutions out on x86-64 in every version")
 def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_path: Path) -> None:
-    """The file names the processor, in its metadata and in a note; on another one it is not opened."""
+    """Metadata and a note name the processor; the file is not opened on another one."""
     wide = "m (float[1, 16, 8, 8] x) => (float[1, 32, 6, 6] y) <float[32, 16, 3, 3] w> { y = Conv (x, w) }"
     model = parse(wide.replace("<float[32, 16, 3, 3] w>", ""))
     weights = ir.tensor(np.random.default_rng(0).standard_normal((32, 16, 3, 3)).astype(np.float32), name="w")
@@ -89,14 +89,14 @@ def test_compiled_convolution_is_laid_out_for_this_processor_and_says_so(tmp_pat
 
 @pytest.mark.parametrize("embed", [True, False])
 def test_weights_lie_beside_the_model_unless_embedded(tmp_path: Path, embed: bool) -> None:
-    """ONNX Runtime maps a data file; whoever wants one file asks for it."""
+    """ONNX Runtime maps a data file, so a single file is written on request only."""
     ir.save(parse(CONVOLUTION), tmp_path / "model.onnx")
     result = compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu", embed=embed)
     assert embed == (not external_files(result.model_path))
 
 
 def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_path: Path) -> None:
-    """The message names the provider and what to do; nothing is written."""
+    """The message names the provider and a remedy; nothing is written."""
     absent = next(name for name, item in EXECUTION_PROVIDERS.items() if item.compiles and not item.plug_in)
     for options, words in (
         ({}, "no execution provider to compile for"),
@@ -111,7 +111,7 @@ def test_unnamed_unknown_and_absent_providers_are_refused(perceptron: Path, tmp_
 
 
 def test_compiled_model_is_not_changed_again(perceptron: Path, tmp_path: Path) -> None:
-    """Neither one of ours nor one that another tool compiled."""
+    """The compiler may be ours or another tool."""
     ours = compile_onnx(perceptron, tmp_path / "out.onnx", ep="cpu").model_path
     foreign = _context_model(tmp_path / "context.onnx")
     for path, by in ((ours, "CPUExecutionProvider"), (foreign, "X")):
@@ -123,7 +123,7 @@ def test_compiled_model_is_not_changed_again(perceptron: Path, tmp_path: Path) -
 
 
 def test_operator_of_nobody_is_refused_by_name(tmp_path: Path) -> None:
-    """A custom operator without its library cannot be loaded, and the message names it."""
+    """A custom operator without its library cannot be loaded."""
     ir.save(
         parse("m (float[2] x) => (float[2] y) { y = mine.Swirl (x) }", domains=', "mine" : 1'), tmp_path / "model.onnx"
     )
@@ -140,7 +140,7 @@ def test_library_that_is_no_plug_in_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:
-    """Nothing stands in for a GPU that was asked for; QNN simulates its NPU on x86-64."""
+    """No other device replaces a requested GPU; QNN simulates its NPU on x86-64."""
     qnn = EXECUTION_PROVIDERS["qnn"]
     selecting = {kind: dict([qnn.device_options[kind]]) for kind in qnn.devices}
     assert "npu" == fitting_kind(qnn, ["cpu", "npu"], selecting["npu"])
@@ -154,7 +154,7 @@ def test_absent_device_is_refused_unless_the_plug_in_simulates_it() -> None:
 
 
 def test_lack_of_memory_in_qnn_names_the_option_that_names_the_processor() -> None:
-    """Only where it was not given: then, and with other failures, it would say nothing new."""
+    """The hint is for this failure without the option; in other cases it would not help."""
     reason = "Failed to finalize QNN graph: QNN_COMMON_ERROR_MEM_ALLOC"
     qnn = EXECUTION_PROVIDERS["qnn"]
     hints = [
@@ -165,20 +165,20 @@ def test_lack_of_memory_in_qnn_names_the_option_that_names_the_processor() -> No
 
 
 def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> None:
-    """None of them is dropped without a word."""
+    """No option is dropped silently."""
     with pytest.raises(UsageError, match="compile_onnx: embed "):
         compile_onnx(perceptron, tmp_path / "out.onnx", options=CompileOptions(ep="cpu"), embed=True)
 
 
 def test_files_on_their_way_lie_on_the_file_system_of_the_output(tmp_path: Path) -> None:
-    """They can be moved into place, also where the output's folder is yet to be made."""
+    """Temporary files can be moved into place, even if the folder of the output does not exist yet."""
     with temporary_folder(beside=tmp_path / "new" / "out.onnx") as folder:
         assert tmp_path == folder.parent
     assert [] == list(tmp_path.iterdir())
 
 
 def test_file_of_a_part_in_a_branch_belongs_to_the_model(tmp_path: Path) -> None:
-    """Parts are found wherever they are; an operator of that name from elsewhere is none."""
+    """Parts are found in every subgraph; a foreign operator of the same name is no part."""
     part = 'EPContext <embed_mode = 0, ep_cache_context = "{}", source = "X"> (x)'
     ours = f"then_branch = t () => (float[3] a) {{ a = com.microsoft.{part.format('ours.bin')} }}"
     theirs = f"else_branch = e () => (float[3] b) {{ b = mine.{part.format('theirs.bin')} }}"
@@ -191,7 +191,7 @@ def test_file_of_a_part_in_a_branch_belongs_to_the_model(tmp_path: Path) -> None
 
 
 def test_file_of_a_compiled_part_belongs_to_the_model(tmp_path: Path) -> None:
-    """It is found, missed where it is gone, copied with the model, and goes with it."""
+    """The file is listed, reported if missing, copied with the model, and removed with it."""
     model = _context_model(tmp_path / "model.onnx", cache="model.onnx.0123456789ab.data")
     cache = tmp_path / "model.onnx.0123456789ab.data"
     assert ((cache,), (cache.name,)) == (external_files(model), replaceable_data(model))
@@ -204,12 +204,12 @@ def test_file_of_a_compiled_part_belongs_to_the_model(tmp_path: Path) -> None:
 
 
 def test_embedded_part_names_no_file(tmp_path: Path) -> None:
-    """What the attribute holds is then what was compiled."""
+    """The attribute holds the compiled content."""
     assert () == data_names(_context_model(tmp_path / "model.onnx", embed=1, cache="model.bin"))
 
 
 def _compiled_for_qnn(folder: Path) -> Path:
-    """A file that QNN compiled, with its task and no tokenizer beside it."""
+    """Write a file compiled by QNN, with its task and without a tokenizer beside it."""
     path = _context_model(folder / "model.onnx")
     model = onnx.load(path)
     options = {"backend_type": "htp", "soc_model": "60"}
@@ -222,7 +222,7 @@ def _compiled_for_qnn(folder: Path) -> Path:
 
 @pytest.mark.parametrize("arguments", [("run", "--input", "x=[[1.0,2.0,3.0]]"), ("perf",), ("run", "--schema")])
 def test_compiled_file_names_the_options_that_run_it(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    """Those that it was compiled with; its default device needs none."""
+    """The options are those of the compilation; the default device needs none."""
     verb, *others = arguments
     outcome = run_here(verb, _compiled_for_qnn(tmp_path), *others)
     assert (0 if "--schema" in others else 1) == outcome.code
@@ -233,7 +233,7 @@ def test_compiled_file_names_the_options_that_run_it(arguments: tuple[str, ...],
 def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
     has_tokenizer: bool, tmp_path: Path
 ) -> None:
-    """Else tensors by name: a text could not be read."""
+    """Without a tokenizer the command passes tensors by name, since a text could not be read."""
     path = tmp_path / "model.onnx"
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> m (int64[1, 3] input_ids) => (int64[1, 3] y) {

@@ -1,4 +1,4 @@
-"""Are the files of cut modules named and written so that every system reads them?"""
+"""File names and contents of extracted modules, readable on every system."""
 
 from __future__ import annotations
 
@@ -29,24 +29,27 @@ def _names(*modules: str) -> list[str]:
     ],
 )
 def test_name_is_one_that_windows_takes(module: str, expected: str) -> None:
-    """Signs and names Windows reserves are replaced, everything else stays."""
+    """Characters and names that Windows reserves are replaced, all others stay."""
     assert [expected] == _names(module)
 
 
 def test_names_that_differ_by_case_or_replaced_signs_stay_apart() -> None:
-    """No two modules share a file on a file system that ignores case."""
+    """Two modules never share a file on a file system that ignores case."""
     assert ["block.a", "block.A-2", "b_c", "b_c-2"] == _names("block.a", "block.A", "b/c", "b:c")
 
 
 def test_long_name_keeps_its_end() -> None:
-    """The deepest part tells modules apart; a file name holds 255 bytes."""
+    """The last component of a path tells modules apart; a file name holds 255 bytes."""
     (name,) = _names("ü" * 200 + ".last")
     assert len(name.encode()) <= 150
     assert name.endswith("ü.last")
 
 
 def test_root_is_called_after_its_tag_and_calls_are_numbered() -> None:
-    """A module without a path has its tag, and each call of one that is called again its number."""
+    """The root module has no path and is named by its tag.
+
+    Each call of a module that is called twice gets its number.
+    """
     identities = [
         ModuleIdentity("", "/BertModel", "BertModel"),
         *(ModuleIdentity("block", "/M/Block", "Block", call, 2) for call in (1, 2)),
@@ -55,7 +58,7 @@ def test_root_is_called_after_its_tag_and_calls_are_numbered() -> None:
 
 
 def test_arrays_are_read_back_whatever_they_are_called(tmp_path: Path) -> None:
-    """Names of values start with slashes, and one may be called like an argument of numpy's own function."""
+    """Names of tensors start with slashes, and may be equal to a parameter of numpy's own function."""
     arrays = {"/a/b": np.arange(6).reshape(2, 3), "file": np.array(2.5, np.float32), "half": np.ones(3, np.float16)}
     _write_arrays(tmp_path / "x.npz", arrays)
     with np.load(tmp_path / "x.npz", allow_pickle=False) as found:
@@ -64,7 +67,7 @@ def test_arrays_are_read_back_whatever_they_are_called(tmp_path: Path) -> None:
 
 
 def test_bfloat16_arrays_keep_their_bytes(tmp_path: Path) -> None:
-    """Files of numpy have no name for the type; ``--input-data`` knows what is meant."""
+    """Files of numpy have no name for bfloat16; ``--input-data`` restores the type."""
     array = np.array([1.5, -2], ml_dtypes.bfloat16)
     _write_arrays(tmp_path / "x.npz", {"x": array})
     with np.load(tmp_path / "x.npz") as found:

@@ -1,4 +1,4 @@
-"""Exports of a sweep are counted by state, and shown with their reasons."""
+"""States of the exports of a sweep, and their reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD = Attempt(
 
 
 def evaluation() -> Evaluation:
-    """Return one with an architecture of each state."""
+    """Return an evaluation with an architecture of each state."""
     items = (
         ExportedArchitecture("good", "GoodModel", attempts={"auto": GOOD}),
         ExportedArchitecture("bad", "BadModel", attempts={"auto": BAD}),
@@ -45,7 +45,7 @@ def cell(model_type: str, exporter: str, architecture: ExportedArchitecture, **c
 
 
 def test_evaluation_is_read_from_the_rows_of_a_sweep() -> None:
-    """TorchScript is tried first by ``auto``, so its attempt is known; a killed process has no attempt of its own."""
+    """``auto`` tries TorchScript first, so that attempt is known; a killed process has no attempt."""
     items = evaluation().architectures
     rows = [
         *(cell(name, "auto", item) for name, item in items.items()),
@@ -86,7 +86,7 @@ def test_document_names_every_architecture_and_reason() -> None:
 
 
 def test_summary_of_generation_tells_states_and_shares() -> None:
-    """Counted is what generated with its cache; the rest says why not."""
+    """The share counts models that generated text with a cache; other rows state the reason."""
     stored = evaluation()
     text = replace(GOOD, cache=("key", "value"), generated_tokens=32)
     plain = replace(GOOD, remarks=("The graph takes no cache, since it keeps none",))
@@ -106,7 +106,7 @@ def test_summary_of_generation_tells_states_and_shares() -> None:
 
 
 def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() -> None:
-    """TorchScript within ``auto`` counts; who was run by neither is not known of."""
+    """TorchScript within ``auto`` counts; an architecture without an attempt of either exporter is left out."""
     attempts = {
         "good": {"dynamo": BAD},
         "both": {"torchscript": GOOD, "dynamo": replace(GOOD, tags=("/A",))},
@@ -128,7 +128,7 @@ def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() ->
 
 
 def test_exporter_that_a_sweep_has_one_of_stands_in_its_plan() -> None:
-    """Settings with one value tell no cells apart, so that rows do not name them."""
+    """A setting with one value distinguishes no cells, so rows do not name it."""
     row = replace(cell("good", "auto", evaluation().architectures["good"]), settings={})
     plan = {"set": {"export.exporter": ["dynamo"]}}
     result = SweepResult("swept", plan, (row,), 1, bounds={"seconds": 9.0, "memory_bytes": 2**31})

@@ -1,4 +1,4 @@
-"""Calls in processes of their own end: returned, too slow, too large, or dead."""
+"""Endings of calls in separate processes: returned, too slow, too large, or dead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*calls: Call, seconds: float = 30.0, mebibytes: int = 1000, jobs: int = 
 
 
 def test_bounded_calls_return_their_results_and_last_messages() -> None:
-    """Each has its own result, more calls than jobs included."""
+    """Each call has its own result, even with more calls than jobs."""
     endings = run(*(Call(double, number) for number in range(5)))
     assert [("returned", 2 * number, number) for number in range(5)] == [
         (ending.reason, ending.result, ending.last_message) for _, ending in sorted(endings.items(), key=str)
@@ -53,20 +53,20 @@ def test_bounded_call_that_takes_too_much_memory_is_killed() -> None:
 
 
 def test_memory_of_what_a_call_started_counts() -> None:
-    """A bound holds for all processes of a call together."""
+    """The memory bound holds for all processes of a call together."""
     ending = run(Call(hoard_in_child, 400 * MEBIBYTE), mebibytes=300)[400 * MEBIBYTE]
     assert ("memory", "hoarding elsewhere") == (ending.reason, ending.last_message)
 
 
 def test_bounded_call_whose_process_dies_is_reported() -> None:
-    """A crash ends that call only."""
+    """A crash ends its own call only."""
     endings = run(Call(vanish, "deep inside"), Call(double, 1))
     assert ("died", "deep inside") == (endings["deep inside"].reason, endings["deep inside"].last_message)
     assert "returned" == endings[1].reason
 
 
 def test_bounded_calls_are_killed_when_the_iterator_is_closed() -> None:
-    """A caller who stops leaves no process behind."""
+    """A caller that stops early leaves no process."""
     endings = run_bounded([Call(double, 1), Call(oversleep, "left")], Bounds(60.0, 1000 * MEBIBYTE), jobs=2)
     assert 2 == next(endings).result
     started = time.monotonic()
@@ -75,13 +75,13 @@ def test_bounded_calls_are_killed_when_the_iterator_is_closed() -> None:
 
 
 class _StartedError(Exception):
-    """A call has told that it began."""
+    """Raised when a call has sent its first message."""
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="this system has no groups of processes")
 @pytest.mark.parametrize("wish", ["sleep", "return"])
 def test_what_a_call_started_ends_with_it(wish: str) -> None:
-    """Whether the call is killed or has returned."""
+    """The processes of a call end whether it is killed or has returned."""
     children: list[int] = []
 
     def stop(call: Call, message: int) -> None:
@@ -107,7 +107,7 @@ print(ending.reason)
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no signal that stops a process")
 def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) -> None:
-    """Each has a group of its own, which the signal of a terminal does not reach."""
+    """Each call has a process group of its own, which the signal of a terminal does not reach."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", AWAITING, str(tmp_path / "go")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as caller:
@@ -125,12 +125,12 @@ def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) ->
 
 
 def are_stopped(processes: list[psutil.Process], expected: bool) -> bool:
-    """Say whether processes all stand still, or all do not."""
+    """Return True if the processes are all stopped, or all not stopped, as expected."""
     return all((item.status() == psutil.STATUS_STOPPED) == expected for item in processes)
 
 
 def await_true(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
+    """Wait until a condition holds."""
     until = time.monotonic() + 20
     while not holds():
         assert time.monotonic() < until
@@ -138,7 +138,7 @@ def await_true(holds: Callable[[], bool]) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process runs; one that has ended and was not asked for its exit code does not."""
+    """Return True if a process runs; a zombie does not run."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

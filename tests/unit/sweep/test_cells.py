@@ -1,4 +1,4 @@
-"""A cell is done again where anything changed that its result depends on."""
+"""Cells of a sweep, repeated if a dependency of the result has changed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ALONE = {"threads": 2, "jobs": 1}
 
 
 def request(folder: Path, model: str, conditions: dict[str, Any] = ALONE, **record: Any) -> dict[str, Any]:
-    """Return what the only cell of a plan depends on."""
+    """Return the request of the only cell of a plan."""
     plan, _ = plan_from_record({"models": [str(folder / model)], **record}, "plan")
     (found,) = requests_of(cells_of(plan), conditions).values()
     return found
 
 
 def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_path: Path) -> None:
-    """A latency of eight processes at a time is no latency of one; the answer of a build is the same."""
+    """A latency measured beside seven other processes is another one; the result of a build is the same."""
     built = request(tmp_path, "a.onnx")
     assert tool_versions() == built["versions"]
     assert "onnxruntime" in built["versions"]
@@ -43,7 +43,7 @@ def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_p
 
 @pytest.mark.parametrize("name", ["net.onnx.data", "checkpoint/encoder/weights", "texts.csv", "rows/1.npz"])
 def test_files_that_a_result_depends_on_are_looked_at(tmp_path: Path, name: str) -> None:
-    """Data files of an ONNX file, folders of a checkpoint, data sets; not what a sweep wrote beside them."""
+    """The request has data files of a model, folders of a checkpoint and data sets, but not the files of the sweep."""
     value = ir.Value(name="w", const_value=ir.tensor(np.ones((64, 64), np.float32), name="w"))
     graph = ir.Graph([], [value], nodes=[], initializers=[value], opset_imports={"": 17})
     ir.save(
@@ -78,7 +78,7 @@ def test_folder_of_another_command_is_refused(name: str, tmp_path: Path) -> None
 
 
 def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:
-    """One value tells no cells apart, and two do: a cell that was alone is now one of two."""
+    """A setting with one value distinguishes no cells, and two values do: a single cell is now one of two."""
     plans = [plan_from_record({"models": ["a.onnx"], "set": {"optim.level": levels}}, "plan")[0]
              for levels in (["full"], ["full", "none"])]  # fmt: skip
     (alone,), (first, _) = (cells_of(plan) for plan in plans)
@@ -90,7 +90,7 @@ def test_finished_cell_tells_the_settings_of_this_plan(tmp_path: Path) -> None:
 
 
 def test_every_module_that_cells_are_to_find_imported_is_there() -> None:
-    """The server that cells fork from leaves out in silence what it does not find; none of dynamo where none asks."""
+    """The fork server ignores missing modules silently; the modules of dynamo are imported only if requested."""
     record = {"models": ["random:bert"], "do": ["export", "build", "perf", "eval", "compare"]}
     record["config"] = {"eval": {"dataset": "texts.csv"}}
     names = {
@@ -102,7 +102,7 @@ def test_every_module_that_cells_are_to_find_imported_is_there() -> None:
 
 
 def test_worker_with_other_libraries_stops_the_sweep(tmp_path: Path) -> None:
-    """Its results would stand under the versions of another machine."""
+    """Results of the worker would be stored under the versions of another machine."""
     (cell,) = cells_of(plan_from_record({"models": ["a.onnx"]}, "plan")[0])
     with held_sweep(tmp_path) as folder:
         asked = (None, {**tool_versions(), "onnxruntime": "0.1"})

@@ -1,4 +1,4 @@
-"""A plan says what is wrong with it before anything is loaded."""
+"""Checks of a plan before a model is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plan(**record: Any) -> SweepPlan:
 
 
 def test_list_of_models_leaves_out_remarks_and_says_what_stands_there_twice(tmp_path: Path) -> None:
-    """One model a line; the second mention of a model counts nothing."""
+    """Each line names a model; a second mention is ignored with a note."""
     path = tmp_path / "models.txt"
     path.write_text("# all of them\nfirst  # small\n\nowner/second\nfirst\n", encoding="utf-8")
     read, notes = read_plan(path)
@@ -28,7 +28,7 @@ def test_list_of_models_leaves_out_remarks_and_says_what_stands_there_twice(tmp_
 
 
 def test_cells_are_all_combinations_model_by_model() -> None:
-    """Keys that take one value name no cell; a model's own value wins."""
+    """Keys with one value are not named in cells; a model's own value wins."""
     asked = plan(
         models=["a", {"model": "b", "set": {"optim.level": "basic"}}],
         set={"optim.level": ["none", "full"], "quant.precision": ["fp32", "int8"], "export.opset_version": [17]},
@@ -50,12 +50,12 @@ def test_cells_are_all_combinations_model_by_model() -> None:
     ],
 )
 def test_comma_inside_json_separates_no_values(text: str, values: tuple[Any, ...]) -> None:
-    """What is no JSON is text up to the next comma."""
+    """Text that is not JSON ends at the next comma."""
     assert {"a": values} == parse_settings([f"a={text}"])
 
 
 def test_settings_of_an_export_make_no_cells_of_an_onnx_file() -> None:
-    """A file is not exported, so that both would be the same."""
+    """An ONNX file is not exported, so both cells would be equal."""
     asked = plan(models=["a.onnx"], set={"export.opset_version": [17, 18], "optim.level": ["none", "full"]})
     assert [{"optim.level": "none"}, {"optim.level": "full"}] == [dict(cell.settings) for cell in cells_of(asked)]
 
@@ -79,13 +79,13 @@ def test_settings_of_an_export_make_no_cells_of_an_onnx_file() -> None:
     ids=str,
 )
 def test_plan_with_a_mistake_is_refused_with_its_place(changes: dict[str, Any], words: str) -> None:
-    """Before a model is opened."""
+    """The plan is refused before a model is opened."""
     with pytest.raises(UsageError, match=words):
         refuse_unusable(plan(**changes))
 
 
 def test_set_reads_json_values_and_texts() -> None:
-    """Commas inside of lists do not separate values."""
+    """A comma inside a list does not separate values."""
     given = parse_settings(["a.b=1,null,full", 'a.c=["x","y"],[]', "a.d=true"])
     assert {"a.b": (1, None, "full"), "a.c": (["x", "y"], []), "a.d": (True,)} == given
     with pytest.raises(UsageError, match="set twice"):
@@ -93,7 +93,7 @@ def test_set_reads_json_values_and_texts() -> None:
 
 
 def test_plan_of_a_file_survives_a_round_trip(tmp_path: Path) -> None:
-    """What a sweep writes down is a plan again."""
+    """The plan that a sweep writes is read as an equal plan."""
     asked = plan(set={"optim.level": ["none", "full"]}, do=["perf", "build"], min={"sqnr_db": 20})
     assert ("build", "perf") == asked.do
     path = tmp_path / "plan.json"

@@ -1,4 +1,4 @@
-"""Do small configs keep what has to fit together?"""
+"""Consistency of small configs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def build(content: dict[str, Any]) -> torch.nn.Module:
 
 @pytest.mark.parametrize("model_type", ["bert", "llama", "t5", "vit", "resnet", "clip", "mixtral", "wav2vec2"])
 def test_shrink_gives_a_model_of_a_hundredth_that_builds(model_type: str) -> None:
-    """Widths, heads, layers and vocabulary fit together without a word about the model."""
+    """Widths, heads, layers and vocabulary stay consistent in models of every type."""
     content = default_content(model_type)
     default_model, small_model = build(content), build(shrink(content, WAYS[0]))
     counts = [sum(parameter.numel() for parameter in model.parameters()) for model in (default_model, small_model)]
@@ -30,7 +30,7 @@ def test_shrink_gives_a_model_of_a_hundredth_that_builds(model_type: str) -> Non
 
 
 def test_shrink_leaves_the_config_as_it_is() -> None:
-    """The next way begins with the same content."""
+    """The next attempt to shrink begins with the same content."""
     content = default_content("clip")
     before = copy.deepcopy(content)
     for way in WAYS:
@@ -48,14 +48,14 @@ def test_shrink_divides_widths_alike_by_fewer_and_narrower_heads() -> None:
 
 
 def test_shrink_may_leave_the_size_of_a_head() -> None:
-    """All is divided by the heads that are fewer; those of keys and values may become one."""
+    """All sizes are divided by the ratio of heads; the heads of keys and values may become one."""
     content = {"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128}
     small = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 128}
     assert small == shrink(content, ["width", "heads", "gaps"])
 
 
 def test_shrink_fills_what_a_default_leaves_out() -> None:
-    """What every checkpoint has stands in; what is there stays, and a width is a multiple of its heads."""
+    """Keys of every checkpoint are added, existing ones stay, and a width is a multiple of its heads."""
     content = {
         "hidden_size": 60,
         "num_attention_heads": 8,
@@ -85,7 +85,7 @@ def test_shrink_fills_what_a_default_leaves_out() -> None:
 
 @pytest.mark.parametrize("model_type", ["esm", "lfm2_moe", "hunyuan_v1_dense"])
 def test_shrink_makes_models_of_defaults_that_make_none(model_type: str) -> None:
-    """The class refuses its own default config, and takes it filled."""
+    """The class refuses its own default config, and accepts the filled one."""
     content = default_content(model_type)
     with pytest.raises((TypeError, ValueError)):
         build(content)
@@ -100,13 +100,13 @@ def test_shrink_keeps_groups_equal_to_the_width_they_divide() -> None:
 
 
 def test_shrink_takes_the_number_of_stages_for_no_depth() -> None:
-    """What is said per stage stays where the blocks of each are listed."""
+    """Values per stage stay if the blocks of each stage are listed."""
     content = {"num_layers": 4, "depths": [2, 2, 6, 2], "out_features": ["stage4"]}
     assert {"num_layers": 4, "depths": [2, 2, 2, 2], "out_features": ["stage4"]} == shrink(content, ["depth", "gaps"])
 
 
 def test_shrink_keeps_one_layer_of_each_kind() -> None:
-    """What is said per layer, by index, or of the first or last ones, goes with the layers that stay."""
+    """Values per layer, by index, or of the first or last layers, follow the layers that stay."""
     content = {
         "num_hidden_layers": 6,
         "layer_types": ["linear", "linear", "full"] * 2,
@@ -128,7 +128,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
 
 
 def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
-    """Layers of a kind may share their weights, so that there is no model with one of them."""
+    """Layers of a kind may share their weights, so a model needs two of them."""
     content = {"num_hidden_layers": 6, "layer_types": ["linear", "linear", "full"] * 2}
     small = shrink(content, ["depth", "gaps"])
     assert {"num_hidden_layers": 4, "layer_types": ["linear", "linear", "full", "full"]} == small
@@ -136,7 +136,7 @@ def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
 
 
 def test_shrink_keeps_tokens_inside_the_vocabulary() -> None:
-    """Distinct tokens stay distinct, and those inside stay where they are."""
+    """Distinct tokens stay distinct, and tokens inside the small vocabulary stay unchanged."""
     content = {"vocab_size": 32000, "pad_token_id": 0, "image_token_id": 31999, "audio_token_id": 31998}
     assert {"vocab_size": 512, "pad_token_id": 0, "image_token_id": 510, "audio_token_id": 511} == shrink(
         content, ["tokens", "gaps"]
@@ -144,7 +144,7 @@ def test_shrink_keeps_tokens_inside_the_vocabulary() -> None:
 
 
 def test_shrink_gives_a_token_one_place_in_all_parts() -> None:
-    """The end of the text is no image, and positions leave room for one."""
+    """The end token differs from the image token, and positions leave room for an image."""
     text = {"model_type": "part", "vocab_size": 32000, "eos_token_id": 31000, "max_position_embeddings": 32768}
     small = shrink({"image_token_id": 31999, "text_config": text}, ["tokens", "gaps"])
     assert (510, 511) == (small["image_token_id"], small["text_config"]["eos_token_id"])
@@ -152,7 +152,7 @@ def test_shrink_gives_a_token_one_place_in_all_parts() -> None:
 
 
 def test_shrink_reaches_sub_configs() -> None:
-    """Each part is cut by its own heads; what joins them stays equal."""
+    """Each sub-config is divided by its own heads; shared sizes stay equal."""
     part = {"model_type": "part", "hidden_size": 768, "num_attention_heads": 12}
     small = shrink({"text_config": part, "projection_dim": 768, "task": {"hidden_size": 64}}, WAYS[0])
     assert 96 == small["text_config"]["hidden_size"] == small["projection_dim"]
@@ -160,7 +160,7 @@ def test_shrink_reaches_sub_configs() -> None:
 
 
 def test_shrink_gives_images_four_patches_per_edge() -> None:
-    """Where patches are small or none, images are of 64 pixels."""
+    """If patches are small or absent, images have 64 pixels at most."""
     assert {"image_size": 64, "patch_size": 16} == shrink({"image_size": 224, "patch_size": 16}, ["image", "gaps"])
     assert {"image_size": [64, 64], "patch_size": 4} == shrink(
         {"image_size": [224, 224], "patch_size": 4}, ["image", "gaps"]

@@ -1,4 +1,4 @@
-"""A sweep as people read it: heads in words, sizes in units that leave something of them; programs keep the names."""
+"""Tables of a sweep: headings in words and sizes with units for people, names and numbers for programs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def swept() -> SweepResult:
 
 
 def test_table_of_a_terminal_has_words_and_sizes(swept: SweepResult) -> None:
-    """No name of a program, and a small file is not 0.0 MB."""
+    """The table has no measure names, and a small file is not 0.0 MB."""
     stream = io.StringIO()
     print_document(sweep_document(swept), console_for(stream))
     head, row, *_ = stream.getvalue().splitlines()
@@ -34,7 +34,7 @@ def test_table_of_a_terminal_has_words_and_sizes(swept: SweepResult) -> None:
 
 
 def test_page_has_words_and_the_names_that_limits_take(swept: SweepResult) -> None:
-    """The name stands in the title of the head; the value is what is sorted by."""
+    """The name is in the title of the heading; rows are sorted by the unrounded value."""
     page = render_html(sweep_document(swept))
     heads = dict(re.findall(r'class="number" title="(\w+)"><button type="button">([^<]+)</button>', page))
     assert {name: measure_heading(name) for name in (*MEASURES, "seconds", "peak_bytes")} == heads
@@ -43,6 +43,6 @@ def test_page_has_words_and_the_names_that_limits_take(swept: SweepResult) -> No
 
 
 def test_table_for_programs_keeps_names_and_numbers(swept: SweepResult) -> None:
-    """As the guide lists them for ``--min`` and ``--max``."""
+    """The names are those that the guide lists for ``--min`` and ``--max``."""
     (row,) = csv.DictReader(io.StringIO(sweep_table(swept)))
     assert {name: float(row[name]) for name in MEASURES} == MEASURES

@@ -1,4 +1,4 @@
-"""The error of a failed verification says by itself which module is the first to be wrong."""
+"""The first wrong module in the error of a failed verification."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Scaled(torch.nn.Module):
         self.linear, self.by_value = torch.nn.Linear(8, 8), by_value
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Scale what the layer makes of it."""
+        """Scale the output of the layer."""
         y = self.linear(x)
         return y * float(x.abs().mean()) if self.by_value else y
 
 
 class Net(torch.nn.Module):
-    """Three of them."""
+    """Three scaled layers."""
 
     def __init__(self, *, by_value: bool = False) -> None:
         super().__init__()
         self.first, self.middle, self.last = Scaled(), Scaled(by_value=by_value), Scaled()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Call one after the other."""
+        """Call the layers one after the other."""
         return self.last(torch.relu(self.middle(torch.relu(self.first(x)))))
 
 
@@ -58,7 +58,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class WrongWork(GraphWork[StageResult]):
-    """Makes a mistake in one module."""
+    """Graph work with a mistake in one module."""
 
     step_name = "mistake"
 
@@ -71,12 +71,12 @@ class WrongWork(GraphWork[StageResult]):
         return StageResult(model, True, (), measure_coverage(model))
 
     def summary(self, result: StageResult) -> str:
-        """Say nothing."""
+        """Return words without a meaning."""
         return f"changed {result.changed}"
 
 
 def test_graph_stage_names_the_module(exported: Path, tmp_path: Path) -> None:
-    """Every verb that changes a graph does so, being a call of the skeleton; no file is written."""
+    """Every verb that changes a graph calls this skeleton, so its error names the module; no file is written."""
     with pytest.raises(VerificationError) as failure:
         transform_file(GraphFileTask(exported, tmp_path / "wrong.onnx"), WrongWork())
     assert "middle (/Net/Scaled" in failure.value.message
@@ -84,7 +84,7 @@ def test_graph_stage_names_the_module(exported: Path, tmp_path: Path) -> None:
 
 
 def test_quantization_names_the_module_that_suffers(exported: Path, tmp_path: Path) -> None:
-    """Weights that are far larger than the others leave no bits to these."""
+    """In int8, weights that are far larger than the others leave no bits to the others."""
     model = onnx.load(exported)
     node = next(
         node
@@ -102,14 +102,17 @@ def test_quantization_names_the_module_that_suffers(exported: Path, tmp_path: Pa
 
 
 def test_export_names_the_module_whose_value_was_fixed(tmp_path: Path) -> None:
-    """PyTorch and the file are compared by module where a trace kept a number."""
+    """A trace keeps the scale as a number; PyTorch and the file are then compared by module."""
     config = WinMLExportConfig(exporter="torchscript")
     with pytest.raises(VerificationError, match="module: middle"):
         export_pytorch(Net(by_value=True), tmp_path / "net.onnx", inputs=torch.randn(2, 8), config=config)
 
 
 def test_failure_stays_a_failure_where_modules_cannot_be_compared(exported: Path, tmp_path: Path) -> None:
-    """Inputs that the file does not take do not replace the error, but are told; without values nothing is added."""
+    """If the modules cannot be compared, the error keeps its message and its hint says so.
+
+    Without values nothing is added.
+    """
     error = VerificationError("they differ", hint="Look.", inputs={"nothing": np.zeros(1)})
     name_first_wrong_module(error, exported, exported)
     assert "they differ" == error.message

@@ -1,4 +1,4 @@
-"""Inner values are recorded in groups, and no session holds more of them than a group."""
+"""Recording of inner values in groups, at most one group in a session."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VALUE_BYTES = 2 * 8 * 4
 
 
 class Layers(torch.nn.Module):
-    """Twelve layers, each of which hands on one value."""
+    """Twelve layers with one output value each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(12))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Call one after the other."""
+        """Call the layers one after the other."""
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x
@@ -33,7 +33,7 @@ class Layers(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export of these layers."""
+    """An export of the twelve layers."""
     torch.manual_seed(0)
     path: Path = tmp_path_factory.mktemp("layers") / "net.onnx"
     export_pytorch(Layers(), path, inputs=torch.randn(2, 8), config=WinMLExportConfig(verify=False))
@@ -42,7 +42,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of inner values that each session held which was run."""
+    """Number of inner values that each executed session held."""
     held: list[int] = []
 
     def opened(path: Path, *, outputs: Sequence[str], **settings: Any) -> Session:
@@ -61,7 +61,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_small_model_has_one_session(exported: Path, ran: list[int]) -> None:
-    """All values are declared at once where they fit into a group."""
+    """If all values fit into a group, one session declares them at once."""
     result = compare_models(exported, exported, by_module=True)
     assert result.modules is not None
     assert 13 == sum(module.fidelity is not None for module in result.modules)
@@ -73,7 +73,10 @@ def test_a_small_model_has_one_session(exported: Path, ran: list[int]) -> None:
 def test_no_run_holds_more_than_a_group(
     exported: Path, ran: list[int], monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
-    """Of sizes that are known, no session has more; of others only the first group may."""
+    """No session holds more values of known size than a group.
+
+    Only the first group may hold more values of unknown size.
+    """
     monkeypatch.setattr(onnx_side, "GROUP_BYTES", 6 * VALUE_BYTES)
     monkeypatch.setattr(module_comparison, "GROUP_BYTES", 6 * VALUE_BYTES)
     if not is_known:

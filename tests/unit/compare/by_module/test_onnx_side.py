@@ -1,4 +1,4 @@
-"""What a file hands on between its modules is what PyTorch hands on there: numbers, not what they are quantized to."""
+"""Boundary values of the modules of a file: numbers as in PyTorch, not their quantized values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BODY = """m (int64[4] ids) => (float[4, 2] y)
 
 
 def test_boundaries_are_numbers(tmp_path: Path) -> None:
-    """Rows of a quantized table are numbers once they are dequantized; other numbers are, before they are quantized."""
+    """A dequantized row of a table is a boundary value; the input of a QuantizeLinear is one, too."""
     ir.save(parse(BODY), tmp_path / "m.onnx")
     side = OnnxSide(tmp_path / "m.onnx", by_module=True)
     assert (("floats",), ("n",)) == (side.boundaries["/M/Neg", 1].inputs, side.boundaries["/M/Neg", 1].outputs)

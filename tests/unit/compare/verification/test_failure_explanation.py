@@ -1,4 +1,4 @@
-"""Is it told why a file does not answer as the model does, where that is not the graph?"""
+"""Reasons of a failed verification other than the graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCHSCRIPT = WinMLExportConfig(exporter="torchscript")
 
 
 class Half(nn.Module):
-    """Computes in half precision, and answers in float32."""
+    """A model that computes in half precision, with a float32 output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,12 +24,12 @@ class Half(nn.Module):
         self.layers = nn.Sequential(nn.Linear(4, 64), nn.GELU(), nn.Linear(64, 3)).half()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Cast, apply, cast back."""
+        """Cast, apply and cast back."""
         return self.layers(values.half()).float()
 
 
 class ByValue(nn.Module):
-    """Returns one tensor or two."""
+    """A model that returns one tensor or two."""
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Decide by the first value."""
@@ -37,7 +37,7 @@ class ByValue(nn.Module):
 
 
 class Masked(nn.Module):
-    """Looks at its mask only where that hides something."""
+    """A model that reads its mask only if the mask hides something."""
 
     def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Decide by the mask."""
@@ -45,7 +45,7 @@ class Masked(nn.Module):
 
 
 class Scaled(nn.Module):
-    """Multiplies by its weight."""
+    """A model that multiplies by its weight."""
 
     def __init__(self, number: float) -> None:
         super().__init__()
@@ -53,12 +53,12 @@ class Scaled(nn.Module):
         nn.init.constant_(self.inner.weight, number)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the weight."""
         return self.inner(values)
 
 
 def export_error(model: nn.Module, values: torch.Tensor, folder: Path) -> VerificationError:
-    """Export what cannot be verified."""
+    """Export a model that cannot be verified, and return the error."""
     with pytest.raises(VerificationError) as caught:
         HTPExporter(TORCHSCRIPT).export(model, folder / "model.onnx", {"values": values})
     assert [] == list(folder.iterdir())
@@ -66,7 +66,7 @@ def export_error(model: nn.Module, values: torch.Tensor, folder: Path) -> Verifi
 
 
 def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(tmp_path: Path) -> None:
-    """A cast at the end makes nothing more exact; the result tells whose rounding was taken."""
+    """A cast at the end adds no precision; the result names the dtype of the rounding."""
     result = HTPExporter(TORCHSCRIPT).export(Half(), tmp_path / "model.onnx", {"values": torch.randn(3, 4)})
     assert result.only_part.verification is not None
     worst = result.only_part.verification.worst
@@ -77,14 +77,14 @@ def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(
 
 @pytest.mark.parametrize(("number", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
 def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: Path) -> None:
-    """Whoever meets a file of nothing but NaN is told where it comes from."""
+    """The cause of a file with NaN alone is named."""
     error = export_error(Scaled(number), torch.ones(3, 2), tmp_path)
     assert f"parameter 'inner.weight' contains {word}" in error.message
     assert "them again" in error.hint
 
 
 def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
-    """One bad weight spoils a column on both sides alike, which are equal then."""
+    """One bad weight makes the same column NaN on both sides, so the outputs are equal."""
     model = Scaled(1.0)
     with torch.no_grad():
         model.inner.weight[0, 0] = float("nan")
@@ -95,7 +95,7 @@ def test_outputs_that_are_partly_nan_are_noted(tmp_path: Path) -> None:
 
 
 def test_outputs_that_depend_on_values_are_not_compared(tmp_path: Path) -> None:
-    """Both draws' outputs are named, and what to do."""
+    """The error names the outputs of both draws, and a remedy."""
     error = export_error(ByValue(), torch.tensor([7.0, 1.0]), tmp_path)
     assert "output_0, output_1; then" in error.message
     assert "same outputs" in error.hint

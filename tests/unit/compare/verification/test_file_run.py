@@ -1,4 +1,4 @@
-"""A file that is run in pieces answers as the whole file does."""
+"""Runs of a file in pieces, with the outputs of the whole file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _written(folder: Path, text: str) -> Path:
 
 
 def test_pieces_answer_as_the_whole_at_every_size(tmp_path: Path) -> None:
-    """Values that a later piece reads, or that are outputs, are kept; each piece is fed all draws before the next."""
+    """Values that a later piece reads, and outputs, are kept; each piece runs all draws before the next piece."""
     path = _written(tmp_path, _CHAIN)
     generator = np.random.default_rng(1)
     draws = [{"x": generator.normal(size=(rows, 64)).astype(np.float32)} for rows in (1, 5)]
@@ -54,14 +54,14 @@ def test_pieces_answer_as_the_whole_at_every_size(tmp_path: Path) -> None:
 
 
 def test_file_of_few_weights_or_that_cannot_be_cut_stays_whole(tmp_path: Path) -> None:
-    """One piece is no piece, and random values cannot be drawn twice."""
+    """A single piece saves nothing, and random values cannot be drawn twice."""
     assert 0 == FilePieces(_written(tmp_path, _CHAIN), 3 * _WEIGHT_BYTES).count
     random = _CHAIN.replace("sum = Add (two, x)", "noise = RandomNormalLike (two) sum = Add (two, noise)")
     assert 0 == FilePieces(_written(tmp_path, random), _WEIGHT_BYTES).count
 
 
 def test_weights_that_are_cast_come_with_the_node_that_reads_them(tmp_path: Path) -> None:
-    """A file in bfloat16 is run in float32: all of its casts stand where the graph begins."""
+    """A bfloat16 file runs in float32, with all of its casts at the start of the graph."""
     path = _written(tmp_path, _CHAIN)
     model = load_by_reference(path)
     for value in model.graph.initializers.values():

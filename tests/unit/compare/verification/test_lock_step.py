@@ -1,4 +1,4 @@
-"""Runs that wait for the same thing get it together, one of them at work at a time."""
+"""Runs in lock step: equal requests are served together, and one run works at a time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from winml.modelkit.compare.verification.streamed_reference import run_in_lock_s
 
 @dataclass(frozen=True)
 class _Page:
-    """A page somebody wants to read."""
+    """A page, as a request."""
 
     position: int
 
     @property
     def key(self) -> int:
-        """The page."""
+        """Return the page number."""
         return self.position
 
 
 class _Book:
-    """Counts what is read of it."""
+    """Counter of served pages."""
 
     def __init__(self) -> None:
         self.read: list[tuple[int, int]] = []
 
     def serve(self, requests: list[_Page]) -> list[str]:
-        """Return the page as often as it was asked for."""
+        """Return the page once for each request."""
         self.read.append((requests[0].position, len(requests)))
         return [f"page {requests[0].position}"] * len(requests)
 
@@ -43,7 +43,7 @@ def _reader(*pages: int):
 
 
 def test_each_page_is_read_once_and_a_reader_who_is_behind_catches_up() -> None:
-    """One leaves a page out, one reads a page again: the others wait where they have to."""
+    """One reader skips a page, one reads a page again: the others wait if necessary."""
     book = _Book()
     answers = run_in_lock_step([_reader(1, 2, 3), _reader(1, 3), _reader(), _reader(2, 1, 3)], book.serve)
     assert [["page 1", "page 2", "page 3"], ["page 1", "page 3"], [], ["page 2", "page 1", "page 3"]] == answers
@@ -51,7 +51,7 @@ def test_each_page_is_read_once_and_a_reader_who_is_behind_catches_up() -> None:
 
 
 def test_error_of_one_reader_is_raised_and_no_thread_is_left() -> None:
-    """The others are ended: what they wait for is not read any more."""
+    """The other readers are ended, because their pages are not read any more."""
     before, book = threading.active_count(), _Book()
 
     def fail(ask: Callable[[_Page], str]) -> list[str]:
@@ -65,7 +65,7 @@ def test_error_of_one_reader_is_raised_and_no_thread_is_left() -> None:
 
 
 def test_error_of_the_book_ends_every_reader() -> None:
-    """Nobody waits for a page that never comes."""
+    """No reader waits for a page that never comes."""
     before = threading.active_count()
 
     def serve(_requests: list[_Page]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Is a model run at sizes that would show a frozen one, and is a frozen one told as such?"""
+"""Other sizes of a model that reveal a frozen dimension, and the error about it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from winml.modelkit.onnx.specs import DynamicDimension
 
 
 def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw]:
-    """Return a model whose output has one row per ``n``, at sizes it accepts."""
+    """Return a model with one output row per ``n``, at the accepted sizes."""
 
     def run(sizes: Mapping[str, int]) -> Draw:
         if not accepts(sizes["n"]):
@@ -45,7 +45,7 @@ def runner(accepts: Callable[[int], bool]) -> Callable[[Mapping[str, int]], Draw
 def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
     dimension: DynamicDimension, accepts: Callable[[int], bool], expected: set[int]
 ) -> None:
-    """Size 1 is among them unless bounds or the model forbid it; the larger one is odd where it may be."""
+    """Size 1 is included unless bounds or the model forbid it; the larger size is odd if possible."""
     traced = runner(accepts)({"n": dimension.example or 0})
     proof = run_at_varied_sizes(traced, [dimension], runner(accepts))
     assert expected == {draw.sizes["n"] for draw in (*proof.draws, *proof.far_draws)}
@@ -55,7 +55,7 @@ def test_other_sizes_are_the_smallest_and_a_larger_one_the_model_accepts(
 
 
 def test_large_model_is_not_run_far_from_the_traced_size() -> None:
-    """As far as a second or two allow: with ten billion parameters, nowhere."""
+    """The far sizes take a second or two at most; with ten billion parameters there is none."""
     dimension = DynamicDimension(name="n", example=48)
     traced = runner(lambda n: n > 0)({"n": 48})
     for parameters, expected in ((10**8, {1, 55, 385}), (10**10, {1, 55})):
@@ -64,50 +64,50 @@ def test_large_model_is_not_run_far_from_the_traced_size() -> None:
 
 
 def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
-    """What PyTorch refuses is no fault of the export."""
+    """A dimension that PyTorch refuses is no fault of the export."""
     run = runner(lambda n: n == 8)
     with pytest.raises(UsageError, match=r"n cannot.*8.*1"):
         run_at_varied_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
 
 
 def test_nothing_left_open_runs_nothing() -> None:
-    """A static export costs no forward more."""
+    """A static export costs no further forward."""
     proof = run_at_varied_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
     assert () == proof.draws
     assert proof.output_shapes is None
 
 
 class Inner(nn.Module):
-    """Takes the length of its input as a Python number, which a trace keeps."""
+    """A module that takes the length of its input as a Python number, which a trace keeps."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Flatten by hand."""
+        """Flatten with the number."""
         length = int(x.shape[1])
         return x.reshape(-1, length * 4)
 
 
 class Reshaping(nn.Module):
-    """Freezes in a child."""
+    """A model that freezes a size in a child."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = Inner()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Pass on."""
+        """Call the child."""
         return self.inner(x * 2)
 
 
 class Averaging(nn.Module):
-    """Freezes without failing: the number is wrong, the shape is right."""
+    """A model that freezes a size without failing: the number is wrong, the shape is right."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Average by hand."""
+        """Average with the number."""
         return x.sum(1) / float(x.shape[1])
 
 
 class Shortening(nn.Module):
-    """Rounds a size with Python's own function, which only dynamo follows."""
+    """A model that rounds a size with a Python function, which only dynamo follows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Keep the first half of the tokens."""
@@ -115,7 +115,7 @@ class Shortening(nn.Module):
 
 
 def export(model: nn.Module, folder: Path, **options: object) -> Path:
-    """Export with axis 1 left open."""
+    """Export with dynamic axis 1."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, **options})
     path = folder / "model.onnx"
     HTPExporter(config).export(model, path, {"x": torch.randn(3, 6, 4)})
@@ -123,7 +123,7 @@ def export(model: nn.Module, folder: Path, **options: object) -> Path:
 
 
 def test_axis_frozen_by_a_reshape_names_axis_input_and_module(tmp_path: Path) -> None:
-    """Exit 3 says which dimension was lost, where, and what to try; no file is written."""
+    """The error, of exit code 3, names the lost dimension, the node and a remedy; no file is written."""
     with pytest.raises(VerificationError) as caught:
         export(Reshaping(), tmp_path, exporter="torchscript")
     text = str(caught.value)
@@ -136,7 +136,7 @@ def test_axis_frozen_by_a_reshape_names_axis_input_and_module(tmp_path: Path) ->
 
 
 def test_axis_that_torchscript_freezes_is_left_open_by_dynamo_unasked(tmp_path: Path) -> None:
-    """Where no exporter is asked for, the one that can is found, and why is told."""
+    """Without a requested exporter, dynamo is chosen and the reason is stored."""
     config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}})
     result = HTPExporter(config).export(Shortening(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
     assert "dynamo" == result.only_part.exporter
@@ -145,7 +145,7 @@ def test_axis_that_torchscript_freezes_is_left_open_by_dynamo_unasked(tmp_path: 
 
 
 def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> None:
-    """Nobody is advised to try what was tried."""
+    """The hint does not propose an exporter that was tried."""
     with pytest.raises(VerificationError, match="froze tokens") as caught:
         export(Averaging(), tmp_path)
     assert "dynamo: tokens" in caught.value.hint
@@ -153,24 +153,24 @@ def test_axis_that_both_freeze_is_told_with_what_dynamo_says(tmp_path: Path) -> 
 
 
 def test_axis_frozen_in_a_value_is_found_by_its_answer(tmp_path: Path) -> None:
-    """A file that runs but answers wrongly at another size froze too."""
+    """A file that runs, but with wrong outputs at another size, has a frozen dimension."""
     with pytest.raises(VerificationError, match=r"froze tokens(.|\n)*'output'"):
         export(Averaging(), tmp_path, exporter="torchscript")
 
 
 class Pieces(nn.Module):
-    """Gives as many outputs as there are pairs of tokens."""
+    """A model with as many outputs as pairs of tokens."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Split."""
+        """Split into pairs."""
         return (x * 2).split(2, 1)
 
 
 class Squeezed(nn.Module):
-    """Gives one dimension less where there is one token."""
+    """A model whose output has one dimension less for one token."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Squeeze whatever is 1."""
+        """Squeeze every dimension of size 1."""
         return (x * 2).squeeze()
 
 
@@ -178,7 +178,7 @@ class Squeezed(nn.Module):
 def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
     names: tuple[str, ...] | None, tmp_path: Path
 ) -> None:
-    """The dimension, two sizes and the outputs at either are named, in the names of the user."""
+    """The error names the dimension, two sizes and the outputs at each, by the names of the user."""
     specs = names and tuple({"name": name, "shape": (3, 2, 4), "dtype": "float32"} for name in names)
     with pytest.raises(UsageError) as caught:
         export(Pieces(), tmp_path, output_tensors=specs)
@@ -191,28 +191,28 @@ def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
 
 
 class FixedPieces(nn.Module):
-    """Cuts its input into pieces of 32, each of which is averaged by itself."""
+    """A model that cuts its input into pieces of 32, and averages each piece."""
 
     def __init__(self, by_index: bool) -> None:
         super().__init__()
         self.linear, self.by_index = nn.Linear(4, 4), by_index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Answer of the shape of the input."""
+        """Return an output of the input's shape."""
         pieces = [x[:, at : at + 32] for at in range(0, x.shape[1], 32)] if self.by_index else x.split(32, 1)
         return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in pieces], 1)
 
 
 class RolledByHalf(nn.Module):
-    """Rolls by half of its size, taken for a number: right at 1, and wrong between."""
+    """A model that rolls by half of its size, kept as a number: right at 1, and wrong between."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Answer of the shape of the input."""
+        """Return an output of the input's shape."""
         return torch.roll(x, x.shape[1] // 2, 1)
 
 
 def test_size_that_is_right_at_the_ends_alone_is_no_range(tmp_path: Path) -> None:
-    """What is bounded is compared below the traced size as well."""
+    """A bounded dimension is also compared below the traced size."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "n"}}, "exporter": "torchscript"})
     with pytest.raises(VerificationError) as caught:
         HTPExporter(config).export(RolledByHalf(), tmp_path / "a.onnx", {"x": torch.randn(2, 8)})
@@ -222,7 +222,7 @@ def test_size_that_is_right_at_the_ends_alone_is_no_range(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("by_index", "exporter"), [(True, "torchscript"), (False, "dynamo")])
 def test_pieces_of_a_fixed_size_bound_it_where_one_was_traced(tmp_path: Path, by_index: bool, exporter: str) -> None:
-    """Traced with 6 there is one piece of 32: the dimension ends there, in the record, the notes and the file."""
+    """A trace with 6 tokens has one piece, so the dimension ends at 32 in the record, the notes and the file."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "tokens"}}, "exporter": exporter})
     part = HTPExporter(config).export(FixedPieces(by_index), tmp_path / "a.onnx", {"x": torch.randn(3, 6, 4)}).only_part
     assert (DynamicDimension(name="tokens", max=32, example=6),) == part.dimensions
@@ -233,7 +233,7 @@ def test_pieces_of_a_fixed_size_bound_it_where_one_was_traced(tmp_path: Path, by
 
 
 def test_size_that_decides_the_rank_of_an_output_can_be_left_open_within_bounds(tmp_path: Path) -> None:
-    """A size of 1 is squeezed away; from 2 on there is nothing to refuse."""
+    """A size of 1 is squeezed away; from 2 on the dimension is accepted."""
     with pytest.raises(UsageError, match="tokens 1: output"):
         export(Squeezed(), tmp_path)
     bounds = (DynamicDimension(name="tokens", min=2),)
@@ -242,7 +242,7 @@ def test_size_that_decides_the_rank_of_an_output_can_be_left_open_within_bounds(
 
 
 def test_dimensions_that_decide_together_are_refused_together() -> None:
-    """Each by itself gives the same outputs; both at once do not."""
+    """Each dimension alone gives the same outputs; both at once do not."""
 
     def run(sizes: Mapping[str, int]) -> Draw:
         count = 2 if min(sizes.values()) == 1 else 1
@@ -254,7 +254,7 @@ def test_dimensions_that_decide_together_are_refused_together() -> None:
 
 
 def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -> None:
-    """Who skips the comparison is told what was not checked."""
+    """A note names the dimensions that were not checked."""
     config = WinMLExportConfig(dynamic_axes={"x": {1: "tokens"}}, verify=False)
     result = HTPExporter(config).export(Averaging(), tmp_path / "model.onnx", {"x": torch.randn(3, 6, 4)})
     assert any("dynamic dimensions" in note for note in result.notes)
@@ -262,7 +262,7 @@ def test_frozen_axis_without_verification_is_written_and_noted(tmp_path: Path) -
 
 
 def test_live_module_keeps_names_in_file_and_example_as_traced_size(tmp_path: Path) -> None:
-    """Example tensors give the traced size; the file carries the names."""
+    """The example tensors give the traced size, and the file has the names."""
 
     class Sums(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -274,7 +274,7 @@ def test_live_module_keeps_names_in_file_and_example_as_traced_size(tmp_path: Pa
 
 
 def test_product_that_looks_like_a_factor_near_the_traced_sizes_is_not_mistaken_for_it() -> None:
-    """A size is looked at far away too: ``(a // 14) * (b // 14)`` is no ``a // 14``, though b is small nearby."""
+    """A far size is checked, too: ``(a // 14) * (b // 14)`` differs from ``a // 14``, even if b is small nearby."""
 
     def run(sizes: Mapping[str, int]) -> Draw:
         rows = (sizes["a"] // 14) * (sizes["b"] // 14)
@@ -288,7 +288,7 @@ def test_product_that_looks_like_a_factor_near_the_traced_sizes_is_not_mistaken_
 
 
 class Window(nn.Module):
-    """Remembers the smallest input it saw, as windowed attention does."""
+    """A model that stores the smallest input size, as windowed attention does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class Window(nn.Module):
 
 
 def test_unchanged_attributes_puts_back_what_a_forward_wrote_down() -> None:
-    """Looking at a model at other sizes does not change it."""
+    """Runs at other sizes do not change the model."""
     model = Window()
     with unchanged_attributes(model):
         model(torch.zeros(1, 2))
@@ -313,10 +313,10 @@ def test_unchanged_attributes_puts_back_what_a_forward_wrote_down() -> None:
 
 
 def test_unchanged_attributes_puts_back_a_module_that_a_forward_replaced() -> None:
-    """A model for short texts and one for long ones are one model."""
+    """A forward may replace a layer for short texts, so the layer is restored."""
 
     class Switching(torch.nn.Module):
-        """Takes another layer for short texts from then on, as BigBird does."""
+        """Switch to another layer for short texts from then on, as BigBird does."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -335,10 +335,10 @@ def test_unchanged_attributes_puts_back_a_module_that_a_forward_replaced() -> No
 
 
 def test_state_as_found_names_and_puts_back_what_versions_do_not_show() -> None:
-    """Lists, mappings, records and parameters written past autograd are state as buffers are."""
+    """Lists, mappings, records and parameters written past autograd are state, as buffers are."""
 
     class Keeping(torch.nn.Module):
-        """Keeps something of every kind."""
+        """A model with state of every kind."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -349,7 +349,7 @@ def test_state_as_found_names_and_puts_back_what_versions_do_not_show() -> None:
             self.tables: dict[int, torch.Tensor] = {}
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """Write into each."""
+            """Write into each kind of state."""
             self.scale.data.mul_(2)
             self.mean = self.mean + 1
             self.inner.cached = x

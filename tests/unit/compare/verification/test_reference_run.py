@@ -1,4 +1,4 @@
-"""Is it told why PyTorch does not answer, and what was known about its inputs?"""
+"""Errors of a failed PyTorch run, with the notes about its inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from winml.modelkit.onnx.specs import InputTensorSpec
     ],
 )  # fmt: skip
 def test_reference_that_is_refused_repeats_what_was_noted_about_the_inputs(notes: tuple[str, ...], words: str) -> None:
-    """What the model's inputs were decided by is the first thing to look at."""
+    """The hint names the source of the model's inputs first."""
     part = ModelPart(
         model=nn.Sequential(nn.Linear(3, 2)),
         inputs=(InputTensorSpec(name="input", shape=(1, 4), dtype="float32"),),
@@ -34,10 +34,10 @@ def test_reference_that_is_refused_repeats_what_was_noted_about_the_inputs(notes
 
 
 class Compiling(nn.Module):
-    """Compiles what it calls, with options only."""
+    """A model that compiles a function with options only."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call what a decorator returns."""
+        """Call the function that a decorator returns."""
         return torch.compile(fullgraph=True)(torch.relu)(values)
 
 

@@ -1,4 +1,4 @@
-"""Inputs on which rounding decides prove nothing, and others take their place."""
+"""Draws decided by rounding: they prove nothing, and other draws replace them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Change = Callable[[int, dict[str, NDArray[Any]]], None]
 
 
 class Chooser(nn.Module):
-    """Chooses by which of two sums is larger: they tie where the first input is 0."""
+    """A model that chooses by the larger of two sums, which are equal if the first input is 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,50 +32,53 @@ class Chooser(nn.Module):
             self.scores.weight.copy_(torch.tensor([[0.0, 0.3, 0.7, 0.9], [1.0, 0.3, 0.7, 0.9]]))
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is chosen, and what the choice goes by."""
+        """Return the chosen values and the scores."""
         scores = self.scores(values)
         return torch.where(scores[:, :1] >= scores[:, 1:], values[:, 1:], -values[:, 1:]), scores
 
 
 class Softened(nn.Module):
-    """Chooses by which of two shares is larger: where the first input is tiny, softmax rounds them to the same."""
+    """A model that chooses by the larger of two shares.
+
+    Softmax rounds them to equal ones if the first input is tiny.
+    """
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what is chosen, and what the choice goes by."""
+        """Return the chosen values and the shares."""
         shares = torch.softmax(torch.stack([values[:, 0], -values[:, 0]], dim=1), dim=1)
         return torch.where(shares.argmax(1, keepdim=True) == 0, values[:, 1:], -values[:, 1:]), shares
 
 
 class Raised(nn.Module):
-    """Returns values on top of a large number, so that one unit in the last place is much for them."""
+    """A model that adds a large number to its values, so that one unit in the last place is a large error."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return values of about 1 with the last places of 700."""
+        """Return values of about 1 with the last digits of 700."""
         return values + 700
 
 
 class Cancelling(nn.Module):
-    """Subtracts what it added: rounding adds up to about 5e-5 of the answer's scale."""
+    """A model that subtracts an added number: rounding adds up to about 5e-5 of the output's scale."""
 
     def __init__(self) -> None:
         super().__init__()
         self.raised = Raised()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the values, less some of their last places."""
+        """Return the values, less some of their last digits."""
         return self.raised(values) - 700
 
 
 class Dice(nn.Module):
-    """Answers differently each time."""
+    """A model with random outputs."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Throw them."""
+        """Add random numbers."""
         return values + torch.rand(values.shape)
 
 
 def inputs(first: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return three rows with a first value of choice."""
+    """Return three rows that begin with the chosen value."""
     values = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))
     values[:, 0] = first
     return {"values": values}
@@ -94,7 +97,7 @@ def prepared(model: nn.Module) -> Iterator[PreparedPart]:
 
 
 def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> VerificationInfo:
-    """Compare draws of which the first values are ``firsts``, with answers that are PyTorch's own, changed."""
+    """Compare draws that begin with ``firsts`` with changed copies of PyTorch's own outputs."""
     numbers = iter(range(1, len(firsts) + 1))
 
     def changed(draw: Draw) -> Answers:
@@ -115,7 +118,7 @@ def compared(model: nn.Module, firsts: Sequence[float], change: Change) -> Verif
 
 
 def choosing_otherwise(*numbers: int) -> Change:
-    """Return what turns the choice round in some draws."""
+    """Return a change that reverses the choice in some draws."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
         if number in numbers:
@@ -125,7 +128,7 @@ def choosing_otherwise(*numbers: int) -> Change:
 
 
 def test_draw_that_rounding_decides_is_set_aside() -> None:
-    """Another draw takes its place, the threshold stays, and it is told."""
+    """Another draw replaces it, the threshold stays, and the record lists it."""
     info = compared(Chooser(), [CLEAR, TIE, CLEAR], choosing_otherwise(2))
     assert info.is_verified
     assert {1, 3} == {comparison.draw for comparison in info.comparisons}
@@ -135,13 +138,13 @@ def test_draw_that_rounding_decides_is_set_aside() -> None:
 
 
 def test_draw_that_the_rounding_of_a_function_decides_is_set_aside() -> None:
-    """No module returns what is ranked."""
+    """The ranked value is the output of a function, not of a module."""
     info = compared(Softened(), [CLEAR, 1e-9, CLEAR], choosing_otherwise(2))
     assert [("output_0", 2)] == [(item.name, item.draw) for item in info.set_aside]
 
 
 def moving(numbers: Collection[int], part: float) -> Change:
-    """Return what moves one value of some draws by a part of the largest."""
+    """Return a change that moves one value of some draws by a share of the largest value."""
 
     def change(draw: int, answer: dict[str, NDArray[Any]]) -> None:
         if draw in numbers:
@@ -151,27 +154,27 @@ def moving(numbers: Collection[int], part: float) -> Change:
 
 
 def test_difference_that_rounding_adds_up_to_is_set_aside() -> None:
-    """It is beyond the threshold, and a few times what one unit in the last place of each module makes."""
+    """The difference is above the threshold, and a few times the effect of one unit in the last place per module."""
     info = compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1.2e-4))
     assert [("output", 2)] == [(item.name, item.draw) for item in info.set_aside]
     assert 3e-5 < info.set_aside[0].relative_diff < info.set_aside[0].threshold
 
 
 def test_difference_in_every_draw_proves_the_graph_wrong_however_small() -> None:
-    """Rounding adds up to it in some draws; a graph that is off by little is off in all of them."""
+    """Rounding reaches the difference in some draws only; a wrong graph differs in every draw."""
     with pytest.raises(VerificationError, match="not equal") as caught:
         compared(Cancelling(), [CLEAR] * 6, moving(range(1, 7), 1.2e-4))
     assert caught.value.is_graph_wrong
 
 
 def test_difference_far_beyond_what_rounding_adds_up_to_proves_the_graph_wrong() -> None:
-    """Ten times the threshold, where one unit in the last place makes half of it."""
+    """The difference is ten times the threshold, and one unit in the last place makes half of the threshold."""
     with pytest.raises(VerificationError, match="not equal"):
         compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1e-3))
 
 
 def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
-    """Nobody asks PyTorch again where the answers are equal."""
+    """Draws with equal outputs are not examined for rounding."""
     info = compared(Chooser(), [CLEAR, TIE], choosing_otherwise())
     assert info.is_verified
     assert {1, 2} == {comparison.draw for comparison in info.comparisons}
@@ -181,14 +184,14 @@ def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
 
 @pytest.mark.parametrize("firsts", [[CLEAR, CLEAR], [CLEAR, TIE, CLEAR]], ids=["at once", "after another"])
 def test_draw_on_which_pytorch_is_certain_proves_the_graph_wrong(firsts: list[float]) -> None:
-    """No further draw is asked for: the graph is wrong."""
+    """No further draw is requested: the graph is wrong."""
     with pytest.raises(VerificationError, match=rf"not equal: output 'output_0', sample {len(firsts)}") as caught:
         compared(Chooser(), firsts, choosing_otherwise(2, 3))
     assert caught.value.is_graph_wrong
 
 
 def test_output_that_rounding_does_not_move_has_to_agree() -> None:
-    """That another output of the same draw is uncertain is no excuse."""
+    """The uncertainty of another output in the same draw is no excuse."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
         if number == 2:
@@ -200,7 +203,7 @@ def test_output_that_rounding_does_not_move_has_to_agree() -> None:
 
 
 def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
-    """Rounding explains another number, not none."""
+    """Rounding explains a different number, but no NaN."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
         answer["output_0"][0, 0] = float("nan")
@@ -210,7 +213,7 @@ def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
 
 
 def test_model_that_rounding_decides_on_every_draw_cannot_be_verified() -> None:
-    """It ends after a few draws, and says what moves; the graph is not said to be wrong."""
+    """The verification ends after a few draws and names the output; the graph is not called wrong."""
     count = MOST_SET_ASIDE + 3
     with pytest.raises(VerificationError, match=r"rounding alone .*'output_0'") as caught:
         compared(Chooser(), [TIE] * count, choosing_otherwise(*range(count + 1)))
@@ -218,7 +221,7 @@ def test_model_that_rounding_decides_on_every_draw_cannot_be_verified() -> None:
 
 
 def test_model_that_answers_differently_each_time_is_no_matter_of_rounding() -> None:
-    """It is said to be random, as before."""
+    """The error calls the model random."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
         answer["output"] += 1

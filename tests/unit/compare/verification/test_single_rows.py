@@ -1,4 +1,4 @@
-"""Several tokens after a cache are run row by row where operators take one row only."""
+"""Several tokens after a cache, run row by row because some operators accept one row only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joine
 
 
 class _Sums:
-    """Adds tokens up along each row, and remembers how many rows it was given."""
+    """A session that adds tokens up along each row, and stores the number of rows."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -29,7 +29,7 @@ class _Sums:
 def test_rows_are_run_alone_only_where_several_tokens_follow_a_cache(
     rows: int, tokens: int, past: int, runs: list[int]
 ) -> None:
-    """A prompt and a step take all rows at once; the answer has all rows in order in any case."""
+    """A prompt and a step run all rows at once; the output has all rows in order in every case."""
     feeds = {
         "input_ids": np.arange(rows * tokens).reshape(rows, tokens),
         "attention_mask": np.ones((rows, past + tokens), np.int64),
@@ -41,7 +41,7 @@ def test_rows_are_run_alone_only_where_several_tokens_follow_a_cache(
 
 
 def test_operator_that_takes_one_row_is_found() -> None:
-    """It is ONNX Runtime's attention over a cache."""
+    """The operator is ONNX Runtime's attention over a cache."""
     plain = parse("m (float[2] x) => (float[2] y) { y = Neg (x) }")
     assert not takes_single_rows(plain)
     next(iter(plain.graph)).op_type = "GroupQueryAttention"

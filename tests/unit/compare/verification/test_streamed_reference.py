@@ -1,4 +1,4 @@
-"""A model whose weights are read when something is computed answers as one that holds them."""
+"""Runs of a model with streamed weights, with the outputs of one that holds its weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.models.resolution import resolve_model
 
 _ROWS = 700
-"""Tokens of the vocabulary, so that tables and products with them are larger than what is kept."""
+"""Size of the vocabulary; tables and products with it exceed the weights that are kept."""
 _WIDTH = RETAINED_BYTES // _ROWS // 4 // 8 * 8 + 32
 
 
@@ -42,7 +42,7 @@ def _checkpoint(architecture: str, folder: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in bfloat16 whose matrices are too large to be kept."""
+    """A checkpoint in bfloat16 with matrices too large to be kept."""
     sizes = {"vocab_size": _ROWS, "hidden_size": _WIDTH, "intermediate_size": _ROWS, "tie_word_embeddings": False}
     return _checkpoint("llama", tmp_path_factory.mktemp("llama"), **sizes)
 
@@ -53,7 +53,7 @@ def _weightless(folder: Path) -> ModelPart:
 
 
 def _draws(prepared: PreparedPart) -> list[Draw]:
-    """Three draws of the same sizes, and one of others."""
+    """Return three draws of the same sizes, and one of other sizes."""
     drawing = InputDraws(prepared.part, 0)
     sizes = {name: size + 1 for name, size in prepared.part.trace_sizes.items()}
     inputs = [*(drawing.draw(number) for number in (1, 2, 3)), drawing.draw(4, sizes)]
@@ -62,7 +62,7 @@ def _draws(prepared: PreparedPart) -> list[Draw]:
 
 
 def _largest_difference(folder: Path) -> float:
-    """Largest difference of any output, relative to the largest value, between weights held and weights streamed."""
+    """Return the largest relative difference of any output between held and streamed weights."""
     differences = []
     with prepared_part(_weightless(folder)) as prepared:
         draws = _draws(prepared)
@@ -82,13 +82,13 @@ TOLERANCE = 2e-6
 
 
 def test_large_matrices_answer_as_when_they_are_held(llama: Path) -> None:
-    """Tables are read by rows, products by pieces, all draws at once."""
+    """Tables are read by rows, and products are computed by pieces, for all draws at once."""
     assert _largest_difference(llama) < TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
 def test_other_operations_answer_as_when_weights_are_held(architecture: str, tmp_path: Path) -> None:
-    """Products with weights that are not transposed, and models that take no cache."""
+    """The models have weights that are not transposed, or no cache."""
     assert _largest_difference(_checkpoint(architecture, tmp_path / "checkpoint")) < TOLERANCE
 
 
@@ -96,7 +96,7 @@ def test_other_operations_answer_as_when_weights_are_held(architecture: str, tmp
 def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(
     llama: Path, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result is the same, row by row and where the last piece is shorter."""
+    """The result is the same for single rows and for a shorter last piece."""
     monkeypatch.setattr(streamed_reference, "_PIECE_BYTES", piece_bytes)
     part = _weightless(llama)
     assert part.with_references is not None
@@ -112,7 +112,7 @@ def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_no_product_reads_a_whole_matrix(llama: Path, mode: Any) -> None:
-    """Nor under inference_mode, where a layer's product comes whole. A view that swaps no axes is none of the other."""
+    """Under inference_mode, a layer's product is whole; a view that swaps no axes is not transposed."""
     part = _weightless(llama)
     assert part.with_references is not None
     assert part.with_weights is not None
@@ -134,7 +134,7 @@ def test_no_product_reads_a_whole_matrix(llama: Path, mode: Any) -> None:
 
 
 def test_forward_that_writes_into_a_parameter_is_refused(llama: Path) -> None:
-    """What it wrote would be lost with the values."""
+    """The written values would be lost with the streamed ones."""
     part = _weightless(llama)
     assert part.with_references is not None
     model = part.with_references()
@@ -145,7 +145,7 @@ def test_forward_that_writes_into_a_parameter_is_refused(llama: Path) -> None:
 
 
 def test_checkpoint_that_became_shorter_is_told(llama: Path, tmp_path: Path) -> None:
-    """No draw waits for ever."""
+    """A draw does not wait for missing values for ever."""
     folder = tmp_path / "copy"
     shutil.copytree(llama, folder)
     with prepared_part(_weightless(folder)) as prepared:
@@ -158,7 +158,7 @@ def test_checkpoint_that_became_shorter_is_told(llama: Path, tmp_path: Path) -> 
 
 
 def test_part_with_values_is_taken_as_it_is() -> None:
-    """Nothing is to be streamed."""
+    """Held values are not streamed."""
     part = ModelPart(torch.nn.Linear(2, 2), inputs=())
     prepared = PreparedPart(part, None)  # type: ignore[arg-type]  # nothing is run
     with with_streamed_values(prepared) as same:

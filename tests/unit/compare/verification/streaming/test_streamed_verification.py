@@ -1,4 +1,4 @@
-"""A file is compared with PyTorch while both sides hold a piece of the weights at a time."""
+"""Comparison of a file with PyTorch, with a piece of the weights in memory on each side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from winml.modelkit.onnx.files.graph_reading import load_by_reference
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama in bfloat16, and its graph with a cache and open sizes."""
+    """A Llama checkpoint in bfloat16, and its graph with a cache and dynamic sizes."""
     folder = tmp_path_factory.mktemp("llama")
     build_model("llama", class_name="LlamaForCausalLM").to(torch.bfloat16).save_pretrained(folder)
     exporter = HTPExporter(WinMLExportConfig(verify=False))
@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _verified(checkpoint: Path, model: Path) -> tuple[VerificationInfo, list[str]]:
-    """Compare a file with the checkpoint at the traced sizes and at others; return also what was noted."""
+    """Compare a file with the checkpoint at the traced sizes and at others, and return the notes as well."""
     request = ModelRequest(str(checkpoint))
     part = load_weightless(resolve_model(request, needs_weights=True), request).only_part
     inputs = InputDraws(part, 0)
@@ -49,7 +49,7 @@ def _verified(checkpoint: Path, model: Path) -> tuple[VerificationInfo, list[str
 
 
 def test_right_file_is_verified_at_several_sizes(checkpoint: Path) -> None:
-    """In float32, since the checkpoint is bfloat16; that no text was generated is noted."""
+    """The comparison is in float32, since the checkpoint is bfloat16; a note says that no text was generated."""
     verification, notes = _verified(checkpoint, checkpoint / "model.onnx")
     assert verification.is_verified
     assert (True, True) == (verification.is_streamed, verification.in_float32)
@@ -59,7 +59,7 @@ def test_right_file_is_verified_at_several_sizes(checkpoint: Path) -> None:
 
 
 def test_wrong_weight_is_found(checkpoint: Path, tmp_path: Path) -> None:
-    """One matrix of one layer, halved."""
+    """One matrix of one layer is halved."""
     proto = onnx.load(checkpoint / "model.onnx")
     weight = [item for item in proto.graph.initializer if len(item.dims) == 2][-1]
     values = onnx.numpy_helper.to_array(weight)
