@@ -1,4 +1,4 @@
-"""Sizes that close a graph with a cache are those of one step over a filled cache, within what its parts take."""
+"""Sizes that close a graph with a cache: one step over a filled cache, within the bounds of its parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _part(*dimensions: DynamicDimension, **options: object) -> ModelPart:
 
 @pytest.mark.parametrize(("positions", "past"), [(None, 127), (64, 64)])
 def test_step_over_a_cache_that_the_part_takes(positions: int | None, past: int) -> None:
-    """One token in each run."""
+    """The run has one token."""
     part = _part(
         DynamicDimension(name="sequence_length"),
         DynamicDimension(name="past_sequence_length", min=0, max=positions),
@@ -26,11 +26,11 @@ def test_step_over_a_cache_that_the_part_takes(positions: int | None, past: int)
 
 
 def test_dimension_without_a_key_is_not_fixed() -> None:
-    """Then the cache is left out, or the file fixed later."""
+    """Without sizes, the cache is left out or the file is fixed later."""
     assert closing_sizes([_part(DynamicDimension(name="windows"))]) is None
 
 
 def test_cache_that_froze_is_not_fixed_by_default() -> None:
-    """A decoder whose cache has one length writes no text."""
+    """A decoder whose cache has one length generates no text."""
     part = _part(DynamicDimension(name="past"), open_by_default={"past": "past_sequence_length"})
     assert {} == frozen_by_default(["past"], [part])

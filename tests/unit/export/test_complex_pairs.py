@@ -1,4 +1,4 @@
-"""Complex numbers become pairs of real ones while a graph is captured, and verification compares what comes out."""
+"""Captures of complex numbers as pairs of real ones, verified against PyTorch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from winml.modelkit.export.exporting import export_pytorch
 
 
 class Rotated(nn.Module):
-    """Turns pairs of values by their position, as rotary tables of complex numbers do."""
+    """A model that rotates pairs of values by their position, with a table of complex numbers."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Multiply with a table."""
+        """Multiply with the table."""
         angles = torch.arange(values.shape[1])[:, None] * torch.tensor([1.0, 0.1])
         table = torch.polar(torch.ones_like(angles), angles) * 0.5
         turned = torch.view_as_complex(values.reshape(*values.shape[:-1], -1, 2)) * table[None]
@@ -27,7 +27,7 @@ class Rotated(nn.Module):
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_complex_rotations_are_exported(tmp_path: Path, exporter: Literal["torchscript", "dynamo"]) -> None:
-    """With both exporters, equal to PyTorch."""
+    """Both exporters give a graph equal to PyTorch."""
     config = WinMLExportConfig(exporter=exporter)
     result = export_pytorch(Rotated(), tmp_path / "model.onnx", torch.randn(1, 5, 4), config=config)
     assert result.only_part.verification is not None
@@ -36,7 +36,7 @@ def test_complex_rotations_are_exported(tmp_path: Path, exporter: Literal["torch
 
 
 def test_pairs_compute_what_complex_tensors_do() -> None:
-    """Products with pairs, numbers and complex buffers; what is not known for pairs is computed on complex numbers."""
+    """Products with pairs, numbers and complex buffers are computed on pairs; other functions on complex numbers."""
     values, buffer = torch.randn(2, 3, 2), torch.randn(3, dtype=torch.complex64)
     expected = torch.view_as_complex(values)
     with complex_as_pairs():
@@ -56,7 +56,7 @@ def test_pairs_compute_what_complex_tensors_do() -> None:
 
 
 def test_operators_of_python_take_pairs() -> None:
-    """As they take complex tensors; what writes into a pair is refused, not forgotten."""
+    """The operators accept pairs like complex tensors; an in-place operation on a pair is refused."""
     parts = torch.randn(3, 2)
     expected = torch.view_as_complex(parts)
     with complex_as_pairs():

@@ -14,7 +14,7 @@ from winml.modelkit.options import parse_options
 
 
 def test_config_defaults_are_those_of_the_issue() -> None:
-    """The exporter's own opset, folding, tags and verification on; everything that guesses or leaks is off."""
+    """The exporter's own opset, folding, tags and verification are the default; guesses and local paths are off."""
     config = WinMLExportConfig()
     assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
     assert (True, True, True) == (config.do_constant_folding, config.hierarchy, config.verify)
@@ -32,7 +32,7 @@ def test_config_defaults_are_those_of_the_issue() -> None:
     ],
 )
 def test_config_torch_module_has_one_form(value: Any, expected: Any) -> None:
-    """A word is a word in a list, too; lists of older files are read, in which none were named."""
+    """A word may be in a list; an empty list of an older file reads as no classes."""
     config = parse_options(WinMLExportConfig, {"torch_module": value}, "--export-config")
     assert expected == config.torch_module == WinMLExportConfig(torch_module=value).torch_module
     assert config == WinMLExportConfig.model_validate_json(config.model_dump_json())
@@ -40,19 +40,19 @@ def test_config_torch_module_has_one_form(value: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("value", ["", " , ", [""]])
 def test_config_torch_module_without_a_name_is_refused(value: Any) -> None:
-    """It is an unset variable more often than a request for no modules, which has a word."""
+    """An empty value is more often an unset variable than a request for no modules, which is the word ``none``."""
     with pytest.raises(ConfigError, match="torch_module"):
         parse_options(WinMLExportConfig, {"torch_module": value}, "--export-config")
 
 
 def test_config_torch_module_word_beside_classes_is_refused() -> None:
-    """``all`` and ``none`` leave nothing to name."""
+    """``all`` and ``none`` leave no classes to name."""
     with pytest.raises(ConfigError, match="torch_module: 'all'"):
         parse_options(WinMLExportConfig, {"torch_module": ["Linear", "all"]}, "--export-config")
 
 
 def test_config_json_reads_nested_specs() -> None:
-    """A JSON object becomes the same record as Python makes."""
+    """A JSON object gives the same record as Python objects."""
     text = """{"opset_version": 18, "torch_module": ["LayerNorm"], "input_tensors":
         [{"name": "ids", "shape": [1, "sequence"], "dtype": "int64", "value_range": [0, 9]}],
         "output_tensors": [{"name": "y", "shape": [], "dtype": "float32"}]}"""
@@ -82,7 +82,7 @@ def test_config_json_reads_nested_specs() -> None:
     ],
 )
 def test_config_wrong_value_is_an_error_that_names_it(value: dict[str, Any], words: str) -> None:
-    """The field, what is expected and what was given stand in one sentence."""
+    """The message names the field, the expectation and the value."""
     with pytest.raises(ConfigError) as caught:
         parse_options(WinMLExportConfig, value, "--export-config")
     assert caught.value.message.startswith("--export-config: ")
@@ -90,7 +90,7 @@ def test_config_wrong_value_is_an_error_that_names_it(value: dict[str, Any], wor
 
 
 def test_config_is_frozen() -> None:
-    """Options do not change once an export has them."""
+    """Options cannot change during an export."""
     with pytest.raises(pydantic.ValidationError, match="frozen"):
         WinMLExportConfig().verify = False  # type: ignore[misc]
 
@@ -113,7 +113,7 @@ def test_output_spec_disagreement_is_told(wanted: Any, actual: Any, words: str) 
 
 @pytest.mark.parametrize("key", ["input_tensors", "output_tensors"])
 def test_config_tensors_of_one_name_are_refused(key: str) -> None:
-    """Two tensors cannot share a name, and a list of none describes nothing."""
+    """Two tensors cannot share a name, and an empty list describes nothing."""
     tensor = {"name": "x", "shape": [1], "dtype": "float32"}
     with pytest.raises(ConfigError, match="each name"):
         parse_options(WinMLExportConfig, {key: [tensor, tensor]}, "--export-config")

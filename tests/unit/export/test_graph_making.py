@@ -1,4 +1,4 @@
-"""Which exporter is used, and is the reason told?"""
+"""Choice of the exporter, and its reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from winml.modelkit.export.loading import parameter_bytes
 
 
 class Normalization(nn.Module):
-    """Uses an operator TorchScript has no form of."""
+    """A model with an operator that TorchScript lacks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,19 +30,19 @@ class Normalization(nn.Module):
 
 
 class Outer(nn.Module):
-    """Holds it."""
+    """A model that holds the normalization."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Pass on."""
+        """Call the inner module."""
         return self.inner(values) * 2
 
 
 class Halves(nn.Module):
-    """Writes into a part of a tensor, which TorchScript loses without a word."""
+    """A model that writes into a part of a tensor, which TorchScript loses silently."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,24 +56,24 @@ class Halves(nn.Module):
 
 
 class Settling(nn.Module):
-    """Puts another module in place of its own when it first runs."""
+    """A model that replaces its inner module at its first run."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner: nn.Module = Outer(nn.Linear(4, 4))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Exchange it and pass on."""
+        """Replace the module and call the new one."""
         if isinstance(self.inner, Outer):
             self.inner = Halves()
         return self.inner(values).tanh()
 
 
 class Bessel(nn.Module):
-    """Uses an operator nobody has a form of."""
+    """A model with an operator that both exporters lack."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the operator."""
         return torch.special.bessel_j0(values)
 
 
@@ -88,12 +88,12 @@ class Bessel(nn.Module):
 def test_first_choice_is_what_is_asked_for(
     wanted: Literal["auto", "torchscript", "dynamo"], expected: ExporterUse
 ) -> None:
-    """Whatever the size of the weights; a reason stands wherever it is not the usual one."""
+    """The choice does not depend on the size of the weights; a reason is given unless the choice is the usual one."""
     assert expected == first_choice(WinMLExportConfig(exporter=wanted))
 
 
 def test_parameter_bytes_counts_tied_parameters_once_and_needs_no_storage() -> None:
-    """The size is known before anything is loaded."""
+    """The size is known before weights are loaded."""
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     model[1].weight = model[0].weight
@@ -101,7 +101,7 @@ def test_parameter_bytes_counts_tied_parameters_once_and_needs_no_storage() -> N
 
 
 def test_opset_of_dynamo_is_its_own_unless_one_is_asked_for() -> None:
-    """17 is TorchScript's; asked for, it is everybody's."""
+    """The opset 17 is TorchScript's; a requested opset applies to both exporters."""
     config = WinMLExportConfig()
     assert (17, 18) == (config.opset_for("torchscript"), config.opset_for("dynamo"))
     assert 17 == WinMLExportConfig(opset_version=17).opset_for("dynamo")
@@ -114,7 +114,7 @@ def export(model: nn.Module, folder: Path, **options: Any) -> Any:
 
 
 def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
-    """Module and operator stand in the result, in the sidecar and in the file; the graph is verified as any other."""
+    """Result, sidecar and file have the module and the operator; the graph is verified as any other."""
     result = export(Outer(Normalization()), tmp_path)
     assert (
         "dynamo, opset 18 (aten::rms_norm in module inner has no TorchScript form)" == result.only_part.exporter_words
@@ -131,7 +131,7 @@ def test_auto_takes_the_other_exporter_and_says_why(tmp_path: Path) -> None:
 def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if a newer torch had no such name: no AttributeError, and who asked for that exporter is told what works."""
+    """A newer torch may lack the name: the error is no AttributeError, and its hint names the other exporter."""
     monkeypatch.delattr(torch.jit, "_get_trace_graph")
     moved = f"torch {torch.__version__} has no torch.jit._get_trace_graph, which the exporter TorchScript needs"
     with pytest.raises(ExportError) as caught:
@@ -143,7 +143,7 @@ def test_exporter_whose_private_name_moved_is_told_and_the_other_is_taken(
 
 
 def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Path) -> None:
-    """What is asked for is used or fails; where both fail, both are named."""
+    """A requested exporter is used or fails; if both exporters fail, the error names both reasons."""
     with pytest.raises(ExportError, match=r"TorchScript.*ONNX.*aten::rms_norm"):
         export(Outer(Normalization()), tmp_path, exporter="torchscript")
     with pytest.raises(ExportError) as caught:
@@ -156,7 +156,7 @@ def test_forced_exporter_does_not_change_and_both_reasons_are_told(tmp_path: Pat
 
 
 def test_auto_makes_a_wrong_graph_anew_with_the_other_exporter(tmp_path: Path) -> None:
-    """TorchScript writes some wrong graphs without a word; forced, it ends there and no file is left."""
+    """TorchScript writes some wrong graphs silently; if it is requested, the export fails without a file."""
     result = export(Outer(Halves()), tmp_path)
     assert "dynamo" == result.only_part.exporter
     assert result.only_part.exporter_reason.startswith(
@@ -184,14 +184,14 @@ def test_second_choice_is_made_where_the_graph_is_at_fault(
     is_graph_wrong: bool,
     expected: str | None,
 ) -> None:
-    """A model that answers differently each time does so with any exporter."""
+    """A model with random outputs would fail with any exporter."""
     error = VerificationError("cannot verify: no", is_graph_wrong=is_graph_wrong)
     choice = second_choice(WinMLExportConfig(exporter=wanted), ExporterUse(used), error)
     assert expected == (choice.name if choice else None)
 
 
 def test_modules_exchanged_while_running_are_those_of_the_file(tmp_path: Path) -> None:
-    """The tree is of the modules that run from the second call on."""
+    """The tree has the modules that run from the second call on."""
     result = export(Settling(), tmp_path)
     tags = ["/Settling", "/Settling/Halves", "/Settling/Halves/Linear"]
     assert tags == [node.tag for node in result.only_part.tree]

@@ -1,4 +1,4 @@
-"""Tags from scopes, on graphs built by hand."""
+"""Tags from scopes, in graphs built by hand."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ LINEAR = ("", "block", "block.inner.linear")
 
 
 class Block(nn.Module):
-    """A layer inside an uncalled container."""
+    """A block with a layer inside an uncalled container."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.ModuleDict({"linear": nn.Linear(2, 2)})
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the layer."""
         return self.inner["linear"](values)
 
 
 class Model(nn.Module):
-    """Two blocks."""
+    """A model of two blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,20 +39,20 @@ class Model(nn.Module):
         self.other = Block()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call both."""
+        """Call both blocks."""
         return self.other(self.block(values))
 
 
 @pytest.fixture
 def tree() -> ModuleTree:
-    """The hierarchy of the model."""
+    """The tree of the model."""
     with record_calls(model := Model()) as trace:
         model(torch.ones(1, 2))
     return build_tree(trace)
 
 
 def chain(length: int) -> list[ir.Node]:
-    """Build nodes that each read what the one before made: ``x → n0 → n1 → …``."""
+    """Build nodes in a chain: ``x → n0 → n1 → …``."""
     value = ir.Value(name="x")
     nodes = []
     for number in range(length):
@@ -77,13 +77,16 @@ def chain(length: int) -> list[ir.Node]:
 def test_tag_for_scope_is_that_of_the_innermost_hierarchy_module(
     tree: ModuleTree, scope: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
-    """A hierarchy module tags directly, a layer inside it through its parent; the rest is the root's."""
+    """A hierarchy module tags its nodes directly, a layer inside it through its parent.
+
+    Other nodes get the root's tag.
+    """
     tag = NodeTagger(tree).tag_for(scope)
     assert expected == (tag.tag, tag.module, tag.source)
 
 
 def test_tag_nodes_writes_tag_and_namespace(tree: ModuleTree) -> None:
-    """The namespace is the whole scope in torch's words, plain layers included."""
+    """The namespace is the whole scope in torch's notation, plain layers included."""
     first, second, third = chain(3)
     NodeTagger(tree).tag_nodes({first: LINEAR, second: BLOCK, third: ROOT})
     assert ["parent", "direct", "root"] == [tag.source for node in (first, second, third) if (tag := read_tag(node))]
@@ -93,14 +96,14 @@ def test_tag_nodes_writes_tag_and_namespace(tree: ModuleTree) -> None:
 
 
 def test_tag_nodes_without_fallback_gives_unknown_scopes_to_the_root(tree: ModuleTree) -> None:
-    """Nothing is guessed unless asked for."""
+    """No scope is guessed unless requested."""
     first, unscoped, last = chain(3)
     NodeTagger(tree).tag_nodes({first: LINEAR, unscoped: (), last: BLOCK})
     assert "root" == read_tag(unscoped).source  # type: ignore[union-attr]
 
 
 def test_tag_nodes_with_fallback_takes_the_scope_neighbours_share(tree: ModuleTree) -> None:
-    """Asked for, a node without scope gets the longest one its neighbours have in common, and says so."""
+    """On request, a node without scope gets the longest common scope of its neighbours, and the source says so."""
     first, unscoped, last = chain(3)
     NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, unscoped: (), last: BLOCK})
     tag = read_tag(unscoped)
@@ -110,21 +113,21 @@ def test_tag_nodes_with_fallback_takes_the_scope_neighbours_share(tree: ModuleTr
 
 
 def test_tag_nodes_with_fallback_hands_scopes_on(tree: ModuleTree) -> None:
-    """A node whose scope was found helps the next one."""
+    """A node with a derived scope is a neighbour of the next one."""
     first, unscoped, also_lost = chain(3)
     NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, unscoped: (), also_lost: ()})
     assert ["operation", "operation"] == [tag.source for node in (unscoped, also_lost) if (tag := read_tag(node))]
 
 
 def test_tag_nodes_with_fallback_and_no_neighbour_gives_it_to_the_root(tree: ModuleTree) -> None:
-    """Where no neighbour is known there is nothing to go by."""
+    """Without neighbours there is no scope to derive."""
     (alone,) = chain(1)
     NodeTagger(tree, operation_fallback=True).tag_nodes({alone: ()})
     assert "root" == read_tag(alone).source  # type: ignore[union-attr]
 
 
 def test_tag_nodes_with_fallback_leaves_known_scopes(tree: ModuleTree) -> None:
-    """A traced scope is never overruled by neighbours."""
+    """Neighbours never overrule a traced scope."""
     first, second, third = chain(3)
     NodeTagger(tree, operation_fallback=True).tag_nodes({first: BLOCK, second: ("", "other"), third: BLOCK})
     tag = read_tag(second)
@@ -133,7 +136,10 @@ def test_tag_nodes_with_fallback_leaves_known_scopes(tree: ModuleTree) -> None:
 
 
 def test_neighbours_are_producers_and_readers() -> None:
-    """Those that make what a node reads and those that read what it makes; graph inputs and gaps have no maker."""
+    """Neighbours are the producers of a node's inputs and the readers of its outputs.
+
+    Graph inputs and omitted inputs have no producer.
+    """
     first, second, third = chain(3)
     assert [second] == neighbours(first)
     assert [first, third] == neighbours(second)
@@ -142,7 +148,7 @@ def test_neighbours_are_producers_and_readers() -> None:
 
 
 def test_shared_scope_is_the_longest_common_one() -> None:
-    """Only known scopes count, and where there are none there is none."""
+    """Only known scopes count; without any the result is empty."""
     first, second, third, unknown = chain(4)
     scopes = {first: LINEAR, second: BLOCK, third: ("", "other"), unknown: ()}
     assert BLOCK == shared_scope(scopes, [first, second, unknown])

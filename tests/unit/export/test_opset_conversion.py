@@ -1,4 +1,4 @@
-"""A graph of opset 18 is converted to an older one: same numbers, same metadata, no weight read."""
+"""Conversion of a graph of opset 18 to an older opset: same outputs, same metadata, no weight read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ graph (float[2, 6] x, float[40, 40] unread) => (float[2, 1] y, float[2, 3] a, fl
     y = Pad (mean, pads)
     a, b = Split <axis = 1, num_outputs = 2> (x)
 }"""
-"""Whose operators opset 18 changed."""
+"""Graph with operators that opset 18 changed."""
 
 
 def tagged(text: str) -> ir.Model:
-    """Parse a graph and put a mark on every node."""
+    """Parse a graph and tag every node."""
     model = ir.serde.deserialize_model(onnx.parser.parse_model(text))
     for position, node in enumerate(model.graph.all_nodes()):
         node.metadata_props["winml.hierarchy.tag"] = f"/Model/{position}"
@@ -31,7 +31,7 @@ def tagged(text: str) -> ir.Model:
 
 
 def give(model: ir.Model, name: str, weight: np.ndarray) -> None:
-    """Make a weight of a graph input."""
+    """Turn a graph input into a weight."""
     value = next(value for value in model.graph.inputs if value.name == name)
     model.graph.inputs.remove(value)
     value.const_value = ir.tensor(weight)
@@ -39,13 +39,13 @@ def give(model: ir.Model, name: str, weight: np.ndarray) -> None:
 
 
 def marks(model: ir.Model) -> list[str]:
-    """Return the marks of the nodes."""
+    """Return the tags of the nodes."""
     return [node.metadata_props["winml.hierarchy.tag"] for node in model.graph.all_nodes()]
 
 
 @pytest.mark.parametrize("wanted", [17, 15])
 def test_lowered_graph_answers_the_same_and_keeps_metadata(wanted: int, tmp_path: Path) -> None:
-    """Down to 17 node by node, below it by onnx's converter; the file is valid."""
+    """Down to 17 nodes are converted one by one, below 17 by onnx's converter; the file is valid."""
     weight = np.ones((40, 40), dtype=np.float32)
     model = tagged(CHANGED)
     give(model, "unread", weight)
@@ -86,7 +86,7 @@ def test_what_has_no_older_form_leaves_the_graph_as_it_was(node: str, words: str
 
 
 def test_what_the_converter_refuses_stays_at_17_with_its_weights() -> None:
-    """An operator that came with 17 cannot go below it."""
+    """An operator of opset 17 cannot be converted below it."""
     model = tagged("""<ir_version: 10, opset_import: ["": 18]>
     graph (float[2, 2000] x, float[2000] scale) => (y) { y = LayerNormalization (x, scale) }""")
     give(model, "scale", np.ones(2000, dtype=np.float32))
@@ -99,7 +99,7 @@ def test_what_the_converter_refuses_stays_at_17_with_its_weights() -> None:
 
 
 def test_what_the_converter_refuses_further_down_keeps_the_oldest_opset_it_reached() -> None:
-    """Pow is the same in 15 and 16, and onnx knows no way from 15 to 14: weights and marks come along to 15."""
+    """Pow is the same in 15 and 16, and onnx cannot convert it from 15 to 14: weights and tags reach 15."""
     model = tagged("""<ir_version: 10, opset_import: ["": 18]>
     graph (float[2, 2000] x, float[2000] scale) => (y) { a = Pow (x, x)  y = Mul (a, scale) }""")
     give(model, "scale", np.ones(2000, dtype=np.float32))

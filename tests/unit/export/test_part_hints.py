@@ -1,4 +1,4 @@
-"""What to do next where a part with a cache failed."""
+"""Hints after the failed export of a part with a cache."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ from winml.modelkit.models.caches.finding import no_cache_hint
     ids=["none", "another", "said already", "few bits"],
 )
 def test_graph_without_a_cache_is_named_once_and_where_it_helps(hint: str, expected: str) -> None:
-    """Too few bits are too few with and without a cache."""
+    """Quantization below the minimum SQNR fails with and without a cache, so its hint does not change."""
     assert expected == hint_with_cache(hint)

@@ -1,4 +1,4 @@
-"""What the reports of an export say: sidecar, Markdown, console and JSON record."""
+"""Reports of an export: sidecar, Markdown, console and JSON record."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from winml.modelkit.tags.tagging import Coverage
 
 
 class Model(nn.Module):
-    """Two leaves, the first called twice, and one that never runs."""
+    """A model of two leaves, the first called twice, and one that never runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,30 +38,30 @@ class Model(nn.Module):
         self.leaves[0].linear.bias.requires_grad_(False)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call them."""
+        """Call the leaves."""
         return torch.relu(self.leaves[0](self.leaves[1](self.leaves[0](values))))
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    """One export, told in every form."""
+    """One export for all reports."""
     torch.manual_seed(0)
     return export_pytorch(Model(), tmp_path_factory.mktemp("export") / "model.onnx", torch.randn(2, 4))
 
 
 def with_changed_part(result: ExportResult, **changes: Any) -> ExportResult:
-    """Return the result with another only part."""
+    """Return the result with a changed part."""
     return replace(result, parts=(replace(result.only_part, **changes),))
 
 
 def sidecar_of(result: ExportResult) -> dict[str, Any]:
-    """Return the sidecar as a program reads it."""
+    """Return the sidecar as parsed JSON."""
     sidecar: dict[str, Any] = json.loads(sidecar_json(result, result.only_part))
     return sidecar
 
 
 def test_sidecar_satisfies_its_schema(result: ExportResult) -> None:
-    """What is written is what the shipped schema describes, with and without a verification."""
+    """The shipped schema describes the sidecar with and without a verification."""
     jsonschema.Draft202012Validator.check_schema(sidecar_schema())
     jsonschema.validate(sidecar_of(result), sidecar_schema())
     assert ("schema_version", 2) == next(iter(sidecar_of(result).items()))
@@ -69,7 +69,7 @@ def test_sidecar_satisfies_its_schema(result: ExportResult) -> None:
 
 
 def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
-    """Nodes, coverage and sources agree with each other and with the written nodes."""
+    """Nodes, coverage and sources agree with each other and with the file."""
     sidecar = sidecar_of(result)
     statistics = sidecar["statistics"]
     assert {node.name: node.tag for node in result.only_part.nodes} == sidecar["nodes"]
@@ -81,7 +81,7 @@ def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
 
 
 def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
-    """Order, calls, parameters and depth of each module stand in the tree of modules."""
+    """The tree has order, calls, parameters and depth of each module."""
     sidecar = sidecar_of(result)
     root = sidecar["modules"]
     assert ("Model", "/Model", "", 0, 1, "custom", False) == tuple(
@@ -100,7 +100,7 @@ def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
 
 
 def test_sidecar_keeps_letters_of_every_language(result: ExportResult) -> None:
-    """Text is written as it is, for people who open the file."""
+    """Text is not escaped, for people who open the file."""
     other = with_changed_part(result, notes=("Größe: 模型",))
     text = sidecar_json(other, other.only_part)
     assert "Größe: 模型" in text
@@ -142,7 +142,7 @@ def _spoil(sidecar: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     ],
 )
 def test_sidecar_schema_refuses_what_formats_does_not_describe(result: ExportResult, path: str, value: Any) -> None:
-    """A key too many, one too few, or a value that cannot be is found."""
+    """An unknown key, a missing key and a wrong value are found."""
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(_spoil(sidecar_of(result), path, value), sidecar_schema())
 
@@ -157,7 +157,7 @@ def _section(report: str, title: str) -> str:
 
 
 def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> None:
-    """Summary, steps, inputs and outputs, modules, statistics, nodes by module: in this order."""
+    """The sections are, in this order: summary, steps, inputs and outputs, modules, statistics, nodes by module."""
     titles = re.findall(r"^##? (.+)$", markdown_of(result), re.MULTILINE)
     assert [
         "Export of Model",
@@ -170,7 +170,7 @@ def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> No
 
 
 def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> None:
-    """Each module stands below its parent with its path, its nodes and those below it, and its parameters."""
+    """Each module stands below its parent with path, own nodes, all nodes and parameters."""
     counts, nodes = result.only_part.node_counts(), len(result.only_part.nodes)
     expected = [
         "```text",
@@ -183,7 +183,7 @@ def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> Non
 
 
 def test_markdown_report_lists_every_node_once(result: ExportResult) -> None:
-    """The node table holds each node, under its module's tag."""
+    """The table has each node below the tag of its module."""
     section = markdown_of(result).split("## Nodes by module", 1)[1]
     for tag in {node.tag for node in result.only_part.nodes}:
         part = section.split(f"### `{tag}`\n", 1)[1].split("###", 1)[0]
@@ -201,19 +201,19 @@ def test_markdown_report_tables_are_whole_rows(result: ExportResult) -> None:
 
 
 def node_words(count: int) -> str:
-    """Return a number of nodes as a tree writes it."""
+    """Return a number of nodes as printed in a tree."""
     return f"{count} node{'' if count == 1 else 's'}"
 
 
 def told(result: ExportResult, limits: TreeLimits | None = None) -> str:
-    """Return what is printed into a pipe."""
+    """Return the text printed into a pipe."""
     stream = io.StringIO()
     print_document(export_document(result, limits), console_for(stream))
     return stream.getvalue()
 
 
 def test_console_tree_shows_modules_paths_and_counts(result: ExportResult) -> None:
-    """One line per module, indented by guides, without colour codes in a pipe."""
+    """A module is one line, indented by guides, without colour codes in a pipe."""
     text = told(result, TreeLimits()).partition("\n\n")[0]
     counts = result.only_part.node_counts()
     lines = [re.sub(r"^[├└─│ ]+", "", line) for line in text.splitlines()]
@@ -225,7 +225,7 @@ def test_console_tree_shows_modules_paths_and_counts(result: ExportResult) -> No
 
 
 def test_trees_count_nested_modules_into_every_module_above(result: ExportResult) -> None:
-    """The root of a tree stands for all nodes of the file, a module in the middle for those of its own and below."""
+    """The root counts all nodes of the file, an inner module its own nodes and those below it."""
     path, totals = result.only_part.tree.nodes[1].path, result.only_part.total_node_counts()
     assert len(result.only_part.nodes) == totals[""]
     deeper = replace(result.only_part.tree.nodes[2], parent=path)
@@ -236,13 +236,13 @@ def test_trees_count_nested_modules_into_every_module_above(result: ExportResult
 
 
 def test_trees_in_a_pipe_have_no_colour(result: ExportResult) -> None:
-    """Codes of a terminal are for terminals."""
+    """Colour codes are for terminals."""
     text = told(result, TreeLimits())
     assert "\x1b" not in text
 
 
 def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
-    """A module path that looks like markup is text."""
+    """A module path that looks like markup is printed as text."""
     tree = result.only_part.tree
     odd = replace(tree.nodes[1], path="a[red]b", tag="/Model/Leaf[bold].x")
     changed = copy.copy(tree)
@@ -251,7 +251,7 @@ def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
 
 
 def test_console_summary_tells_coverage_verification_and_files(result: ExportResult) -> None:
-    """What was made, in labelled lines; long ones are not cut."""
+    """The result is printed in labelled lines, and long lines are not cut."""
     text = told(with_changed_part(result, notes=("A long note. " * 20,)))
     count = len(result.only_part.nodes)
     assert "Model · 60 parameters" in text
@@ -262,7 +262,7 @@ def test_console_summary_tells_coverage_verification_and_files(result: ExportRes
 
 
 def test_console_summary_without_tags_names_no_sources(result: ExportResult) -> None:
-    """A file without hierarchy has no sources to tell."""
+    """A file without hierarchy has no sources."""
     bare = with_changed_part(result, coverage=Coverage(nodes=len(result.only_part.nodes), tagged=0, sources={}))
     assert "sources" not in told(bare)
     assert "sources" in told(result)
@@ -288,7 +288,7 @@ def test_result_record_is_json(result: ExportResult) -> None:
 
 
 def test_files_have_the_sizes_they_were_written_with(result: ExportResult) -> None:
-    """The sizes told are those of the files, the model first."""
+    """The sizes are those of the files, the model first."""
     assert [result.only_part.model_path, result.only_part.model_path.with_name("model_htp_metadata.json")] == [
         file.path for file in result.files
     ]
@@ -296,7 +296,7 @@ def test_files_have_the_sizes_they_were_written_with(result: ExportResult) -> No
 
 
 def test_sidecar_infinite_difference_is_null(result: ExportResult, tmp_path: Path) -> None:
-    """JSON has no infinity; a difference that is one is null, and the sidecar still fits its schema."""
+    """JSON has no infinity; an infinite difference is null, and the sidecar still fits its schema."""
     draws = [{"y": np.float32([1.0])}, {"y": np.float32([2.0])}]
     wrong = compare_outputs(draws, [{"y": np.float32([[1.0]])}, {"y": np.float32([np.nan])}])
     wrong = replace(wrong, assumed=())
@@ -308,7 +308,7 @@ def test_sidecar_infinite_difference_is_null(result: ExportResult, tmp_path: Pat
 
 
 def test_adapted_sidecar_prints_no_control_character() -> None:
-    """Foreign names keep their meaning, and turn no line around."""
+    """Foreign names keep their value, but the text has no character that reverses a line."""
     earlier: dict[str, Any] = {"statistics": {}, "outputs": {}, "notes": []}
     file = DescribedFile("0", (("model.onnx", 1),), {"a\u202eb": "/Net"}, (), Coverage(1, 1, {}))
     text = adapted_sidecar_json(earlier, file)

@@ -1,4 +1,4 @@
-"""Which tokens may stand at the beginning and the end of what an encoder-decoder writes?"""
+"""First and last tokens that an encoder-decoder may generate."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from winml.modelkit.onnx.bundle import TextTokens
 
 
 def folder(path: Path, generation: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
-    """Write the files beside a model."""
+    """Write the config files beside a model."""
     (path / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     (path / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
     return path
 
 
 def chosen(beginning: DecoderPrompt, position: int, *, is_last: bool = False) -> set[int]:
-    """Return the tokens of six that may stand at a place."""
+    """Return the allowed tokens of six at a position."""
     scores = beginning.scores(np.zeros(6, np.float32), position, is_last=is_last)
     return {int(token) for token in np.flatnonzero(np.isfinite(scores))}
 
 
 def test_forced_tokens_of_a_translator_are_the_first_and_the_last(tmp_path: Path) -> None:
-    """The language is told by the first token; the longest text ends all the same."""
+    """The first token is the language; the longest text still ends with the last token."""
     written = {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1}
     beginning, settings = read_decoder_prompt(folder(tmp_path, written))
     assert (2, {4}, {1}) == (beginning.start, chosen(beginning, 1), chosen(beginning, 9, is_last=True))
@@ -40,7 +40,10 @@ def test_forced_tokens_of_a_translator_are_the_first_and_the_last(tmp_path: Path
 
 
 def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) -> None:
-    """As in Whisper: a language, the task, no times; then suppressed tokens stand nowhere, others not first."""
+    """Whisper begins with a language, the task and no timestamps.
+
+    Then suppressed tokens are never allowed, and others not at first.
+    """
     written = {
         "decoder_start_token_id": 0,
         "forced_decoder_ids": [[1, None], [2, 3]],
@@ -57,14 +60,14 @@ def test_language_that_nobody_named_is_chosen_among_languages(tmp_path: Path) ->
 
 
 def test_what_only_transformers_knows_is_left_to_its_loop(tmp_path: Path) -> None:
-    """Beams are not ours; the first token may stand in the config alone."""
+    """Beam search is left to transformers; the first token may be in config.json alone."""
     beginning, settings = read_decoder_prompt(folder(tmp_path, {"num_beams": 4}, {"decoder_start_token_id": 7}))
     assert 7 == beginning.start
     assert {"num_beams": 4} == settings.for_transformers
 
 
 def test_what_the_graph_says_stands_before_the_files(tmp_path: Path) -> None:
-    """The first token, and those that end a text; where it names no end, the files do."""
+    """First token and end tokens of the graph's metadata win; without an end token the files decide."""
     path = folder(tmp_path, {"bos_token_id": 7, "eos_token_id": 8})
     beginning, settings = read_decoder_prompt(path, TextTokens(3, (4, 5)))
     assert (3, (4, 5)) == (beginning.start, settings.eos_token_ids)
@@ -72,7 +75,7 @@ def test_what_the_graph_says_stands_before_the_files(tmp_path: Path) -> None:
 
 
 def test_folder_that_names_no_first_token_is_refused(tmp_path: Path) -> None:
-    """Any token would begin another text."""
+    """A guessed first token would give another text."""
     with pytest.raises(InputError, match="decoder_start_token_id"):
         read_decoder_prompt(folder(tmp_path, {}))
 
@@ -99,7 +102,7 @@ WHISPER: dict[str, Any] = {
 def test_language_and_task_are_those_of_the_files(
     tmp_path: Path, told: dict[str, Any], config: dict[str, Any], expected: list[set[int]]
 ) -> None:
-    """As transformers begins what Whisper writes; what is forced counts where neither is named."""
+    """The tokens are those that transformers forces for Whisper; forced tokens of the files count without a request."""
     beginning, _ = read_decoder_prompt(folder(tmp_path, {**WHISPER, **told}, config))
     assert expected == [chosen(beginning, place) for place in (1, 2, 3)]
 
@@ -115,13 +118,13 @@ def test_language_and_task_are_those_of_the_files(
     ids=str,
 )
 def test_beginning_that_cannot_be_written_is_refused(tmp_path: Path, told: dict[str, Any]) -> None:
-    """The text would be another one."""
+    """Without the language or task the text would be another one."""
     with pytest.raises(InputError, match=next(iter(told))):
         read_decoder_prompt(folder(tmp_path, {**WHISPER, **told}))
 
 
 def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> None:
-    """As transformers reads an older checkpoint."""
+    """A forced token of an older checkpoint is read from config.json, as in transformers."""
     path = folder(tmp_path, {}, {"decoder_start_token_id": 2, "forced_bos_token_id": 4, "forced_eos_token_id": 1})
     (path / "generation_config.json").unlink()
     beginning, _ = read_decoder_prompt(path)
@@ -141,6 +144,6 @@ def test_config_tells_forced_tokens_where_nothing_else_does(tmp_path: Path) -> N
 def test_positions_are_those_of_encoder_and_decoder(
     tmp_path: Path, config: dict[str, Any], limits: tuple[int | None, int | None]
 ) -> None:
-    """Relative positions limit nothing."""
+    """Relative positions set no limit."""
     path = folder(tmp_path, {}, config)
     assert limits == (position_limit(path, "encoder"), position_limit(path))

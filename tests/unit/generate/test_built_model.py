@@ -1,4 +1,4 @@
-"""Is a built model called like the one it was made from, and does it answer alike?"""
+"""Calls and outputs of a built model, compared with its source model."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PLAIN = {"quant": None, "compile": None}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of these tests' own."""
+    """Set a cache for these tests."""
     monkeypatch.setenv("WINML_CACHE", str(tmp_path_factory.getbasetemp() / "inference-cache"))
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small BERT that classifies text."""
+    """A checkpoint of a small BERT for text classification."""
     folder = tmp_path_factory.mktemp("bert")
     return save_checkpoint("bert", folder, class_name="BertForSequenceClassification", num_labels=3, pad_token_id=7)
 
@@ -49,12 +49,12 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> WinMLModel:
 
 
 def tokens(length: int, rows: int = 1) -> torch.Tensor:
-    """Return some token ids."""
+    """Return token ids."""
     return torch.arange(rows * length).reshape(rows, length) % 90 + 5
 
 
 def reference(model: Any, **inputs: torch.Tensor) -> Any:
-    """Ask PyTorch."""
+    """Run PyTorch."""
     with torch.no_grad():
         return model(**inputs)
 
@@ -70,7 +70,7 @@ def test_model_answers_with_the_record_of_its_class(encoder: WinMLModel) -> None
 
 
 def test_short_rows_are_filled_up_and_cut_again(encoder: WinMLModel) -> None:
-    """A static graph answers a shorter text as PyTorch does, in its length."""
+    """A static graph gives the outputs of PyTorch for a shorter text, in the text's length."""
     expected = reference(build_model("bert"), input_ids=tokens(5))
     actual = encoder(tokens(5))
     assert (1, 5, 32) == tuple(actual.last_hidden_state.shape)
@@ -79,7 +79,7 @@ def test_short_rows_are_filled_up_and_cut_again(encoder: WinMLModel) -> None:
 
 
 def test_inputs_come_by_name_in_order_or_as_a_mapping(encoder: WinMLModel) -> None:
-    """As a tokenizer returns them, as keywords, as positions; int32 is taken as well."""
+    """A tokenizer's encoding, keywords, positions, int32 and numpy arrays are accepted."""
     ids, ones = tokens(LENGTH), torch.ones(1, LENGTH, dtype=torch.int64)
     encoding = transformers.BatchEncoding({"input_ids": ids, "attention_mask": ones})
     answers = [encoder(encoding), encoder(**encoding), encoder(ids, ones), encoder(ids.int()), encoder(ids.numpy())]
@@ -99,13 +99,13 @@ def test_inputs_come_by_name_in_order_or_as_a_mapping(encoder: WinMLModel) -> No
 def test_inputs_the_graph_does_not_take_are_refused(
     encoder: WinMLModel, inputs: dict[str, torch.Tensor], words: str
 ) -> None:
-    """The message says what was given and what is taken."""
+    """The message names the input and the expected inputs."""
     with pytest.raises(UsageError, match=words):
         encoder(**inputs)
 
 
 def test_short_rows_without_a_filler_are_told_how_to_get_one(encoder: WinMLModel) -> None:
-    """Rows that are too long are not."""
+    """The hint for short rows names the option; rows that are too long have another hint."""
     plain = WinMLModel(encoder.path)
     with pytest.raises(UsageError, match="pad_token_id="):
         plain(tokens(5))
@@ -121,7 +121,7 @@ def exported(model: Any, path: Path, **options: Any) -> WinMLModel:
 
 
 def test_model_that_sees_its_padding_is_refused(tmp_path: Path) -> None:
-    """A convolution over the tokens heeds no mask: PyTorch answers the short row otherwise."""
+    """A convolution over the tokens ignores the mask, so PyTorch gives a short row other outputs."""
     config = transformers.ConvBertConfig(
         vocab_size=120, hidden_size=32, embedding_size=32, num_hidden_layers=1, num_attention_heads=4,
         intermediate_size=37, max_position_embeddings=64, conv_kernel_size=3,
@@ -135,7 +135,7 @@ def test_model_that_sees_its_padding_is_refused(tmp_path: Path) -> None:
 
 
 def test_quantized_model_takes_short_rows(encoder: WinMLModel, tmp_path: Path) -> None:
-    """The scale of its activations is that of the padding as well: another filler rounds all tokens anew."""
+    """The scale of the activations includes the padding, so another pad token changes the rounding of all tokens."""
     model = WinMLAutoModel.from_onnx(encoder.path, precision="int8", pad_token_id=0)
     expected = reference(build_model("bert"), input_ids=tokens(5))
     # Rounding to 8 bits: about 20 dB here, a tenth of the values.
@@ -144,7 +144,7 @@ def test_quantized_model_takes_short_rows(encoder: WinMLModel, tmp_path: Path) -
 
 
 def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> None:
-    """GPT-2 finds the last token by the filler: another filler gives another answer, and nothing leaks."""
+    """GPT-2 finds the last token by the pad token, so another one would give other outputs."""
     options = {"num_labels": 3, "pad_token_id": 0}
     model = build_model("gpt2", class_name="GPT2ForSequenceClassification", **options)
     expected = reference(model, input_ids=tokens(5), attention_mask=torch.ones_like(tokens(5)))
@@ -153,7 +153,7 @@ def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> N
 
 
 def test_model_of_another_task_is_refused(encoder: WinMLModel, tmp_path: Path, checkpoint: Path) -> None:
-    """A file says what it was exported for."""
+    """The metadata of a file has its task."""
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
     other = winml.modelkit.WinMLModelForQuestionAnswering
     with pytest.raises(TaskError, match=r"for question-answering.* text-class"):
@@ -162,7 +162,7 @@ def test_model_of_another_task_is_refused(encoder: WinMLModel, tmp_path: Path, c
 
 
 def test_from_pretrained_builds_loads_and_names_the_class_inspect_prints(checkpoint: Path) -> None:
-    """The filler comes from the config of the checkpoint."""
+    """The pad token is read from the config of the checkpoint."""
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
     assert "WinMLModelForSequenceClassification" == type(model).__name__
     assert isinstance(model, winml.modelkit.WinMLModelForSequenceClassification)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def test_from_pretrained_builds_loads_and_names_the_class_inspect_prints(checkpo
 
 
 def test_folder_of_an_export_is_loaded_like_its_file(tmp_path: Path, checkpoint: Path) -> None:
-    """Config and filler are found in it; what says how a checkpoint is read has no meaning any more."""
+    """Config and pad token are in the folder; an option for loading a checkpoint is refused."""
     export_checkpoint = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint
     export_checkpoint(ModelRequest(str(checkpoint)), tmp_path / "exported" / "small.onnx")
     model = WinMLAutoModel.from_pretrained(tmp_path / "exported", config=PLAIN)
@@ -198,7 +198,7 @@ def write_tokenizer(folder: Path, **special: str) -> transformers.PreTrainedToke
 
 
 def test_pipeline_takes_rows_of_any_length(tmp_path: Path) -> None:
-    """Batch and sequence are open where nothing is said of sizes, and labels come from the config in the folder."""
+    """Without requested sizes, batch and sequence are dynamic, and labels come from the config in the folder."""
     checkpoint = save_checkpoint("bert", tmp_path / "c", class_name="BertForSequenceClassification", num_labels=3)
     tokenizer = write_tokenizer(checkpoint, pad_token="[PAD]")
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
@@ -220,7 +220,7 @@ def test_pipeline_takes_rows_of_any_length(tmp_path: Path) -> None:
 
 
 def test_filler_of_the_tokenizer_is_taken_where_the_config_has_none(tmp_path: Path) -> None:
-    """It is in the folder that was built, which holds the checkpoint's tokenizer."""
+    """The built folder holds the checkpoint's tokenizer."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", pad_token_id=None)
     write_tokenizer(checkpoint, pad_token="[PAD]")
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config={**PLAIN, "export": {"dynamic_batch": False}})
@@ -230,7 +230,7 @@ def test_filler_of_the_tokenizer_is_taken_where_the_config_has_none(tmp_path: Pa
 
 
 def test_model_that_takes_no_open_sequence_gets_an_open_batch(tmp_path: Path) -> None:
-    """What was found out is remembered, so that the second time nothing is tried."""
+    """The choice of sizes is stored, so the second call builds nothing."""
     checkpoint = save_checkpoint("vit", tmp_path)
     model = WinMLAutoModel.from_pretrained(str(checkpoint), config=PLAIN)
     assert ["batch_size"] == [size for item in model.inputs for size in item.shape if isinstance(size, str)]
@@ -240,7 +240,7 @@ def test_model_that_takes_no_open_sequence_gets_an_open_batch(tmp_path: Path) ->
 
 
 def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:
-    """And refuses another."""
+    """The class refuses another task."""
     name = "WinMLModelForFeatureExtraction"
     model = getattr(winml.modelkit, name).from_pretrained(str(checkpoint), config=PLAIN)
     assert {"last_hidden_state", "pooler_output"} == set(model(tokens(4)))
@@ -249,7 +249,7 @@ def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:
 
 
 def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
-    """A file that names no transformers class gives its outputs under their names."""
+    """Outputs of a file without a transformers class have the names of the file."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     x = torch.randn(2, 4)
     path = export_pytorch(module, tmp_path / "net.onnx", x, config=WinMLExportConfig(dynamic_axes={"input": {0: "n"}}))
@@ -258,7 +258,7 @@ def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
 
 
 def test_every_task_has_a_class_and_unknown_ones_are_refused() -> None:
-    """They are made from the task table, so none can be missing."""
+    """The classes are made from the table of tasks, so each task has one."""
     for task in TASKS:
         assert task == getattr(winml.modelkit, inference_class(task)).main_task
     with pytest.raises(AttributeError, match="WinMLModelForNothing"):

@@ -1,4 +1,4 @@
-"""Are tokens chosen as transformers chooses them, and states handed on as the file says?"""
+"""Choice of tokens and transfer of states during generation."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from winml.modelkit.ort.sessions import Session
 
 
 class _Processors(GenerationMixin):
-    """What transformers makes its processors of."""
+    """Arguments from which transformers makes its processors."""
 
     config = LlamaConfig()
 
 
 @pytest.fixture
 def graph(tmp_path: Path) -> DecoderGraph:
-    """The decoder whose logits are the sum of all tokens mod 8."""
+    """The decoder with the sum of all tokens mod 8 as logits."""
     return DecoderGraph(Session(counting_graph(tmp_path / "counting.onnx")))
 
 
@@ -67,7 +67,7 @@ def test_scores_are_those_of_transformers_processors(step: GenerationSettings) -
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    """Three quarters of the draws are of the token with that probability, and a seed gives the same ones again."""
+    """Three quarters of the draws are the token of that probability, and a seed repeats its draws."""
     logits = np.log(np.array([0.75, 0.25, 1e-9]))
     step = GenerationSettings(is_sampled=True, top_k=2)
     drawn = [choose_token(logits, [], step, np.random.default_rng(seed)) for seed in range(400)]
@@ -77,7 +77,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 
 def test_state_of_any_kind_is_handed_from_step_to_step(graph: DecoderGraph) -> None:
-    """A recurrent state starts with zeros and goes where ``winml.part`` says; nothing of its name counts."""
+    """A recurrent state starts with zeros and feeds the input named in ``winml.part``, whatever its own name."""
     settings = GenerationSettings(max_new_tokens=4)
     tokens = list(generate_tokens(graph, [1, 2], settings))
     # 1 + 2 = 3; + 3 = 6; + 6 = 12, mod 8 = 4; + 4 = 16, mod 8 = 0
@@ -87,7 +87,7 @@ def test_state_of_any_kind_is_handed_from_step_to_step(graph: DecoderGraph) -> N
 
 
 def test_tokens_of_language_and_task_are_no_new_ones(graph: DecoderGraph) -> None:
-    """As many are written after them as were asked for; the last place of all is that of the token that ends a text."""
+    """The requested number of tokens follows them; the last position holds the token that ends a text."""
     settings = GenerationSettings(max_new_tokens=2)
     beginning = DecoderPrompt(1, prompt_places=2, allowed={1: (5,), 2: (7,)}, last=0)
     tokens = [entry.token for entry in generate_tokens(graph, [1], settings, beginning=beginning)]
@@ -96,7 +96,7 @@ def test_tokens_of_language_and_task_are_no_new_ones(graph: DecoderGraph) -> Non
 
 
 def test_rows_of_a_cache_can_be_taken_in_another_order(graph: DecoderGraph) -> None:
-    """As beams are; a copy made before stays as it was."""
+    """Beam search reorders rows; an earlier copy stays unchanged."""
     cache = graph.empty_cache(2)
     graph.run(np.array([[1], [5]]), cache=cache)
     kept = cache.__copy__()
@@ -107,7 +107,7 @@ def test_rows_of_a_cache_can_be_taken_in_another_order(graph: DecoderGraph) -> N
 
 
 def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) -> None:
-    """It is named, and so is one of another number of rows."""
+    """The error names the other model, or the two numbers of rows."""
     other = DecoderGraph(Session(counting_graph(tmp_path / "other.onnx")))
     with pytest.raises(UsageError, match=r"other\.onnx: .*counting\.onnx"):
         graph.run(np.array([[1]]), cache=other.empty_cache(1))
@@ -116,7 +116,7 @@ def test_cache_of_another_model_is_refused(graph: DecoderGraph, tmp_path: Path) 
 
 
 def test_padding_leaves_a_state_of_one_size_as_it_was(tmp_path: Path) -> None:
-    """A padded batch gives each row the logits it has alone, with runs of any number of tokens and of one."""
+    """Each row of a padded batch has the logits that it has alone, in runs of one token or of several."""
     tokens, mask = np.array([[7, 7, 1, 2], [3, 1, 2, 1]]), np.array([[0, 0, 1, 1], [1, 1, 1, 1]])
     files = [
         counting_graph(tmp_path / "any.onnx"),
@@ -136,7 +136,7 @@ def test_padding_leaves_a_state_of_one_size_as_it_was(tmp_path: Path) -> None:
 
 
 def test_padding_that_nothing_hides_is_refused(tmp_path: Path) -> None:
-    """A cache that grows would hold it, and there is no mask; a mask that hides nothing is accepted."""
+    """A growing cache without a mask would hold the padding; a mask without padding is accepted."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
         growing (int64[batch, tokens] input_ids, float[batch, 1, past, 1] "past_key_values.0.key")
@@ -158,14 +158,14 @@ def test_padding_that_nothing_hides_is_refused(tmp_path: Path) -> None:
 
 
 def test_rows_a_static_graph_does_not_take_are_refused(tmp_path: Path) -> None:
-    """The message says how many it was built for."""
+    """The message has the number of rows in the graph."""
     graph = DecoderGraph(Session(counting_graph(tmp_path / "one.onnx", batch="1")))
     with pytest.raises(UsageError, match=r"'input_ids' .*int64\[2, 1\], .*int64\[1, sequence\]"):
         graph.run(np.ones((2, 1), np.int64))
 
 
 def test_graph_that_does_not_generate_is_refused(tmp_path: Path) -> None:
-    """By what it answers, or by an input that no step could feed."""
+    """The error names the outputs, or an input that no step can feed."""
     texts = {
         "answers": "m (int64[b, s] input_ids) => (int64[b, s] y) { y = Neg (input_ids) }",
         "takes": "m (int64[b, s, v] input_ids, int64[b, s, v] x) => (int64[b, s, v] logits)"
@@ -185,7 +185,7 @@ def test_graph_that_does_not_generate_is_refused(tmp_path: Path) -> None:
 
 
 def test_settings_are_those_of_the_files_and_of_the_user(tmp_path: Path) -> None:
-    """A key that only transformers' loop knows is kept for it; neutral ones ask for nothing."""
+    """A key that only transformers' loop supports is kept for it; a neutral value is ignored."""
     record = {"do_sample": True, "temperature": 0.5, "eos_token_id": [1, 2], "num_beams": 1, "no_repeat_ngram_size": 3}
     (tmp_path / "generation_config.json").write_text(json.dumps(record), encoding="utf-8")
     (tmp_path / "config.json").write_text('{"text_config": {"n_positions": 30}}', encoding="utf-8")
@@ -199,7 +199,7 @@ def test_settings_are_those_of_the_files_and_of_the_user(tmp_path: Path) -> None
 
 
 def test_text_stays_within_the_positions_of_the_model() -> None:
-    """A length nobody asked for is shortened; what was asked for is refused with what would fit."""
+    """A default length is shortened; a requested one is refused with the largest that fits."""
     settings = GenerationSettings()
     assert 20 == settings.fitted(10, 30).max_new_tokens
     asked = settings.updated(max_new_tokens=21, temperature=None, top_p=None, seed=0)
@@ -212,7 +212,7 @@ def test_text_stays_within_the_positions_of_the_model() -> None:
 
 
 def test_max_length_of_the_files_counts_the_prompt(tmp_path: Path) -> None:
-    """As in transformers: it yields to a length of new tokens, and a prompt that fills it leaves nothing to write."""
+    """``max_new_tokens`` replaces it, and a prompt of that length is refused."""
     file = tmp_path / "generation_config.json"
     file.write_text('{"max_length": 20}')
     settings = read_settings(tmp_path)
@@ -227,7 +227,7 @@ def test_max_length_of_the_files_counts_the_prompt(tmp_path: Path) -> None:
 
 
 def test_tokenizer_of_a_file_reads_and_writes_as_that_of_transformers(tmp_path: Path) -> None:
-    """Without transformers: the same tokens, the same text, letters of several tokens whole; and the chat template."""
+    """Tokens, text, characters of several tokens and the chat template are equal without transformers."""
     save_tokenizer(tmp_path)
     ours, theirs = read_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = "the König was 🦉 not a model"
@@ -240,7 +240,7 @@ def test_tokenizer_of_a_file_reads_and_writes_as_that_of_transformers(tmp_path: 
 
 
 def test_graph_that_reads_one_token_in_each_run_is_given_the_prompt_one_by_one(tmp_path: Path) -> None:
-    """As those are whose states are computed from token to token; the logits are those of the whole prompt."""
+    """Some decoders compute states token by token; the logits are those of the whole prompt."""
     path = counting_graph(tmp_path / "single.onnx", sequence="1", mask="1")
     graph = DecoderGraph(Session(path))
     cache = graph.empty_cache(1)

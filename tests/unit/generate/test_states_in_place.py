@@ -1,4 +1,4 @@
-"""Are the states of a decoder that an operator adds to in place those of a run that copies them?"""
+"""States that an operator updates in place, compared with copied ones."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from winml.modelkit.ort.sessions import Session
 
 
 class _CopyingSession(Session):
-    """A session whose states are replaced in each run."""
+    """A session that replaces the states in each run."""
 
     takes_states_in_place = False
 
 
 def _write_decoder(path: Path, *, extra: str = "", extra_output: str = "") -> Path:
-    """Write a decoder of one attention with two heads, whose keys and values are the vectors of its tokens."""
+    """Write a decoder of one attention with two heads, with the vectors of its tokens as keys and values."""
     model = onnx.parser.parse_model(f"""
         <ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1],
          metadata_props: ["winml.part": "{{\\"name\\": \\"model\\", \\"of\\": [\\"model\\"], \\"feeds\\": [
@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_tokens_are_those_of_states_that_are_copied(path: Path) -> None:
-    """The text is longer than the first room, so that its states move twice."""
+    """The text exceeds the first capacity, so the states move twice."""
     settings = GenerationSettings(max_new_tokens=450)
     in_place, copied = (
         [entry.token for entry in generate_tokens(DecoderGraph(kind(path)), [5, 9, 2], settings)]
@@ -75,7 +75,7 @@ def test_tokens_are_those_of_states_that_are_copied(path: Path) -> None:
 
 
 def test_head_size_that_the_graph_leaves_open_is_that_of_the_config_of_genai(path: Path) -> None:
-    """As genai's builder writes it; a config that lacks it is refused with the file."""
+    """The builder of genai leaves the head size dynamic; a config without it is an error with the file's name."""
     settings = GenerationSettings(max_new_tokens=9)
     expected = [entry.token for entry in generate_tokens(DecoderGraph(Session(path)), [5, 9, 2], settings)]
     model = onnx.load(path)
@@ -103,7 +103,7 @@ def test_files_of_a_model_are_beside_it_although_there_is_a_config_above(path: P
 
 
 def test_run_writes_into_the_memory_of_the_run_before(path: Path) -> None:
-    """What is counted are the tokens, without the room for more."""
+    """The size of the cache counts the tokens, without spare capacity."""
     graph = DecoderGraph(Session(path))
     cache = graph.empty_cache(1)
     graph.run(np.array([[1, 2, 3]]), cache=cache)
@@ -115,7 +115,7 @@ def test_run_writes_into_the_memory_of_the_run_before(path: Path) -> None:
 
 
 def test_copy_of_a_cache_stays_what_it_is(path: Path) -> None:
-    """Two texts that begin alike end as if each had been written alone, whichever goes on first; so do rows."""
+    """Two texts with a common beginning continue as if generated alone, in either order; so do rows."""
     graph, copying = DecoderGraph(Session(path)), DecoderGraph(_CopyingSession(path))
     logits = {}
     for name, decoder in (("in place", graph), ("copied", copying)):
@@ -130,7 +130,7 @@ def test_copy_of_a_cache_stays_what_it_is(path: Path) -> None:
 
 
 def test_rewound_cache_answers_as_before(path: Path) -> None:
-    """A step that is measured again and again starts from the same tokens."""
+    """A step that is measured repeatedly starts from the same tokens."""
     graph = DecoderGraph(Session(path))
     cache = graph.empty_cache(1)
     graph.run(np.array([[1, 2, 3]]), cache=cache)
@@ -143,7 +143,7 @@ def test_rewound_cache_answers_as_before(path: Path) -> None:
 
 
 def test_state_with_another_reader_is_copied(tmp_path: Path) -> None:
-    """A node that reads all of a state would read its spare room as well."""
+    """A node that reads a whole state would also read its spare capacity."""
     path = _write_decoder(
         tmp_path / "read.onnx",
         extra="seen = ReduceSum <keepdims = 0> (past_key)",

@@ -1,4 +1,4 @@
-"""Inspecting a model tells what an export will be, from whatever names it, and reads no weight."""
+"""Inspection of a model: facts of a future export, from every kind of source, without reading weights."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def bert(tmp_path: Path) -> Path:
 
 
 def printed(record: InspectedModel, *, verbose: bool = False) -> str:
-    """Return what a terminal would show."""
+    """Return the text for a terminal."""
     stream = io.StringIO()
     print_document(model_inspection_document(record), console_for(stream), verbose=verbose)
     return stream.getvalue()
 
 
 def test_inspect_folder_tells_the_export(bert: Path) -> None:
-    """Task with its rule, classes, inputs, outputs, parameters and weight files are all there."""
+    """The record has the task with its rule, classes, inputs, outputs, parameters and weight files."""
     seen = inspect_model(ModelRequest(str(bert)))
     assert ("feature-extraction", "from the architecture BertModel in the config") == (
         seen.info.task,
@@ -79,7 +79,7 @@ def test_inspect_folder_tells_the_export(bert: Path) -> None:
 
 
 def test_inspect_folder_without_weights_differs_in_the_weights_only(bert: Path) -> None:
-    """The weight file is not needed, and not read: damaged is as good as absent."""
+    """The weight file is not read, so a missing one changes only the entry ``weights``."""
     whole = inspect_model(ModelRequest(str(bert)), hierarchy=True).as_record()
     (bert / "model.safetensors").unlink()
     without = inspect_model(ModelRequest(str(bert)), hierarchy=True).as_record()
@@ -89,7 +89,7 @@ def test_inspect_folder_without_weights_differs_in_the_weights_only(bert: Path) 
 
 
 def test_inspect_damaged_weights_are_a_note(bert: Path) -> None:
-    """Whoever only looks is not stopped."""
+    """A damaged file does not stop an inspection."""
     (bert / "model.safetensors").write_bytes(b"\x00" * 4)
     seen = inspect_model(ModelRequest(str(bert)))
     assert None is seen.weights
@@ -97,7 +97,7 @@ def test_inspect_damaged_weights_are_a_note(bert: Path) -> None:
 
 
 def test_inspect_config_file_and_processor_files(bert: Path) -> None:
-    """A config.json does, and the files beside it name the classes."""
+    """A config.json is a source, and the files beside it name the processor classes."""
     (bert / "tokenizer_config.json").write_text('{"tokenizer_class": "SpecialTokenizer"}', encoding="utf-8")
     seen = inspect_model(ModelRequest(str(bert / "config.json")))
     assert [("SpecialTokenizer", "tokenizer_config.json")] == [
@@ -106,21 +106,21 @@ def test_inspect_config_file_and_processor_files(bert: Path) -> None:
 
 
 def test_inspect_model_type_needs_no_checkpoint() -> None:
-    """The default config of a type is a model, too."""
+    """The default config of a model type is a source."""
     seen = inspect_model(ModelRequest(""), model_type="distilbert")
     assert ("DistilBertModel", "type") == (seen.info.class_name, seen.info.source_kind)
     assert seen.parameter_count > 60_000_000
 
 
 def test_inspect_unknown_model_type_names_the_nearest() -> None:
-    """A typo is told."""
+    """A typo gets a suggestion."""
     with pytest.raises(UsageError, match="--model-type brt: unknown") as caught:
         inspect_model(ModelRequest(""), model_type="brt")
     assert "bert" in caught.value.hint
 
 
 def test_inspect_script_shows_its_tree_and_what_never_ran(tmp_path: Path) -> None:
-    """A factory's module is run without its values; containers are not called silent."""
+    """The module of a factory runs without values; containers are not listed as never run."""
     (tmp_path / "net.py").write_text(SCRIPT, encoding="utf-8")
     seen = inspect_model(ModelRequest(f"{tmp_path / 'net.py'}:build"), hierarchy=True)
     assert seen.tree is not None
@@ -133,7 +133,7 @@ def test_inspect_script_shows_its_tree_and_what_never_ran(tmp_path: Path) -> Non
 
 
 def test_inspect_hierarchy_beyond_the_limit_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A forward that needs values is not run on more random weights than there is room for."""
+    """A forward that needs values is not run on more random weights than fit into the limit."""
     content = {
         "model_type": "longformer", "architectures": ["LongformerModel"], "vocab_size": 50, "hidden_size": 16,
         "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "attention_window": 8,
@@ -148,7 +148,7 @@ def test_inspect_hierarchy_beyond_the_limit_says_what_to_do(monkeypatch: pytest.
 
 
 def test_inspect_record_is_json_and_says_what_the_table_says(bert: Path) -> None:
-    """Both forms tell the same facts."""
+    """Table and JSON have the same facts."""
     seen = inspect_model(ModelRequest(str(bert)), hierarchy=True)
     record = json.loads(json.dumps(seen.as_record()))
     assert "model" == record["kind"]
@@ -167,7 +167,7 @@ def test_inspect_record_is_json_and_says_what_the_table_says(bert: Path) -> None
 
 @pytest.mark.parametrize("architecture", ["bert", "vit", "wav2vec2"])
 def test_list_tasks_needs_no_decision(architecture: str, tmp_path: Path) -> None:
-    """Tasks are listed where none can be decided, without building anything."""
+    """The tasks of a checkpoint with an unknown class are listed without building a model."""
     folder = save_checkpoint(architecture, tmp_path)
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     (folder / "config.json").write_text(json.dumps({**content, "architectures": ["NoSuchClass"]}), encoding="utf-8")
@@ -199,7 +199,7 @@ def example_inputs():
 
 
 def test_inspect_takes_a_condition_as_the_export_does(tmp_path: Path) -> None:
-    """The tree of a model with torch.cond is told."""
+    """A model with torch.cond has a tree."""
     script = tmp_path / "net.py"
     script.write_text(CONDITION)
     seen = inspect_model(ModelRequest(f"{script}:build"), hierarchy=True)

@@ -1,4 +1,4 @@
-"""Any ONNX file is inspected without its weights."""
+"""Inspection of any ONNX file without its weights."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _inspect_model(model: onnx.ModelProto, folder: Path, **options: Any) -> Onnx
 
 
 def test_inspect_onnx_tells_what_the_file_declares(tmp_path: Path) -> None:
-    """Versions, values, operators and our records, each as the file has it."""
+    """Versions, values, operators and our records are those of the file."""
     inspection = _inspect_model(_two_layer_model(batch="batch"), tmp_path).as_record()
     assert (10, {"ai.onnx": 17}, "test") == (
         inspection["ir_version"],
@@ -83,7 +83,7 @@ def test_inspect_onnx_tells_what_the_file_declares(tmp_path: Path) -> None:
 
 
 def test_inspect_onnx_charges_each_weight_once(tmp_path: Path) -> None:
-    """To its reader's module, to the deepest common one of several, and to none where no module reads it."""
+    """A weight belongs to its reader's module, to the deepest common one of several, or to none."""
     inspection = _inspect_model(_two_layer_model(), tmp_path)
     assert {
         "/M": Cost(0, 8, 32, 0, 8, 32),
@@ -96,7 +96,7 @@ def test_inspect_onnx_charges_each_weight_once(tmp_path: Path) -> None:
 
 
 def test_inspect_onnx_dynamic_shapes_leave_operations_unknown(tmp_path: Path) -> None:
-    """A module with a product of unknown size has an unknown count, and so has everything around it."""
+    """An unknown size makes the count of a product's module unknown, and that of the modules around it."""
     inspection = _inspect_model(_two_layer_model(batch="batch"), tmp_path)
     assert [None, None, None] == [module.total.macs for module in inspection.modules]
     assert 0 == inspection.modules[0].own.macs
@@ -104,7 +104,7 @@ def test_inspect_onnx_dynamic_shapes_leave_operations_unknown(tmp_path: Path) ->
 
 
 def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Path) -> None:
-    """The modules it names, all below them, and the nodes of these."""
+    """A selector gives the named modules, all modules below, and their nodes."""
     inspection = _inspect_model(_two_layer_model(), tmp_path, selector="B")
     assert ["/M/B"] == [module.tag for module in inspection.modules]
     assert ["/b/Dequantize", "/b/MatMul", "/b/Add"] == [node.name for node in inspection.module_nodes]
@@ -114,7 +114,7 @@ def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Pa
 
 
 def test_inspect_onnx_selector_that_names_nothing_is_refused(tmp_path: Path) -> None:
-    """Also where there is no tree at all."""
+    """A selector is also refused if the file has no tree."""
     with pytest.raises(UsageError, match="'/M/C'"):
         _inspect_model(_two_layer_model(), tmp_path, selector="/M/C")
     bare = helper.make_model(helper.make_graph([], "main", [], []))
@@ -123,7 +123,7 @@ def test_inspect_onnx_selector_that_names_nothing_is_refused(tmp_path: Path) -> 
 
 
 def test_inspect_onnx_record_has_the_same_keys_for_every_file(tmp_path: Path) -> None:
-    """A program that reads one answer can read all, and every answer is JSON."""
+    """A program that reads one record can read all, and every record is JSON."""
     full = _inspect_model(_two_layer_model(), tmp_path, selector="M").as_record(with_hierarchy=True, with_weights=True)
     empty = _inspect_model(helper.make_model(helper.make_graph([], "", [], [])), tmp_path).as_record(
         with_hierarchy=False
@@ -140,7 +140,7 @@ def _save_external(folder: Path) -> Path:
 
 
 def test_inspect_onnx_external_data_is_counted_and_never_opened(tmp_path: Path) -> None:
-    """Sizes come from headers: a data file of zeros that nobody may read gives the same answer."""
+    """Sizes come from headers, so an unreadable data file gives the same result."""
     path = _save_external(tmp_path)
     expected = inspect_onnx(path)
     (tmp_path / "w.data").chmod(0)
@@ -151,7 +151,7 @@ def test_inspect_onnx_external_data_is_counted_and_never_opened(tmp_path: Path) 
 
 
 def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None:
-    """The answer is there, and says which file is not, or not whole."""
+    """A note names the missing or truncated file, and the inspection goes on."""
     path = _save_external(tmp_path)
     data = tmp_path / "w.data"
     data.write_bytes(b"short")
@@ -164,7 +164,7 @@ def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "C:\\secret", ""])
 def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Path, location: str) -> None:
-    """A model file does not make this command ask about other files."""
+    """A model file cannot make the command look at files elsewhere."""
     model = _two_layer_model()
     tensor = model.graph.initializer[0]
     tensor.data_location = TensorProto.EXTERNAL
@@ -175,7 +175,10 @@ def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Pa
 
 
 def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_path: Path) -> None:
-    """Their nodes and weights are the file's; how often they run is not known, so products in them are not either."""
+    """Nodes and weights of subgraphs and functions count once.
+
+    The number of their runs is unknown, and so is the number of their products.
+    """
     branch = helper.make_graph(
         [_with_tag(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
         "branch", [], [_make_value("b", [2, 4])], [_make_weight("w", 4, 4)],
@@ -213,7 +216,7 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
 
 
 def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> None:
-    """A file from the future is described as far as it can be."""
+    """A file of a future version is described as far as possible."""
     model = _two_layer_model()
     model.ir_version = 99
     model.opset_import[0].version = 999
@@ -226,7 +229,7 @@ def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> No
 
 
 def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
-    """What onnx.checker refuses is described and named."""
+    """A file that onnx.checker rejects is described, with a note."""
     model = _two_layer_model()
     model.metadata_props.add(key="author", value="bob")
     model.graph.node[0].metadata_props.add(key="winml.hierarchy.tag", value="/M/B")
@@ -236,7 +239,7 @@ def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
 
 
 def test_inspect_onnx_values_that_are_no_tensors_are_named(tmp_path: Path) -> None:
-    """A sequence, an unknown rank, a dimension without a name, and an initializer among the inputs of an old file."""
+    """A sequence, an unknown rank, an unnamed dimension, and an initializer among the inputs are named."""
     sequence = helper.make_tensor_sequence_value_info("list", FLOAT, None)
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])], "main",
@@ -259,14 +262,17 @@ def test_inspect_onnx_values_that_are_no_tensors_are_named(tmp_path: Path) -> No
 def test_inspect_onnx_sizes_follow_from_type_and_shape(
     tmp_path: Path, data_type: int, count: int, expected: int | None
 ) -> None:
-    """Bits add up to whole bytes; the size of a type nobody knows is unknown."""
+    """Bits are rounded up to whole bytes; an unknown type has an unknown size."""
     tensor = onnx.TensorProto(dims=[count], data_type=data_type, name="w")
     graph = helper.make_graph([], "main", [], [], [tensor])
     assert expected == _inspect_model(helper.make_model(graph), tmp_path).weights[0].size_bytes
 
 
 def test_inspect_onnx_constants_that_hold_weights_are_parameters_of_the_module_that_reads_them(tmp_path: Path) -> None:
-    """In a graph, a branch and a function; a shape, a scalar and an epsilon in a constant are none."""
+    """Constants with weights count in a graph, a branch and a function.
+
+    A shape, a scalar and an epsilon do not count.
+    """
 
     def constant(name: str, values: Any, tag: str) -> onnx.NodeProto:
         array = np.asarray(values)

@@ -1,4 +1,4 @@
-"""An inspected ONNX file is shown to people whole, whatever its names hold."""
+"""Output of an inspected ONNX file, complete for any names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _print(
 
 
 def test_print_onnx_inspection_says_each_thing_on_its_line(tmp_path: Path) -> None:
-    """Whoever pipes it finds every answer by the word that starts its line."""
+    """A reader of a pipe finds each fact by the first word of its line."""
     path = _file(tmp_path)
     assert [
         f"file {path} ({path.stat().st_size} B)",
@@ -66,7 +66,7 @@ def test_print_onnx_inspection_says_each_thing_on_its_line(tmp_path: Path) -> No
 
 
 def test_print_onnx_inspection_hierarchy_indents_modules_with_total_and_own(tmp_path: Path) -> None:
-    """Each module stands below its parent; what it holds itself follows what it holds in all."""
+    """A module stands below its parent, with its own count after the total."""
     lines = _print(_file(tmp_path), with_hierarchy=True)
     assert [
         "module path nodes own parameters own size own bits own MACs own",
@@ -77,14 +77,14 @@ def test_print_onnx_inspection_hierarchy_indents_modules_with_total_and_own(tmp_
 
 
 def test_print_onnx_inspection_unknown_is_said_and_never_zero(tmp_path: Path) -> None:
-    """A dimension without a size leaves the operations open."""
+    """A dimension without a size makes the number of operations unknown."""
     lines = _print(_file(tmp_path, batch="batch"), with_hierarchy=True)
     assert "MACs unknown: a shape they depend on is not static, or an operator is foreign" in lines
     assert lines[-1].endswith("128 B 128 B 32 32 ? ?")
 
 
 def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
-    """All operators, the other metadata and each initializer; without it the rest is counted."""
+    """With --verbose all operators, other metadata and each initializer are printed; without it the rest is counted."""
     path = _file(tmp_path, operators=10)
     brief, verbose = _print(path), _print(path, verbose=True)
     assert any(line.endswith("and 3 others") for line in brief)
@@ -94,14 +94,14 @@ def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
 
 
 def test_print_onnx_inspection_selector_lists_nodes(tmp_path: Path) -> None:
-    """What a module's nodes read and make is shown with them; names with brackets stay whole."""
+    """Inputs and outputs of a module's nodes are printed; names with brackets stay whole."""
     lines = _print(_file(tmp_path, scope="/a[red]/b"), selector="**/b", with_hierarchy=True)
     assert "b a[red].b 1 1 32 32 128 B 128 B 32 32 64 64" in lines
     assert "/a[red]/b/MatMul MatMul /main/a[red]/b x, w[0] y 64" == lines[-1]
 
 
 def test_print_onnx_inspection_of_an_empty_graph_says_none(tmp_path: Path) -> None:
-    """No node, no module: every line still has its answer."""
+    """A graph without nodes and modules has all lines."""
     path = tmp_path / "empty.onnx"
     onnx.save(helper.make_model(helper.make_graph([], "main", [], [])), path)
     lines = _print(path, with_hierarchy=True, verbose=True)

@@ -1,4 +1,4 @@
-"""What keeps nodes from an execution provider: asked of its kernels, and read in its documentation."""
+"""Nodes that an execution provider does not run, by its kernels and by its documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Check = Callable[..., ProviderFit]
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """Return what builds two tagged nodes, ``Relu`` and another operator, and checks them."""
+    """Return a function that builds two tagged nodes, ``Relu`` and another operator, and checks them."""
 
     def build(ep: str, operator: str = "Erf", dtype: int = TensorProto.FLOAT, **options: str) -> ProviderFit:
         size: str | int = "batch" if options.pop("sizes", "") == "open" else 2
@@ -50,7 +50,7 @@ def check(tmp_path: Path) -> Check:
 
 
 def test_documented_operator_is_taken_and_one_that_is_not_listed_is_named_with_its_module(check: Check) -> None:
-    """NNAPI's list has Relu and not Erf; the source and its version are told."""
+    """NNAPI's list has Relu and not Erf; the result has source and version of the list."""
     fit = check("nnapi")
     assert (("document", 2, 1), False) == ((fit.basis, fit.nodes, fit.taken), fit.runs_all)
     assert [("operator", "Erf", {"block.act": 1}, ("/block/act/Op",))] == [
@@ -62,7 +62,7 @@ def test_documented_operator_is_taken_and_one_that_is_not_listed_is_named_with_i
 
 
 def test_open_size_is_a_finding_where_the_provider_needs_fixed_ones(check: Check) -> None:
-    """Every node that depends on it is left; the remedy is a command with the name of the size."""
+    """Every node with a dynamic size is a finding; the remedy is a command with the name of the size."""
     fit = check("nnapi", "Sigmoid", sizes="open")
     assert [("open size", "batch", {"block": 1, "block.act": 1})] == [
         (finding.kind, finding.what, finding.modules) for finding in fit.findings
@@ -81,7 +81,7 @@ def test_element_type_that_the_document_does_not_list_is_a_finding(check: Check)
 
 
 def test_operator_that_runs_on_another_device_only_is_a_finding(check: Check) -> None:
-    """QNN's list limits it to one backend; what it asks for besides is told as a limit."""
+    """QNN's list limits IsInf to one backend; other conditions of the list are limits."""
     fit = check("qnn", "IsInf")
     assert [("operator", "IsInf", "supported on cpu only")] == [
         (finding.kind, finding.what, finding.reason) for finding in fit.findings
@@ -90,7 +90,7 @@ def test_operator_that_runs_on_another_device_only_is_a_finding(check: Check) ->
 
 
 def test_cpu_provider_is_asked_for_its_kernels(check: Check) -> None:
-    """It has kernels of Erf for float32 and not for float64, and no operator of another domain."""
+    """The provider has kernels of Erf for float32 and not for float64, and no operator of another domain."""
     fit = check("cpu")
     assert (("kernels", 2, 2), True) == ((fit.basis, fit.nodes, fit.taken), fit.runs_all)
     fit = check("cpu", dtype=TensorProto.DOUBLE)
@@ -102,27 +102,27 @@ def test_cpu_provider_is_asked_for_its_kernels(check: Check) -> None:
 
 
 def test_listed_kernels_are_those_a_session_finds() -> None:
-    """The private list of ONNX Runtime says what its sessions do: Erf has one kernel, which takes float32."""
+    """The private list of ONNX Runtime agrees with its sessions: Erf has one kernel, for float32."""
     table = kernel_table("CPUExecutionProvider", {"": 17})
     assert table is not None
     assert [("T", frozenset({"float32"}))] == list(table.kernels["", "Erf"][-1].types.items())
 
 
 def test_provider_of_which_nothing_is_known_is_refused(check: Check) -> None:
-    """It is not installed and has no table; the message names those that have one."""
+    """The provider is not installed and has no table; the message names the providers with one."""
     with pytest.raises(UsageError, match="no operator table") as caught:
         check("vitisai")
     assert "tensorrt" in (caught.value.hint or "")
 
 
 def test_compiled_model_is_refused(check: Check) -> None:
-    """What a provider compiled is no graph any more."""
+    """A compiled model has no operators to check."""
     with pytest.raises(InputError, match="already compiled"):
         check("qnn", "EPContext", domain="com.microsoft")
 
 
 def test_tables_are_of_known_providers_and_name_their_source() -> None:
-    """Each has an address, a version and operators of ONNX that onnx knows, but for those of older versions."""
+    """Each table has an address, a version and operators known to onnx, except for those of older versions."""
     old = {"ImageScaler", "ParametricSoftplus", "ScaledTanh", "Inverse", "GroupNormalization", "Upsample", "Scatter"}
     known = {schema.name for schema in onnx.defs.get_all_schemas_with_history()} | old
     for short in documented_providers():
@@ -134,7 +134,7 @@ def test_tables_are_of_known_providers_and_name_their_source() -> None:
 
 
 def test_sizes_that_follow_from_others_and_unknown_shapes_are_told() -> None:
-    """A value without a shape depends on every open size; one with an expression on those in it."""
+    """A value without a shape depends on every dynamic size; an expression depends on the sizes in it."""
     graph = helper.make_graph(
         [helper.make_node("NonZero", ["x"], ["i"], name="a"), helper.make_node("Relu", ["x"], ["y"], name="b")],
         "net",
@@ -149,7 +149,7 @@ def test_sizes_that_follow_from_others_and_unknown_shapes_are_told() -> None:
 
 
 def test_size_that_depends_on_data_is_a_finding_of_its_own_with_fixed_inputs(tmp_path: Path) -> None:
-    """How many elements are not zero is known only when it runs; a provider that needs fixed sizes leaves the node."""
+    """The number of nonzero elements is known at run time only; a provider with fixed sizes does not run the node."""
     path = save(tmp_path, [("NonZero", ["x"], "i", "find")], TensorProto.FLOAT, output=TensorProto.INT64)
     fit = check_provider(path, "qnn")
     assert [("unknown size", "NonZero", ("find",))] == [
@@ -159,7 +159,7 @@ def test_size_that_depends_on_data_is_a_finding_of_its_own_with_fixed_inputs(tmp
 
 
 def test_nodes_without_a_name_of_their_own_are_no_other_node(tmp_path: Path) -> None:
-    """ONNX Runtime gives them by name and operator: only one that is single in the file is meant."""
+    """ONNX Runtime reports nodes by name and operator, so only a unique pair is attributed."""
     nodes = [
         ("Relu", ["x"], "a", ""),
         ("Erf", ["a"], "b", ""),
@@ -176,7 +176,10 @@ def test_nodes_without_a_name_of_their_own_are_no_other_node(tmp_path: Path) -> 
 
 
 def test_cpu_provider_runs_float16_between_casts(tmp_path: Path) -> None:
-    """A session says so, or the kernels before 1.24; where none opens, only what keeps it from opening is a finding."""
+    """A session reports it, or the kernels before 1.24.
+
+    If no session opens, only the node that prevents it is a finding.
+    """
     half = TensorProto.FLOAT16
     path = save(tmp_path, [("Erf", ["x"], "a", "first"), ("Erf", ["a"], "y", "second")], half)
     ort.InferenceSession(path, providers=["CPUExecutionProvider"])

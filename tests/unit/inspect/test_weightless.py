@@ -1,4 +1,4 @@
-"""A forward on tensors without values gives the calls and shapes of a real one, or the reason why it cannot."""
+"""Calls and shapes of a forward without values, equal to a real one, or the reason why it cannot run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = (InputTensorSpec(name="rows", shape=(2, 8), dtype="float32"),)
 
 
 class Block(nn.Module):
-    """A layer that is called twice, one that never is, and a buffer."""
+    """A model with a layer that is called twice, a layer that is never called, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ValueDependent(nn.Module):
-    """Goes one way or the other by a value."""
+    """A model that branches on a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def only(returned: torch.Tensor) -> Mapping[str, torch.Tensor]:
 
 
 def test_run_weightless_module_with_weights_shows_its_calls_and_outputs() -> None:
-    """Calls are counted, output shapes and dtypes are right, and what never ran is known."""
+    """The calls are counted, output shapes and dtypes are right, and unused modules are known."""
     run = run_weightless(Block().eval(), ROWS, only)
     assert run.trace is not None
     assert {"": 1, "used": 2, "unused": 0} == {module.path: module.calls for module in run.trace.modules}
@@ -83,14 +83,14 @@ def test_run_weightless_forward_that_needs_values_says_where() -> None:
 
 
 def test_run_weightless_open_dimension_takes_the_size_it_is_given() -> None:
-    """A named size is looked up."""
+    """The named size is looked up."""
     spec = InputTensorSpec(name="rows", shape=("batch", 8), dtype="float32")
     run = run_weightless(Block().eval(), (spec,), only, {"batch": 5})
     assert (5, 8) == tuple(run.outputs["output"].shape)
 
 
 class OwnTensors(nn.Module):
-    """Counts in its own tensor on the CPU, which does not go with tensors of the meta device; keeps what it made."""
+    """A model that counts its runs, and computes with a CPU tensor that does not mix with the meta device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class OwnTensors(nn.Module):
 
 
 def test_run_weightless_forward_that_mixes_devices_runs_on_fake_tensors() -> None:
-    """What the attempt on the meta device left on the module is put back before the second."""
+    """The attributes changed by the attempt on the meta device are restored before the second run."""
     model = OwnTensors().eval()
     run = run_weightless(model, ROWS, only)
     assert (2, 8) == tuple(run.outputs["output"].shape)
@@ -114,7 +114,7 @@ def test_run_weightless_forward_that_mixes_devices_runs_on_fake_tensors() -> Non
 
 
 def test_run_weightless_forward_that_takes_the_meta_device_runs_once() -> None:
-    """No second run where the first has said everything."""
+    """A complete first run needs no second one."""
     model = Block().eval()
     runs: list[int] = []
     model.register_forward_hook(lambda *_arguments: runs.append(1))

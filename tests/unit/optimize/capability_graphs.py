@@ -1,6 +1,6 @@
-"""For each capability a graph it changes, and one like it that it must leave alone.
+"""Graphs for each capability: one that it changes, and a similar one that it must not change.
 
-Every graph is small, and its weights are distinct. ``near_miss`` says in a word what is different.
+Every graph is small, and its weights are distinct. ``near_miss`` names the difference in a word.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CapabilityCase:
-    """What one capability does."""
+    """Graphs and expected result of one capability."""
 
     capability: str
     graph: str
     made: str
-    """The operators it leaves, in alphabetical order; those not of ONNX with their domain."""
+    """Operators of the result, in alphabetical order; foreign operators with their domain."""
     near_miss: str
     opset: int = 17
     changes_numbers: bool = False
 
     @property
     def expected(self) -> list[str]:
-        """The operators as a list."""
+        """Return the operators as a list."""
         return self.made.split()
 
 

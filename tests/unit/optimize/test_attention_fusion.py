@@ -1,4 +1,4 @@
-"""Attentions as torch's exporters write them become one operator; near misses do not."""
+"""Fusion of attentions as torch's exporters write them, and near misses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _fuse_attention(model: ir.Model) -> ir.Model:
 
 @pytest.mark.parametrize("masked_row", [False, True])
 def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row: bool) -> None:
-    """Rows that are masked as a whole are zero before and after."""
+    """A fully masked row is zero before and after."""
     feeds = _attention_feeds(masked_row=masked_row)
     expected = _run_model(_attention_model(), feeds)
     fused = _fuse_attention(_attention_model())
@@ -75,7 +75,7 @@ def test_guarded_attention_becomes_one_operator_with_the_same_numbers(masked_row
 
 
 def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
-    """Return an attention as the dynamo exporter writes it, with the shape of the condition on rows."""
+    """Return an attention as the dynamo exporter writes it, with the given shape of the condition on rows."""
     return parse(
         f"""m (float[2, 5, 12] q, float[2, 7, 12] k, float[2, 7, 12] v, float[2, 1, 5, 7] mask) => (float[2, 5, 12] y)
         <float s = {{0.7}}, float zero = {{0}}, float low = {{-1e30}}, int64[4] heads = {{2, -1, 3, 4}},
@@ -92,7 +92,7 @@ def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
 
 
 def test_rows_that_are_zeroed_behind_the_product_are_zeroed_behind_the_operator() -> None:
-    """As the dynamo exporter writes it; a row whose positions are all masked is zero before and after."""
+    """The dynamo exporter zeroes rows after the product; a fully masked row is zero before and after."""
     feeds = _attention_feeds(masked_row=True)
     # The lowest number in place of minus infinity, as that exporter has it.
     feeds["mask"] = np.maximum(feeds["mask"], np.float32(-3.4e38))
@@ -106,13 +106,13 @@ def test_rows_that_are_zeroed_behind_the_product_are_zeroed_behind_the_operator(
 
 
 def test_rows_that_are_zeroed_by_head_stay() -> None:
-    """Behind the operator heads are joined, so a condition that differs between them has no place."""
+    """The heads are joined after the operator, so a condition that differs between heads cannot be applied."""
     model = _model_with_zeroed_rows("[2, 3, 5, 1]")
     assert "MultiHeadAttention" not in operators(_fuse_attention(model))
 
 
 def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused() -> None:
-    """Without mask and guard, nothing but the operator is left; a scale behind the product counts too."""
+    """Without mask and guard, only the operator is left; a scale after the product is included."""
     variant = {
         "keys": "kt = Transpose <perm = [0, 2, 1, 3]> (ks) k1 = Transpose <perm = [0, 1, 3, 2]> (kt)",
         "scores": "r = MatMul (q1, k1) b = Div (r, s)",
@@ -133,7 +133,7 @@ def test_unguarded_unmasked_attention_with_keys_transposed_in_two_steps_is_fused
 
 
 def test_two_attentions_of_one_scope_are_both_fused() -> None:
-    """A module that is called twice has two attentions whose nodes start alike; their values must not."""
+    """A module that is called twice has two attentions with equal name prefixes, but different values."""
 
     def block(number: int, query: str, result: str) -> str:
         lines = f"""qs = Reshape ({query}, heads) q1 = Transpose <perm = [0, 2, 1, 3]> (qs)
@@ -161,7 +161,7 @@ def test_two_attentions_of_one_scope_are_both_fused() -> None:
 
 
 def test_fused_attention_belongs_to_the_module_of_its_products() -> None:
-    """The new node belongs to the module of the products that it replaced, and its opset is imported."""
+    """The new node has the module of the replaced products, and its opset is imported."""
     fused = _fuse_attention(_attention_model())
     assert {("/M/MatMul", "merged")} <= set(tags(fused))
     assert all(tags(fused))
@@ -181,7 +181,7 @@ def test_fused_attention_belongs_to_the_module_of_its_products() -> None:
     ],
 )
 def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
-    """What only looks like an attention keeps its operators."""
+    """A graph similar to an attention keeps its operators."""
     model = _attention_model(**variant)
     before = GraphCensus.of(model)
     rewrite = AttentionFusionPass()
@@ -190,6 +190,6 @@ def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
 
 
 def test_attention_is_left_alone_where_the_provider_lacks_the_operator() -> None:
-    """On an execution provider that knows operators of ONNX only, the level does not bring it in."""
+    """An execution provider with operators of ONNX only gets no MultiHeadAttention at any level."""
     result = optimize(_attention_model(), OptimizeOptions(level="full", ep="qnn"))
     assert not [name for name in GraphCensus.of(result.model).operators if ":" in name]

@@ -1,4 +1,4 @@
-"""Each capability changes its graph, does not change a near miss, and does nothing where it is off."""
+"""Capabilities of the optimizer: each changes its graph, no near miss, and nothing when disabled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTRIB = ', "com.microsoft" : 1'
 
 
 def _parse_case(case: CapabilityCase, body: str) -> ir.Model:
-    """Return the model; weights ``w1``, ``w2`` … get values."""
+    """Return the model, with values for the weights ``w1``, ``w2`` …"""
 
     def with_values(match: re.Match[str]) -> str:
         count = math.prod(int(size) for size in match["shape"].split(","))
@@ -53,14 +53,14 @@ def _run_model(model: ir.Model) -> dict[str, Any]:
 
 
 def test_every_capability_of_onnxruntime_has_a_case() -> None:
-    """What is offered is tested, our own fusions in files of their own."""
+    """Every capability of ONNX Runtime has a case; our own fusions are tested in separate files."""
     offered = [name for name, entry in CAPABILITIES.items() if entry.engine == "onnxruntime"]
     assert offered == [case.capability for case in CASES]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
-    """Enabled alone, it makes what it says, keeps every tag and the numbers, and the result is valid."""
+    """Enabled alone, it makes the expected operators, keeps every tag and the outputs, and the result is valid."""
     expected = _run_model(_parse_case(case, case.graph))
     result = _with_only(_parse_case(case, case.graph), case.capability)
     assert result.changed
@@ -76,7 +76,7 @@ def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
-    """A graph that only looks like it stays as it is."""
+    """A similar graph stays unchanged."""
     before = _operator_names(_parse_case(case, case.near_miss))
     result = _with_only(_parse_case(case, case.near_miss), case.capability)
     assert before == _operator_names(result.model)
@@ -85,7 +85,7 @@ def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_disabled_by_name_does_not_happen(case: CapabilityCase) -> None:
-    """With everything else on, what it makes is absent, or what it removes is still there."""
+    """With all other capabilities on, its operators are absent, or the operators that it removes are present."""
     level = {name: True for name, entry in CAPABILITIES.items() if entry.level is not None}
     options = OptimizeOptions.model_validate({**level, case.capability: False})
     result = optimize(_parse_case(case, case.graph), options)
@@ -107,7 +107,7 @@ def _marks_in_model(model: ir.Model) -> set[str]:
 @pytest.mark.parametrize("ep", ["qnn", "cuda", "cpu"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_enabled_by_name_for_a_provider_fires_or_is_refused(case: CapabilityCase, ep: str) -> None:
-    """Nothing that is asked for by name is dropped; the way out that the refusal names is one."""
+    """A capability enabled by name is never dropped, and the remedy of the refusal works."""
     asked = {case.capability: True, "ep": ep}
     try:
         assert optimize(_parse_case(case, case.graph), OptimizeOptions.model_validate(asked)).changed
@@ -120,7 +120,7 @@ def test_capability_enabled_by_name_for_a_provider_fires_or_is_refused(case: Cap
 
 
 def test_opset_that_a_capability_needs_is_the_first_at_which_it_fires() -> None:
-    """One before, the provider is told to have no operator for it; of ONNX Runtime's it would have one."""
+    """One opset earlier, ONNX Runtime's own operators would be needed."""
     for case in CASES:
         since = CAPABILITIES[case.capability].since_opset
         if since:

@@ -1,4 +1,4 @@
-"""Attentions over a cache, as both exporters write them, become one operator; near misses do not."""
+"""Fusion of attentions over a cache, as both exporters write them, and near misses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from winml.modelkit.tags.tagging import measure_coverage, read_tag
 
 HEAD_SIZE, WINDOW = 16, 4
 SIZES = ((2, 5, 0), (2, 12, 0), (2, 1, 7), (1, 4, 6))
-"""Rows, tokens and tokens in the cache: a prompt, one longer than two windows, a step, and several tokens after a
-cache."""
+"""Rows, tokens and cached tokens: a prompt, one longer than two windows, a step, and several tokens after a cache."""
 FUSED = OptimizeOptions().with_decoder_fusions()
 TOLERANCE = 2e-5
-"""Of the largest value. Chosen ten times above the rounding of float32 in another order."""
+"""Share of the largest value. Chosen ten times above the rounding of float32 in another order."""
 
 
 def _export(folder: Path, model: Any, exporter: str = "torchscript") -> Path:
@@ -71,7 +70,7 @@ def _count(model: ir.Model) -> Counter[str]:
 
 
 def _feeds(session: Session, sizes: tuple[int, int, int]) -> dict[str, Any]:
-    """Draw values for a decoder; the first row is padded on the left, a second one for longer than a window."""
+    """Draw values for a decoder; the first row is padded on the left, other rows for longer than a window."""
     rows, tokens, past = sizes
     generator = np.random.default_rng(0)
     mask = np.ones((rows, past + tokens), np.int64)
@@ -105,7 +104,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_attention_over_a_cache_becomes_one_operator_with_the_same_numbers(llama: Path) -> None:
-    """Prompt, step and several tokens, with padding on the left; nothing of the old attention is left."""
+    """The inputs are a prompt, a step and several tokens, with padding on the left.
+
+    No node of the old attention stays.
+    """
     result = _fuse(llama)
     counts = _count(result.model)
     assert (counts["GroupQueryAttention"], counts["RotaryEmbedding"], counts["Softmax"], counts["Cos"]) == (1, 2, 0, 0)
@@ -114,7 +116,7 @@ def test_attention_over_a_cache_becomes_one_operator_with_the_same_numbers(llama
 
 
 def test_what_replaces_an_attention_is_tagged_with_its_module(llama: Path) -> None:
-    """All nodes keep a tag; those of the attention that of the attention, those of the mask that of who made it."""
+    """All nodes have a tag: nodes of the attention that of the attention, nodes of the mask that of their producer."""
     model = _fuse(llama).model
     found = {node.op_type: tag.module for node in model.graph if (tag := read_tag(node))}
     assert measure_coverage(model).is_complete
@@ -124,14 +126,14 @@ def test_what_replaces_an_attention_is_tagged_with_its_module(llama: Path) -> No
 
 
 def test_nothing_reads_the_length_of_the_cache(llama: Path) -> None:
-    """A reader that gives the cache a longer buffer gets the same answer: lengths come from the mask."""
+    """Lengths come from the mask, so a cache in a longer buffer gives the same outputs."""
     model = _fuse(llama).model
     readers = {node.op_type for value in model.graph.inputs if "past" in str(value.name) for node in value.consumers()}
     assert readers == {"GroupQueryAttention"}
 
 
 def test_attention_of_the_dynamo_exporter_is_fused_too(tmp_path: Path) -> None:
-    """It writes masks, keys and sizes in another way."""
+    """The dynamo exporter writes masks, keys and sizes differently."""
     path = _export(tmp_path, _build("llama"), "dynamo")
     model = _fuse(path).model
     counts = _count(model)
@@ -142,7 +144,7 @@ def test_attention_of_the_dynamo_exporter_is_fused_too(tmp_path: Path) -> None:
 
 
 def test_optimized_file_is_compared_on_a_prompt_and_a_step(llama: Path, tmp_path: Path) -> None:
-    """The length of the mask is that of the cache and of the tokens together, or nothing would run."""
+    """The mask is as long as cache and tokens together, or the file would not run."""
     result = optimize_onnx(llama, tmp_path / "fused.onnx", level="full", ep="cpu")
     assert result.fired["group_query_attention_fusion"] == 1
     assert result.verification is not None
@@ -151,7 +153,7 @@ def test_optimized_file_is_compared_on_a_prompt_and_a_step(llama: Path, tmp_path
 
 @pytest.mark.parametrize(("kind", "rotations"), [("gpt2", 0), ("phi", 2), ("mistral", 2)])
 def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotations: int) -> None:
-    """Without rotation, with one of half a head, and with a window that is shorter than the cache."""
+    """The families have no rotation, a rotation of half a head, and a window shorter than the cache."""
     path = _export(tmp_path, _build(kind))
     model = _fuse(path).model
     assert (_count(model)["GroupQueryAttention"], _count(model)["RotaryEmbedding"]) == (1, rotations)
@@ -160,7 +162,7 @@ def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotatio
 
 @pytest.mark.parametrize("counts_tokens", [True, False])
 def test_window_of_tokens_has_no_room_for_padding(tmp_path: Path, *, counts_tokens: bool) -> None:
-    """A row with padding between its tokens is then answered as by itself; one with padding before them either way."""
+    """A row with padding between its tokens needs ``token_windows``; a row with padding before its tokens does not."""
     path = _export(tmp_path, _build("mistral"))
     options = FUSED.with_token_windows() if counts_tokens else FUSED
     result = optimize(ir.load(path), options)
@@ -190,7 +192,7 @@ def test_window_of_tokens_has_no_room_for_padding(tmp_path: Path, *, counts_toke
 
 @pytest.mark.parametrize("change", ["later_tokens_seen", "scores_limited", "no_description"])
 def test_near_miss_is_left_alone(llama: Path, change: str) -> None:
-    """An attention that also sees later tokens, one that limits its scores, and a graph that tells of no cache."""
+    """The near misses are an attention to later tokens, one with limited scores, and a graph with no declared cache."""
     model = ir.load(llama)
     if change == "no_description":
         del model.metadata_props[INPUTS_KEY]
@@ -211,7 +213,7 @@ def test_near_miss_is_left_alone(llama: Path, change: str) -> None:
 
 
 def test_rotation_that_is_none_stays_before_the_attention(llama: Path) -> None:
-    """What turns queries otherwise than keys is kept, and the attention is fused behind it."""
+    """A rotation that differs between queries and keys stays, and the attention after it is fused."""
     model = ir.load(llama)
     turned = next(node for node in model.graph if node.op_type == "Neg")
     turned.op_type = "Identity"
@@ -225,7 +227,7 @@ def _fuse_model(model: ir.Model) -> OptimizeResult:
 
 
 def test_level_that_is_given_decides_by_itself() -> None:
-    """So does a provider that has none of the operators."""
+    """A requested level decides alone, and a provider without the operators gets no fusion."""
     assert OptimizeOptions(level="none").with_decoder_fusions().is_empty
     assert OptimizeOptions(ep="qnn").with_decoder_fusions().is_empty
     assert OptimizeOptions(ep="qnn").with_token_windows().is_empty

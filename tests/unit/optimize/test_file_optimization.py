@@ -1,4 +1,4 @@
-"""A file goes in, a cheaper one comes out; what is already in order is passed on as it is."""
+"""Optimization of a file: its result, its refusals, and copies of files that need no change."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _save(path: Path, *, stamped: bool, body: str = BODY, data: bool = False) ->
 
 
 _WIDE_BODY = BODY.replace("3]", "100]").replace("float two = {2}", f"float[100] two = {{{', '.join(['2'] * 100)}}}")
-"""The same with weights that are worth a file of their own."""
+"""The same graph with weights large enough for external data."""
 
 
 def _operators(path: Path) -> list[str]:
@@ -53,7 +53,7 @@ def _operators(path: Path) -> list[str]:
 
 
 def test_no_flags_and_a_valid_stamp_copy_the_source(tmp_path: Path) -> None:
-    """A later change of the copy does not reach the source."""
+    """The copy is no link: a later change of the copy does not reach the source."""
     source = _save(tmp_path / "in.onnx", stamped=True)
     result = optimize_onnx(source, tmp_path / "out.onnx")
     assert source.read_bytes() == result.model_path.read_bytes()
@@ -66,7 +66,7 @@ def test_no_flags_and_a_valid_stamp_copy_the_source(tmp_path: Path) -> None:
 
 
 def test_graph_touched_since_it_was_stamped_is_normalized_again(tmp_path: Path) -> None:
-    """A stamp that no longer fits counts for nothing."""
+    """A stamp that does not fit the graph is ignored."""
     source = _save(tmp_path / "in.onnx", stamped=True)
     touched = onnx.load(source)
     touched.graph.node[1].op_type = "Add"
@@ -80,7 +80,7 @@ def test_graph_touched_since_it_was_stamped_is_normalized_again(tmp_path: Path) 
 
 
 def test_normalization_can_be_left_out_and_is_not_claimed_then(tmp_path: Path) -> None:
-    """Without it the file keeps what it would remove, and bears no stamp."""
+    """Without normalization the file keeps its Identity, and has no stamp."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     result = optimize_onnx(source, tmp_path / "out.onnx", skip_normalization=True)
     assert result.normalizations == 0
@@ -89,7 +89,7 @@ def test_normalization_can_be_left_out_and_is_not_claimed_then(tmp_path: Path) -
 
 
 def test_optimized_file_is_stamped_verified_and_told(tmp_path: Path) -> None:
-    """The record says what was there, what is there and what happened to which module."""
+    """The record has the counts before and after, and the changes of each module."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     result = optimize_onnx(source, tmp_path / "out.onnx", level="basic")
     assert ["Mul", "Relu", "Mul"] == _operators(result.model_path)
@@ -106,14 +106,14 @@ def test_optimized_file_is_stamped_verified_and_told(tmp_path: Path) -> None:
 
 
 def test_second_optimization_copies_nothing_but_changes_nothing(tmp_path: Path) -> None:
-    """What was optimized is in its plain form: asked for nothing more, it is passed on by reference."""
+    """An optimized file is normalized, so that without further options it is copied."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     first = optimize_onnx(source, tmp_path / "first.onnx", level="full")
     assert optimize_onnx(first.model_path, tmp_path / "second.onnx").is_copy
 
 
 def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) -> None:
-    """Data files are read and written; the source may not even be named by the result."""
+    """Data files are read and written, and the result does not use those of the source."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY, data=True)
     outside = optimize_onnx(source, tmp_path / "a" / "out.onnx", level="basic", external_data=True)
     model, data = (file.path.name for file in outside.files)
@@ -124,7 +124,7 @@ def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) ->
 
 
 def test_large_weights_go_outside_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the limit on, weights get a file of their own."""
+    """Weights above the limit are stored in a data file."""
     monkeypatch.setattr("winml.modelkit.transform.graph_file.EXTERNAL_BYTES", 4)
     source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY)
     assert 2 == len(optimize_onnx(source, tmp_path / "out.onnx", level="basic").files)
@@ -145,7 +145,7 @@ def test_wrong_result_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_custom_domain_goes_through_where_nothing_needs_to_know_it(tmp_path: Path) -> None:
-    """An operator only its maker knows is normalized around; comparing is impossible, and that is said."""
+    """The graph around a custom operator is normalized; a note says that it cannot be compared."""
     body = "m (float[2, 3] x) => (float[2, 3] y) { a = Identity (x) b = f.Unheard (a) y = Identity (b) }"
     model = parse(body, domains=', "f" : 1')
     source = tmp_path / "in.onnx"
@@ -158,7 +158,7 @@ def test_custom_domain_goes_through_where_nothing_needs_to_know_it(tmp_path: Pat
 
 
 def test_quantized_and_already_optimized_models_go_through(tmp_path: Path) -> None:
-    """Operators of ONNX Runtime and quantized ones stay as they are, and the answer with them."""
+    """Operators of ONNX Runtime and quantized ones stay unchanged, with the same outputs."""
     body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
         <float scale = {0.1}, uint8 zero = {10}, float[4] b = {1, 2, 3, 4}>
         { q = QuantizeLinear (x, scale, zero) d = DequantizeLinear (q, scale, zero) a = Add (d, b)
@@ -183,13 +183,13 @@ def test_quantized_and_already_optimized_models_go_through(tmp_path: Path) -> No
 def test_wrong_flags_are_refused_before_anything_is_read(
     tmp_path: Path, flags: Mapping[str, Any], error: type[Exception], words: str
 ) -> None:
-    """The words say what was wrong with them."""
+    """The message names the wrong option."""
     with pytest.raises(error, match=words):
         optimize_onnx(tmp_path / "missing.onnx", tmp_path / "out.onnx", **flags)
 
 
 def test_missing_files_and_existing_outputs_are_refused(tmp_path: Path) -> None:
-    """Each with its own error; the output is as it was."""
+    """Each has its own error; an existing output stays unchanged."""
     with pytest.raises(ModelPathError):
         optimize_onnx(tmp_path / "missing.onnx", tmp_path / "out.onnx")
     source = _save(tmp_path / "in.onnx", stamped=False, data=True)
@@ -203,7 +203,7 @@ def test_missing_files_and_existing_outputs_are_refused(tmp_path: Path) -> None:
 
 
 def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
-    """The data file of an earlier output may be the one the source names, whatever the source is called."""
+    """The data file of an earlier output may be the one that the source uses, whatever the source's name."""
     source = _save(tmp_path / "in.onnx", stamped=False, data=True)
     moved = onnx.load(source, load_external_data=False)
     for tensor in moved.graph.initializer:
@@ -219,7 +219,7 @@ def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
 
 
 def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
-    """It stays as it is, by whatever path it is named; another name of it is another file."""
+    """The source stays unchanged under any path to it; a hard link to it is another file."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     content = source.read_bytes()
     (tmp_path / "there").mkdir()
@@ -232,14 +232,14 @@ def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
 
 
 def test_files_are_named_as_the_caller_named_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Relative to the working directory, where the output was."""
+    """The path of the output is relative to the working directory."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     monkeypatch.chdir(tmp_path)
     assert [Path("out.onnx")] == [file.path for file in optimize_onnx(source.name, "out.onnx", level="basic").files]
 
 
 def test_loop_goes_on_until_a_round_finds_nothing(tmp_path: Path) -> None:
-    """Every round is on record, the last one without a change."""
+    """Every round is recorded, including the last one without a change."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     loop = run_optimize_analyze_loop(source, tmp_path / "out.onnx", level="basic")
     assert [True, False] == [item.changed for item in loop.rounds]
@@ -250,7 +250,7 @@ def test_loop_goes_on_until_a_round_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_loop_takes_the_flags_of_the_next_round_from_the_analysis(tmp_path: Path) -> None:
-    """Whoever analyzes a round decides what is tried next, and when it is enough."""
+    """The function that analyzes a round returns the options of the next round, or None to stop."""
     source = _save(tmp_path / "in.onnx", stamped=False)
 
     def analyze(done: OptimizationRound) -> Mapping[str, Any] | None:
@@ -265,7 +265,7 @@ def test_loop_takes_the_flags_of_the_next_round_from_the_analysis(tmp_path: Path
 
 
 def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_path: Path) -> None:
-    """The source is in its plain form, so only the analysis makes it another file; that one is compared."""
+    """The source is normalized, so that only the later rounds change it; the changed file is compared."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     optimize_onnx(source, tmp_path / "plain.onnx")
 
@@ -282,7 +282,7 @@ def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_p
 
 
 def test_analysis_that_returns_no_flags_is_refused(tmp_path: Path) -> None:
-    """The words say what came and what was expected."""
+    """The message names the returned value."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     analyze: Any = lambda _done: "full"  # noqa: E731
     with pytest.raises(UsageError, match="'full'"):
@@ -291,7 +291,7 @@ def test_analysis_that_returns_no_flags_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [{}, {"level": "full"}])
 def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
-    """A stamped file would be copied unread otherwise."""
+    """Otherwise a stamped file would be copied unread."""
     source = _save(tmp_path / "in.onnx", stamped=True, data=True)
     data = tmp_path / "in.onnx.data"
     data.write_bytes(data.read_bytes()[:-2])
@@ -302,7 +302,7 @@ def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str
 
 @pytest.mark.parametrize(("stamped", "data"), [(True, False), (False, True)])
 def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: bool, data: bool) -> None:
-    """What onnx writes by default is newer than what ONNX Runtime takes; the result runs and was compared."""
+    """By default onnx writes a newer IR version than ONNX Runtime reads; the lowered file runs and is compared."""
     source = _save(tmp_path / "in.onnx", stamped=stamped, data=data)
     newest = newest_ir_version()
     model = onnx.load(source, load_external_data=False)
@@ -318,7 +318,7 @@ def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: boo
 
 
 def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
-    """NaN equals NaN, which says nothing of the graph."""
+    """NaN equals NaN, which proves nothing about the graph."""
     body = "m (float[2] x) => (float[2] y) <float[2] z = {0, 0}> { i = Div (z, z) a = Identity (x) y = Mul (a, i) }"
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")
     assert result.verification is not None
@@ -327,14 +327,14 @@ def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
 
 
 def test_opset_nobody_knows_is_refused_before_anything_is_read(tmp_path: Path) -> None:
-    """The range is told."""
+    """The message has the range of opsets."""
     (tmp_path / "damaged.onnx").write_bytes(b"no model")
     with pytest.raises(UsageError, match=f"opset 99.*\n.*7 to {onnx.defs.onnx_opset_version()}"):
         optimize_onnx(tmp_path / "damaged.onnx", tmp_path / "out.onnx", opset=99)
 
 
 def test_failed_conversion_tells_no_places_in_foreign_source(tmp_path: Path) -> None:
-    """The reason is there, the path it was compiled at is not."""
+    """The message has the reason, but not the source path of onnx's converter."""
     body = "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization (x, s) }"
     with pytest.raises(OptimizeError, match="opset 17 to 13") as raised:
         optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx", opset=13)
@@ -342,7 +342,7 @@ def test_failed_conversion_tells_no_places_in_foreign_source(tmp_path: Path) -> 
 
 
 def test_operators_the_execution_provider_lacks_are_named(tmp_path: Path) -> None:
-    """They were in the source; optimizing for another provider does not take them out."""
+    """The operators were in the source; optimizing for another provider does not remove them."""
     model = parse(
         "m (float[2, 4] x) => (float[2, 4] y) { y = com.microsoft.Gelu (x) }", domains=', "com.microsoft" : 1'
     )
@@ -354,12 +354,12 @@ def test_operators_the_execution_provider_lacks_are_named(tmp_path: Path) -> Non
 
 PERIODS = """m (float[N, time] x) => (float[N, P, 7] y) <int64[3] shape = {0, -1, 7}>
     { a = Identity (x) b = Reshape (a, shape) y = Relu (b) }"""
-"""Takes multiples of 7 only, which are no sizes that are tried."""
+"""Accepts multiples of 7 only, and no default size is one."""
 
 
 @pytest.mark.parametrize("sizes", [{"time": 14}, {"x:1": 21, "N": 2}])
 def test_sizes_that_are_given_are_compared_at(sizes: dict[str, int], tmp_path: Path) -> None:
-    """By name or by place; without them there is nothing to compare with, and the hint says so."""
+    """A size is given by name or by position; without sizes nothing can be compared, and the hint says so."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
     with pytest.raises(StageError) as caught:
         optimize_onnx(source, tmp_path / "out.onnx")
@@ -369,7 +369,7 @@ def test_sizes_that_are_given_are_compared_at(sizes: dict[str, int], tmp_path: P
 
 
 def test_size_of_a_dimension_the_file_lacks_is_refused_with_those_it_has(tmp_path: Path) -> None:
-    """Each is named with the places it stands at."""
+    """The hint lists each dimension with its positions."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=PERIODS)
     with pytest.raises(UsageError, match="'x:2'") as caught:
         optimize_onnx(source, tmp_path / "out.onnx", sizes={"x:2": 7})
@@ -381,7 +381,7 @@ _PRODUCT = """m (float[{rows}, 4, 3] x) => (float[{rows}, 4, 3] y) <float[3, 3] 
 
 
 def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_path: Path) -> None:
-    """And with fixed sizes it fuses; one without its nodes says that there are none."""
+    """With fixed sizes the capability fuses; a note on a capability without its nodes says so."""
     notes = {}
     for rows in ("N", "2"):
         source = _save(tmp_path / f"{rows}.onnx", stamped=False, body=_PRODUCT.format(rows=rows))
@@ -396,6 +396,6 @@ def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_pat
 
 
 def test_level_says_nothing_of_capabilities_that_change_nothing(tmp_path: Path) -> None:
-    """Only what is enabled by name is missed."""
+    """Only a capability enabled by name gets a note."""
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False), tmp_path / "out.onnx", level="full")
     assert not [note for note in result.notes if "changed nothing" in note]

@@ -1,4 +1,4 @@
-"""Which modules may the optimizer change, and what would it do to them? Only those, and without writing."""
+"""Optimization of selected modules only, and a check of its effect without writing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TWO_NAMES = """m (float[batch, rows, 4] x, float[batch, lines, 4] r) => (float[b
 
 
 def save(path: Path, body: str, modules: Sequence[str]) -> Path:
-    """Write a graph whose nodes belong to these modules, in order."""
+    """Write a graph whose nodes have these modules, in order."""
     model = parse(body)
     for node, module in zip(model.graph, modules, strict=True):
         write_tag(node, NodeTag(f"/M/{module.title()}", module, "direct"))
@@ -69,7 +69,7 @@ FUSED = Counter({"Gelu": 1})
     ids=["only there", "everywhere but there", "both"],
 )
 def test_only_selected_modules_change(tmp_path: Path, selected: dict[str, Any], expected: dict[str, Any]) -> None:
-    """The answer is that of the source, and the other module keeps every node."""
+    """The outputs are those of the source, and the other module keeps every node."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
     result = optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, **selected)
     assert expected == operators(tmp_path / "out.onnx")
@@ -81,7 +81,7 @@ def test_only_selected_modules_change(tmp_path: Path, selected: dict[str, Any], 
 
 
 def test_fusion_with_a_node_outside_does_not_fire(tmp_path: Path) -> None:
-    """One of its five nodes belongs to another module."""
+    """One of the five nodes belongs to another module."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first", "other"] + ["first"] * 3 + ["second"] * 5)
     optimize_onnx(source, tmp_path / "out.onnx", gelu_fusion=True, module=["first"])
     assert Counter({"Mul": 4, "Div": 2, "Erf": 2, "Add": 2}) == sum(
@@ -90,7 +90,7 @@ def test_fusion_with_a_node_outside_does_not_fire(tmp_path: Path) -> None:
 
 
 def test_weights_that_a_module_shares_with_others_stay_for_them(tmp_path: Path) -> None:
-    """The second convolution gets weights of its own; the first reads those that were there."""
+    """The second convolution gets its own weights; the first reads the previous ones."""
     source = save(tmp_path / "in.onnx", TWO_CONVOLUTIONS, ["first"] * 4 + ["second"] * 2)
     optimize_onnx(source, tmp_path / "out.onnx", conv_batch_norm_fusion=True, module=["second"])
     assert {"first": Counter({"Conv": 1, "BatchNormalization": 1}), "second": Counter({"Conv": 1})} == operators(
@@ -112,14 +112,14 @@ def test_weights_that_a_module_shares_with_others_stay_for_them(tmp_path: Path) 
     ],
 )
 def test_selection_that_has_no_meaning_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
-    """A selector that matches nothing, one without work, and work that cannot be limited."""
+    """A selector without a match, a selector without capabilities, and work that cannot be limited are refused."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
     with pytest.raises(UsageError, match=message):
         optimize_onnx(source, tmp_path / "out.onnx", **flags)
 
 
 def test_check_says_how_often_and_where_and_writes_nothing(tmp_path: Path) -> None:
-    """Those that are counted by how often they fire, others by the nodes that go."""
+    """Some capabilities are counted by how often they fire, others by the removed nodes."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
     check = check_optimization(source, gelu_fusion=True, constant_folding=True)
     found = {entry.name: (entry.count, entry.removed, dict(entry.modules)) for entry in check.capabilities}
@@ -136,7 +136,7 @@ def test_check_says_how_often_and_where_and_writes_nothing(tmp_path: Path) -> No
 
 
 def test_check_names_module_and_axis_of_what_an_open_size_keeps_from_firing(tmp_path: Path) -> None:
-    """The sum broadcasts unless there is one row: the fused operator takes equal shapes only."""
+    """The sum broadcasts unless there is one row: the fused operator needs equal shapes."""
     source = save(tmp_path / "in.onnx", SKIPPED, ["pick", "sum", "norm"])
     (entry,) = check_optimization(source, skip_layer_norm_fusion=True).capabilities
     assert 0 == entry.count
@@ -146,14 +146,14 @@ def test_check_names_module_and_axis_of_what_an_open_size_keeps_from_firing(tmp_
 
 
 def test_check_tells_what_fires_at_any_fixed_size_from_what_fires_at_one_only(tmp_path: Path) -> None:
-    """A sum of two inputs whose open sizes differ in name: equal once both are fixed, at any number of batches."""
+    """The dynamic sizes of two inputs have different names, but are equal once both are fixed, at any batch size."""
     source = save(tmp_path / "in.onnx", TWO_NAMES, ["sum", "norm"])
     (entry,) = check_optimization(source, skip_layer_norm_fusion=True).capabilities
     assert (0, [(1, False)]) == (entry.count, [(item.count, item.only_at_one) for item in entry.blocked])
 
 
 def test_constant_folding_that_is_switched_off_folds_nothing(tmp_path: Path) -> None:
-    """Neither when the graph is brought into its plain form, nor in ONNX Runtime."""
+    """Constants are folded neither by normalization nor by ONNX Runtime."""
     body = "m (float[2] x) => (float[2] y) <float[2] w1 = {1, 2}, float[2] w2 = {3, 4}>"
     body += " { c = Add (w1, w2) y = Mul (x, c) }"
     source = save(tmp_path / "in.onnx", body, ["first", "first"])

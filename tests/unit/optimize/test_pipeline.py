@@ -1,4 +1,4 @@
-"""The optimizer does what it is asked for, in every kind of graph, and loses no tag."""
+"""The optimizer: requested changes, in every kind of graph, with all tags kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSY = """m (float[2, 3] x) => (float[2, 3] y) <float zero = {0}, float two = {
 
 
 def test_registry_names_every_transformer_this_onnxruntime_runs(tmp_path: Path) -> None:
-    """What ONNX Runtime runs by itself is part of a capability or listed as unused, so nothing happens unasked."""
+    """Every transformer of ONNX Runtime is part of a capability or listed as unused, so that none runs unrequested."""
     onnx.save(ir.to_proto(parse(MESSY)), tmp_path / "m.onnx")
     program = (
         "import onnxruntime as o, sys; s = o.SessionOptions(); s.log_severity_level = 0;"
@@ -51,7 +51,7 @@ def test_registry_names_every_transformer_this_onnxruntime_runs(tmp_path: Path) 
 
 
 def test_nothing_asked_for_changes_nothing() -> None:
-    """Level none returns the very model, untouched."""
+    """Level none returns the same model, unchanged."""
     model = parse(MESSY)
     before = [node.name for node in model.graph]
     result = optimize(model, OptimizeOptions())
@@ -62,7 +62,7 @@ def test_nothing_asked_for_changes_nothing() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_level_keeps_answer_interface_and_tags_and_settles(level: str) -> None:
-    """Whatever is on by default, numbers, names and tags stay, and doing it again changes nothing."""
+    """At every level outputs, names and tags stay, and a second optimization changes nothing."""
     options = OptimizeOptions.model_validate({"level": level})
     result = optimize(parse(MESSY), options)
     assert result.changed == (level != "none")
@@ -74,7 +74,7 @@ def test_level_keeps_answer_interface_and_tags_and_settles(level: str) -> None:
 
 
 def test_basic_level_makes_operators_of_onnx_only() -> None:
-    """From extended on, operators of ONNX Runtime appear; with an execution provider that lacks them, they do not."""
+    """Operators of ONNX Runtime appear from level extended on, unless the execution provider lacks them."""
     body = (
         "m (float[2, 3] x) => (float[2, 3] y) { a = Transpose <perm = [1, 0]> (x) b = MatMul (x, a) y = MatMul (b, x) }"
     )
@@ -91,7 +91,7 @@ def test_basic_level_makes_operators_of_onnx_only() -> None:
 
 
 def test_untagged_model_stays_untagged_and_says_so() -> None:
-    """Nothing is invented for a model that does not know its modules."""
+    """A model without modules gets no tag."""
     model = parse(MESSY)
     for node in all_nodes(model):
         clear_tag(node)
@@ -101,7 +101,7 @@ def test_untagged_model_stays_untagged_and_says_so() -> None:
 
 
 def test_subgraph_is_optimized_and_tagged() -> None:
-    """Branches take part; a value of the outer graph they read stays theirs."""
+    """Branches are optimized; an outer value that they read keeps its name."""
     model = parse(
         """m (float[2, 3] x, bool c) => (float[2, 3] y) <float zero = {0}>
         { z = Relu (x)
@@ -116,7 +116,7 @@ def test_subgraph_is_optimized_and_tagged() -> None:
 
 
 def test_unknown_operator_is_refused_with_its_name() -> None:
-    """A graph ONNX Runtime cannot read is not half optimized; the error says which operator is unknown."""
+    """A graph that ONNX Runtime cannot read is not optimized in part; the error names the operator."""
     model = parse("m (float[2, 3] x) => (float[2, 3] y) { y = f.Unheard (x) }", domains=', "f" : 1')
     with pytest.raises(OptimizeError, match="Unheard") as raised:
         optimize(model, OptimizeOptions(level="basic"))
@@ -124,7 +124,7 @@ def test_unknown_operator_is_refused_with_its_name() -> None:
 
 
 def test_tied_weight_is_not_stored_a_second_time() -> None:
-    """A large weight that is looked up and also multiplied, transposed, stays one initializer, by reference."""
+    """A large weight that is read by Gather and, transposed, by MatMul stays one initializer, by reference."""
     table = np.arange(600 * 500, dtype=np.float32).reshape(600, 500) / 1e5
     model = parse(
         """m (int64[2, 4] i) => (float[2, 4, 600] y) <float[1] table = {0}>
@@ -139,7 +139,7 @@ def test_tied_weight_is_not_stored_a_second_time() -> None:
 
 
 def test_new_nodes_are_named_after_their_module() -> None:
-    """An operator the engine made bears the scope of its module, since profilers keep only the name."""
+    """The name of a new node begins with the scope of its module, since profilers keep only the name."""
     model = parse(
         """m (float[2, 3, 4] x) => (float[2, 3, 4] y) <float[4] g = {1, 2, 3, 4}, float[4] b = {4, 3, 2, 1}>
         { a = Relu (x) s = Add (x, a) y = LayerNormalization (s, g, b) }"""
@@ -153,7 +153,7 @@ def test_new_nodes_are_named_after_their_module() -> None:
 
 
 def test_order_follows_from_the_graph_alone() -> None:
-    """Two graphs that differ in the order of their nodes only come out the same."""
+    """Two graphs that differ in the order of their nodes only give the same result."""
     shuffled = parse(MESSY)
     nodes = list(shuffled.graph)
     swapped = [nodes[1], nodes[0], nodes[3], nodes[2], *nodes[4:]]
@@ -168,7 +168,7 @@ def test_order_follows_from_the_graph_alone() -> None:
 
 @pytest.mark.parametrize("target", [15, 21])
 def test_opset_conversion_carries_tags_both_ways(target: int) -> None:
-    """Up and down, every node keeps a tag and the answer stays."""
+    """Upwards and downwards, every node keeps a tag and the outputs stay."""
     model = parse(MESSY, opset=17)
     result = optimize(model, OptimizeOptions(opset=target))
     assert target == result.model.opset_imports[""]
@@ -177,7 +177,7 @@ def test_opset_conversion_carries_tags_both_ways(target: int) -> None:
 
 
 def test_opset_without_a_way_there_is_refused_with_the_reason() -> None:
-    """Where an operator does not exist in the version asked for, the error names both versions and the operator."""
+    """The error names both opsets and the operator that the older one lacks."""
     model = parse(
         "m (float[2, 4] x) => (float[2, 4] y) <float[4] g = {1, 2, 3, 4}> { y = LayerNormalization (x, g) }", opset=17
     )
@@ -186,13 +186,13 @@ def test_opset_without_a_way_there_is_refused_with_the_reason() -> None:
 
 
 def test_options_name_the_nearest_capability() -> None:
-    """A misspelled flag is an error that helps."""
+    """The error suggests the nearest capability."""
     with pytest.raises(ConfigError, match="'gelu_fusion'"):
         parse_options(OptimizeOptions, {"gelu_fuson": True}, "test")
 
 
 def test_capability_the_provider_cannot_run_is_refused_where_it_is_named() -> None:
-    """By level it is left out; by name it is an error, since what is asked for would not happen."""
+    """A level leaves the capability out; by name it is an error, since it would have no effect."""
     assert not [entry.name for entry in OptimizeOptions(level="full", ep="qnn").enabled() if not entry.transformers]
     with pytest.raises(UsageError, match="attention-fusion:"):
         list(OptimizeOptions.model_validate({"attention_fusion": True, "ep": "qnn"}).enabled())

@@ -1,4 +1,4 @@
-"""A model that crashes ONNX Runtime is refused, and the process that opens it goes on."""
+"""Models that crash ONNX Runtime: refused without a crash of the process that opens them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def crashing_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_model_that_crashes_onnxruntime_is_refused(crashing_file: Path) -> None:
-    """Each opening is refused, in this process, and models without the fault are opened afterwards."""
+    """Each attempt is refused in this process, and models without the fault are opened afterwards."""
     for _ in range(2):
         with pytest.raises(StageError, match="crashes while it opens"):
             Session(crashing_file)
@@ -94,14 +94,14 @@ def test_optimizer_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) 
 
 
 def test_file_that_crashes_is_not_optimized(crashing_file: Path, tmp_path: Path) -> None:
-    """It runs node by node, as files are compared, but no program opens the result."""
+    """The file runs node by node, as in comparisons, but no program could open the result."""
     with pytest.raises(StageError, match=str(crashing_file)):
         optimize_onnx(crashing_file, tmp_path / "optimized.onnx", level="basic")
     assert not (tmp_path / "optimized.onnx").exists()
 
 
 def test_result_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) -> None:
-    """The source opens, so the result is to blame."""
+    """The source opens, so that the error is in the result."""
     model = ir.load(crashing_file)
     transpose, product = model.graph
     first = ir.node("Neg", transpose.outputs)
@@ -114,7 +114,7 @@ def test_result_that_crashes_is_refused(crashing_file: Path, tmp_path: Path) -> 
 
 
 def test_float32_model_is_opened_once(tmp_path: Path) -> None:
-    """No second process loads a model without 16-bit floats; one with them is checked once per process."""
+    """A model without 16-bit floats is not checked in a second process; one with them is checked once per process."""
     single = Session(saved(transposed_product([1, 0, 2], "float"), tmp_path / "single.onnx"))
     path = saved(transposed_product([0, 1, 2]), tmp_path / "half.onnx")
     first, second = Session(path), Session(path)
@@ -137,7 +137,7 @@ def test_float32_model_is_opened_once(tmp_path: Path) -> None:
     ],
 )
 def test_half_floats_are_found_wherever_they_are_made(body: str, is_half: bool, tmp_path: Path) -> None:
-    """In a file and in bytes; a damaged file has none."""
+    """A file and its bytes are searched alike; a damaged file may count as having none."""
     content = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {body}').SerializeToString()
     (tmp_path / "model.onnx").write_bytes(content)
     (tmp_path / "cut.onnx").write_bytes(content[: len(content) // 3])

@@ -1,4 +1,4 @@
-"""What a decoder with a cache is fed in a prompt and in a step, by what its inputs are called."""
+"""Inputs of a decoder with a cache, for a prompt and for a step, by their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STATE = ("past_key_values.0.key", "float32", ("batch", 2, "past", 8))
 
 
 def decoder(mask: str, positions: int | None = 63) -> tuple[InputTensorSpec, ...]:
-    """Inputs as other exporters name them: no sums are told."""
+    """Return inputs as other exporters name them, without sums."""
     inputs = (
         graph_input("input_ids", "int64", ("batch", "tokens"), {"value_range": (0, 9)}),
         graph_input("attention_mask", "int64", ("batch", mask)),
@@ -35,7 +35,7 @@ def decoder(mask: str, positions: int | None = 63) -> tuple[InputTensorSpec, ...
 
 
 def test_step_is_fed_one_token_and_what_came_before() -> None:
-    """Nothing is hidden, and the position is the next one."""
+    """No position is masked, and the position is the next one."""
     feeds, _ = decoder_feeds(decoder("past + tokens"), DecoderRun(1, 5), {}, batch_size=2, seed=0)
     assert [(2, 1), (2, 6), (2, 2, 5, 8), (2, 1)] == [array.shape for array in feeds.values()]
     assert (feeds["attention_mask"] == 1).all()
@@ -56,7 +56,7 @@ def test_step_is_fed_one_token_and_what_came_before() -> None:
     ids=str,
 )
 def test_note_names_every_size_that_nobody_gave(given: dict[str, int], run: DecoderRun, named: str) -> None:
-    """The length of a prompt or of the cache is chosen, too; what follows from a size that was given is not."""
+    """The chosen length of a prompt or cache is named, too; a size that follows from given ones is not."""
     _, notes = decoder_feeds(decoder("past + tokens"), run, given, batch_size=None, seed=0)
     assert [named] * bool(named) == [note.removeprefix("default sizes: ").partition(" (")[0] for note in notes]
 
@@ -74,19 +74,19 @@ def test_note_names_every_size_that_nobody_gave(given: dict[str, int], run: Deco
 def test_lengths_are_those_of_the_user_or_fit_the_positions(
     given: dict[str, int], tokens: int | None, run: DecoderRun | None
 ) -> None:
-    """The step stands at a position of its own; both sizes together are one run that is no question."""
+    """Given sizes are taken and others fit the positions; both sizes together are neither a prompt nor a step."""
     inputs = decoder("past + tokens")
     assert (tokens, run) == (decoder_tokens(inputs, given), decoder_run(inputs, given))
 
 
 def test_lengths_without_positions_are_the_usual_ones() -> None:
-    """No input tells how many there are."""
+    """No input has the number of positions."""
     assert 128 == decoder_tokens(decoder("total", None), {})
     assert 1000 == decoder_tokens(decoder("total", None), {"past": 1000})
 
 
 def test_prompt_beyond_the_positions_is_refused() -> None:
-    """It says how many fit."""
+    """The message has the number that fits."""
     with pytest.raises(UsageError, match=r"past 64: .* 65"):
         decoder_tokens(decoder("total"), {"past": 64})
 
@@ -104,13 +104,13 @@ def test_prompt_beyond_the_positions_is_refused() -> None:
     ids=["no cache", "fixed tokens", "fixed cache"],
 )
 def test_other_graphs_have_no_prompt_and_no_step(inputs: tuple[InputTensorSpec, ...]) -> None:
-    """They are measured as any model is."""
+    """Such graphs are measured as any model."""
     assert decoder_tokens(inputs, {}) is None
     assert decoder_run(inputs, {}) is None
 
 
 def test_recurrent_state_has_a_prompt_and_a_step(tmp_path: Path) -> None:
-    """Its size is the same whatever it stands for; what the file says of it is read without a session."""
+    """The size of a state does not depend on the tokens; its metadata is read without a session."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17],
          metadata_props: ["winml.io.inputs": "[{\\"name\\": \\"state\\", \\"cache\\": {\\"kind\\": \\"recurrent\\"}}]"]>

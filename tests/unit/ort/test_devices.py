@@ -1,4 +1,4 @@
-"""A provider is chosen for a request, or refused with a reason."""
+"""Choice of a provider for a request, and refusals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, Device
     ("ep", "device"), [(None, None), ("cpu", None), ("CPUExecutionProvider", "cpu"), ("CPU", None)]
 )
 def test_cpu_is_chosen_by_any_of_its_names(ep: str | None, device: None) -> None:
-    """And where nothing is asked for."""
+    """The CPU is the default."""
     chosen = choose_provider(ep, device, {})
     assert (("CPUExecutionProvider",), "cpu", {}) == (chosen.names, chosen.device, chosen.options)
 
 
 def test_provider_that_is_missing_is_told_with_those_present() -> None:
-    """And with the package that brings it, where there is one."""
+    """The hint has the package of the provider, if there is one."""
     missing = next(short for short, ep in EXECUTION_PROVIDERS.items() if ep.name not in ort.get_available_providers())
     with pytest.raises(
         UsageError, match=f"--ep {missing}: .* is not part of the installed ONNX Runtime, which has"
@@ -33,7 +33,7 @@ def test_provider_that_is_missing_is_told_with_those_present() -> None:
 
 
 def test_device_no_provider_serves_is_told() -> None:
-    """With the names of those that would, on this platform."""
+    """The hint lists the providers for the device on this platform."""
     served = {kind for ep in EXECUTION_PROVIDERS.values() if ep.name in present_providers() for kind in ep.devices}
     for kind in get_args(Device):
         if kind not in served:
@@ -42,19 +42,19 @@ def test_device_no_provider_serves_is_told() -> None:
 
 
 def test_device_a_provider_does_not_run_on_is_refused() -> None:
-    """The sentence says on which it does."""
+    """The message names the devices of the provider."""
     with pytest.raises(UsageError, match="--device gpu: CPUExecutionProvider"):
         choose_provider("cpu", "gpu", {})
 
 
 def test_options_of_a_provider_without_any_are_refused() -> None:
-    """An option that would do nothing is not taken."""
+    """An option without an effect is not accepted."""
     with pytest.raises(UsageError, match="--ep-options x: CPUExecutionProvider"):
         choose_provider("cpu", None, {"x": "1"})
 
 
 def test_device_options_name_devices_the_provider_runs_on() -> None:
-    """The table contradicts itself nowhere."""
+    """The table does not contradict itself."""
     for ep in EXECUTION_PROVIDERS.values():
         assert ep.devices
         assert set(ep.device_options) <= set(ep.devices)

@@ -1,4 +1,4 @@
-"""Execution providers that need fixed sizes refuse open dimensions."""
+"""Names of execution providers, and dynamic dimensions for providers that need fixed sizes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from winml.modelkit.ort.execution_providers import EXECUTION_PROVIDERS, find_exe
 
 @pytest.mark.parametrize("name", ["qnn", "QNN", "QNNExecutionProvider"])
 def test_provider_is_found_under_both_names(name: str) -> None:
-    """The short name and ONNX Runtime's own mean the same."""
+    """The short name and ONNX Runtime's own name are equivalent."""
     assert "QNNExecutionProvider" == find_execution_provider(name).name
 
 
 def test_unknown_provider_is_refused_with_the_nearest() -> None:
-    """A typo is told with what was probably meant."""
+    """A typo gets a suggestion."""
     with pytest.raises(UsageError, match=r"--ep openvno: (.|\n)*'openvino'"):
         find_execution_provider("openvno")
 
 
 def test_provider_that_needs_fixed_sizes_refuses_open_ones_unless_allowed() -> None:
-    """QNN needs fixed sizes; the message names the way around."""
+    """QNN needs fixed sizes; the message names the option that allows dynamic ones."""
     with pytest.raises(UsageError, match=r"QNNExecutionProvider requires fixed sizes(.|\n)*--allow-dynamic"):
         refuse_dynamic("qnn", is_dynamic=True, allow_dynamic=False)
     refuse_dynamic("qnn", is_dynamic=True, allow_dynamic=True)
@@ -32,6 +32,6 @@ def test_provider_that_needs_fixed_sizes_refuses_open_ones_unless_allowed() -> N
 
 
 def test_table_knows_names_as_onnx_runtime_spells_them() -> None:
-    """Every provider of the table is one ONNX Runtime has, wherever it is built in."""
+    """Every provider of the table is one of ONNX Runtime's, on any platform."""
     known = {provider.name for provider in EXECUTION_PROVIDERS.values()}
     assert known <= set(ort.get_all_providers()) | {"NvTensorRTRTXExecutionProvider"}

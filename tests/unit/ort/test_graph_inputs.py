@@ -1,4 +1,4 @@
-"""Which sizes and values an input gets, and how those that do not fit are refused."""
+"""Sizes and values of inputs, and refusals of values that do not fit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def saved(folder: Path, **arrays: Any) -> Path:
 
 
 def test_inputs_are_read_off_the_graph() -> None:
-    """Types in numpy's words, names of dimensions, None without a name, and the range the file states."""
+    """An input has numpy's dtype, the names of its dimensions (None without a name), and the range in the file."""
     found = graph_inputs(
         session(
             "g (float16[N, 2] a, double[] b, int64[?] c, string[1] d) => (float16[N, 2] y)\n{ y = Identity(a) }",
@@ -61,27 +61,27 @@ def test_inputs_are_read_off_the_graph() -> None:
     ],
 )  # fmt: skip
 def test_damaged_metadata_states_no_range(text: str) -> None:
-    """A foreign value under our key is no reason not to measure."""
+    """A foreign value under our key does not prevent a measurement."""
     found = graph_inputs(session("g (float[1] x) => (float[1] y)\n{ y = Neg(x) }", {"winml.io.inputs": text}))
     assert (graph_input("x", "float32", (1,)),) == found
 
 
 def test_sizes_come_by_name_by_key_and_by_place() -> None:
-    """The name in the file, the key of --shape-config, and INPUT:AXIS where the file has no name."""
+    """A size has a name in the file, a key of --shape-config, or INPUT:AXIS if the dimension has no name."""
     sizes = settle_sizes([IDS, NAMELESS], {"batch_size": 4, "sequence": 9, "x:0": 2, "x:2": 5})
     assert {"batch": 4, "sequence": 9, "x:0": 2, "x:2": 5} == sizes.by_name
     assert () == sizes.notes
 
 
 def test_sizes_nobody_gave_are_chosen_and_told() -> None:
-    """What is commonly run, said in a note."""
+    """The sizes are common ones, and a note has them."""
     sizes = settle_sizes([IDS], {"batch": 3})
     assert {"batch": 3, "sequence": 128} == sizes.by_name
     assert ("default sizes: sequence 128 (change them with --shape-config)",) == sizes.notes
 
 
 def test_size_of_an_unknown_meaning_is_asked_for() -> None:
-    """A first dimension is a batch as a rule; for others no number is more likely than another."""
+    """A first dimension is usually the batch; other dimensions have no likely size."""
     with pytest.raises(UsageError, match="x:2") as caught:
         settle_sizes([NAMELESS], {})
     assert '--shape-config \'{"x:0": 8, "x:2": 8}\'' in caught.value.hint
@@ -97,25 +97,25 @@ def test_size_of_an_unknown_meaning_is_asked_for() -> None:
     ],
 )
 def test_batch_size_goes_to_the_batch_dimension(inputs: list[InputTensorSpec], expected: dict[str, int]) -> None:
-    """Where it is called so, where the first dimension has no name, or where it is fixed to this already."""
+    """The first dimension is the batch if it has that name, no name, or this size already."""
     assert expected == settle_sizes(inputs, {}, batch_size=5).by_name
 
 
 @pytest.mark.parametrize("shape", [(1, 3), ("rows", 3), ()])
 def test_batch_size_without_an_open_batch_is_refused(shape: tuple[int | str, ...]) -> None:
-    """A fixed size, a dimension of another name, or none at all."""
+    """The input has a fixed first size, a dimension of another name, or no dimension."""
     with pytest.raises(UsageError, match="batch dimension: x float32"):
         settle_sizes([graph_input("x", "float32", shape)], {}, batch_size=5)
 
 
 def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
-    """Two numbers for one dimension."""
+    """The options give two sizes for one dimension."""
     with pytest.raises(UsageError, match="--batch-size 5: --shape-config sets batch to 2"):
         settle_sizes([IDS], {"batch": 2}, batch_size=5)
 
 
 def test_draws_stay_in_the_range_the_file_states() -> None:
-    """And are the same for the same seed."""
+    """The same seed gives the same values."""
     item = graph_input("ids", "int64", ("batch", 50), {"value_range": (3.0, 9.0)})
     first, again, other = (draw_feeds([item], {"batch": 4}, seed)["ids"] for seed in (0, 0, 1))
     assert ((4, 50), 3, 9) == (first.shape, first.min(), first.max())
@@ -124,27 +124,27 @@ def test_draws_stay_in_the_range_the_file_states() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "uint64", "uint16", "int8", "bool"])
 def test_draws_have_the_dtype_of_the_input(dtype: str) -> None:
-    """Whatever ONNX Runtime takes."""
+    """Every dtype of ONNX Runtime can be drawn."""
     assert dtype == str(draw_feeds([graph_input("x", dtype, (2,))], {}, 0)["x"].dtype)
 
 
 @pytest.mark.parametrize("dtype", ["string", "float8e4m3fn", "seq(tensor(float))"])
 def test_values_nobody_can_draw_are_asked_for(dtype: str) -> None:
-    """Text, exotic numbers and sequences."""
+    """Text, exotic dtypes and sequences cannot be drawn."""
     with pytest.raises(UsageError, match="x takes") as caught:
         draw_feeds([graph_input("x", dtype, (2,))], {}, 0)
     assert "--input-data" in caught.value.hint
 
 
 def test_file_gives_each_input_its_array(tmp_path: Path) -> None:
-    """Arrays arrive as they are, in the order of the graph."""
+    """The arrays keep their values, in the order of the graph's inputs."""
     ids, mask = np.arange(6).reshape(2, 3), np.ones((2, 3), np.int64)
     feeds = load_feeds(saved(tmp_path, mask=mask, ids=ids), [IDS, MASK])
     assert [("ids", ids.tolist()), ("mask", mask.tolist())] == [(name, array.tolist()) for name, array in feeds.items()]
 
 
 def test_file_gives_bfloat16_and_text_back(tmp_path: Path) -> None:
-    """Such files lose the name of one and may hold the other as bytes."""
+    """An .npz file has no name for bfloat16, and may hold text as bytes."""
     values = np.array([1.5, -2.0], ml_dtypes.bfloat16)
     path = saved(tmp_path, x=values, t=np.array(["a", "é"]), u=np.array([b"a"]))
     items = [graph_input("x", "bfloat16", (2,)), graph_input("t", "string", (2,)), graph_input("u", "string", (1,))]
@@ -167,7 +167,7 @@ def test_file_gives_bfloat16_and_text_back(tmp_path: Path) -> None:
     ],
 )
 def test_file_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
-    """The sentence names the input, what was given and what was expected."""
+    """The message names the input, the value and the expectation."""
     path = saved(tmp_path, **{"mask": np.ones((1, 4), np.int64), **arrays} if "mask" not in words[:30] else arrays)
     with pytest.raises(UsageError) as caught:
         load_feeds(path, [IDS, MASK])
@@ -176,7 +176,7 @@ def test_file_that_does_not_fit_is_refused(tmp_path: Path, arrays: dict[str, Any
 
 
 def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    """Missing, a single array, text, and pickled objects, which are never opened."""
+    """A missing file, a single array, text and pickled objects are errors; pickles are never loaded."""
     with pytest.raises(UsageError, match="no such"):
         load_feeds(tmp_path / "none.npz", [IDS])
     np.save(tmp_path / "one.npy", np.ones(2))
@@ -192,7 +192,7 @@ def test_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 
 def test_array_that_declares_too_much_is_refused_by_its_header(tmp_path: Path) -> None:
-    """More than its file holds, or than there is memory; other files of an archive are no arrays."""
+    """The declared size exceeds the file or the memory; other files of an archive are no arrays."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (1, 2**40)})
     foreign = {"lying": header.getvalue() + bytes(64), "text": b"ids", "new": b"\x93NUMPY\x03\x00" + bytes(64)}
@@ -209,7 +209,7 @@ def test_array_that_declares_too_much_is_refused_by_its_header(tmp_path: Path) -
 
 
 def test_batch_is_the_dimension_of_that_name() -> None:
-    """Wherever it stands."""
+    """The batch may be any dimension."""
     item = graph_input("x", "float32", ("time", "batch_size"))
     assert (7, "dimension batch_size") == batch_of([item], {"x": np.ones((2, 7))}, {"y": np.ones(1)})
 
@@ -227,7 +227,7 @@ def test_batch_is_the_dimension_of_that_name() -> None:
 def test_batch_without_a_name_is_what_all_share(
     fed: list[tuple[int, ...]], made: list[tuple[int, ...]], batch: int
 ) -> None:
-    """Inputs and outputs alike; where they share nothing, a run is one sample."""
+    """The batch is the first size that inputs and outputs share; without one, a run is one sample."""
     inputs = [graph_input(str(number), "float32", shape) for number, shape in enumerate(fed)]
     feeds = {item.name: np.ones(shape) for item, shape in zip(inputs, fed, strict=True)}
     outputs = {str(number): np.ones(shape) for number, shape in enumerate(made)}
@@ -235,7 +235,7 @@ def test_batch_without_a_name_is_what_all_share(
 
 
 def test_size_may_be_given_by_place_where_the_dimension_has_a_name() -> None:
-    """The dimension has the size wherever it stands; a place with another size than the name is refused."""
+    """A dimension has its size at every position; a position with another size than the name is refused."""
     assert {"batch": 2, "sequence": 5} == settle_sizes([IDS, MASK], {"mask:1": 5, "batch": 2}).by_name
     with pytest.raises(UsageError, match="5 and 6"):
         settle_sizes([IDS, MASK], {"mask:1": 5, "ids:1": 6})

@@ -1,4 +1,4 @@
-"""A graph in memory is run on weights where they lie: cast and transposed by the session, never written.
+"""Runs of a graph in memory on stored weights: cast and transposed by the session, never written.
 
 Files of a newer format run with the newest supported IR version.
 """
@@ -36,7 +36,7 @@ def product(tensor: ir.TensorProtocol) -> ir.Model:
 
 
 def stored(folder: Path, dtype: type, name: str = "weights.bin") -> tuple[StoredTensor, np.ndarray]:
-    """Return a weight that lies in a file in another type and order than the graph has it, and its values."""
+    """Return a weight stored in another type and order than in the graph, and its values."""
     values = np.random.default_rng(1).standard_normal((96, 64)).astype(dtype)
     (folder / name).write_bytes(b"head" + values.tobytes())
     place = StoredValues(folder / name, 4, ir.DataType.from_numpy(values.dtype), values.shape, "key")
@@ -45,7 +45,7 @@ def stored(folder: Path, dtype: type, name: str = "weights.bin") -> tuple[Stored
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn])
 def test_stored_weight_is_cast_and_transposed_by_the_session(tmp_path: Path, dtype: type) -> None:
-    """The graph stays as it is; types that no kernel casts are converted in memory."""
+    """The graph stays unchanged; types that no kernel casts are converted in memory."""
     tensor, values = stored(tmp_path, dtype)
     model = product(tensor)
     session = GraphSessions(model).open(model)
@@ -56,7 +56,7 @@ def test_stored_weight_is_cast_and_transposed_by_the_session(tmp_path: Path, dty
 
 
 def test_weights_of_several_folders_and_links_are_read(tmp_path: Path) -> None:
-    """As a cache has them: files elsewhere, under other names."""
+    """A cache of the Hub stores files elsewhere, under other names."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
     tensor, values = stored(tmp_path / "blobs", np.float16, "0123")
@@ -71,7 +71,7 @@ def test_weights_of_several_folders_and_links_are_read(tmp_path: Path) -> None:
 
 
 def test_weight_that_is_computed_is_computed_once_for_all_graphs(tmp_path: Path) -> None:
-    """Of the graph that all are made of; that of a single form is computed for it."""
+    """A weight of the shared graph is computed once; a weight of another graph is computed for each session."""
     reads: list[str] = []
     _, values = stored(tmp_path, np.float32)
 
@@ -91,7 +91,7 @@ def test_weight_that_is_computed_is_computed_once_for_all_graphs(tmp_path: Path)
 
 
 def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
-    """Nothing is converted when the graph is opened, and nothing is copied."""
+    """The opening of a graph converts and copies no weight."""
     size = 4096
     path = tmp_path / "large.bin"
     with path.open("wb") as file:
@@ -106,7 +106,7 @@ def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
 
 
 def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:
-    """ONNX Runtime refuses it, without telling where its own source was compiled."""
+    """ONNX Runtime refuses the file; the message omits the path of its own source."""
     model = ir.to_proto(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))
     onnx.save(model, tmp_path / "old.onnx")
     assert tmp_path / "old.onnx" == open_session(tmp_path / "old.onnx", as_written=False).model_path

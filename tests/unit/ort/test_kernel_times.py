@@ -1,4 +1,4 @@
-"""Kernel times of ONNX Runtime's profile add up, nested kernels included."""
+"""Kernel times of ONNX Runtime's profile, nested kernels included."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _read_events(tmp_path: Path, *events: Event, counted_runs: int | None = None
 
 
 def test_kernel_inside_control_flow_is_charged_once(tmp_path: Path) -> None:
-    """An If of 100 µs whose branch took 60 µs has 40 µs of its own, and the sum is 100 µs."""
+    """An If of 100 µs with a branch of 60 µs has 40 µs of its own, and the sum is 100 µs."""
     profile = _read_events(
         tmp_path,
         _run_event(0, 120),
@@ -45,7 +45,7 @@ def test_kernel_inside_control_flow_is_charged_once(tmp_path: Path) -> None:
 
 
 def test_kernel_two_levels_inside_is_charged_to_the_nearest(tmp_path: Path) -> None:
-    """A Loop in an If in a run: each keeps what the next one inside did not take."""
+    """With an Add in a Loop in an If, each kernel has its time less the time of the next inner one."""
     profile = _read_events(
         tmp_path,
         _run_event(0, 100),
@@ -57,7 +57,7 @@ def test_kernel_two_levels_inside_is_charged_to_the_nearest(tmp_path: Path) -> N
 
 
 def test_kernels_one_after_the_other_keep_their_times(tmp_path: Path) -> None:
-    """Kernels that touch, or take no measurable time, are not inside each other."""
+    """Kernels that touch, or take no measurable time, are not nested."""
     profile = _read_events(
         tmp_path,
         _run_event(0, 40),
@@ -70,7 +70,7 @@ def test_kernels_one_after_the_other_keep_their_times(tmp_path: Path) -> None:
 
 
 def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
-    """Two kernels side by side both count."""
+    """Two kernels in parallel both count."""
     profile = _read_events(tmp_path, _run_event(0, 12), _kernel_event("/A", 0, 10), _kernel_event("/B", 1, 9, tid=2))
     assert [kernel.self_us for kernel in profile.kernels] == [10, 9]
 
@@ -81,7 +81,7 @@ def test_kernels_of_other_threads_are_not_inside(tmp_path: Path) -> None:
     ids=["quote", "backslash", "line end", "escape sequence", "object", "escape", "key"],
 )
 def test_name_is_read_as_it_stands_where_it_is_not_escaped(tmp_path: Path, name: str) -> None:
-    """ONNX Runtime 1.23 writes names of nodes without escaping them, which makes the file no JSON."""
+    """ONNX Runtime 1.23 writes names of nodes without escaping them, so that the file is no valid JSON."""
     head = '{"cat" : "Node","pid" :1,"tid" :1,"dur" :5,"ts" :%d,"ph" : "X","name" :"%s","args" : {%s}}'
     kernels = [
         head % (start, f"{node}_kernel_time", '"op_name" : "Sin","input_type_shape" : [{"float":[2]}]')
@@ -94,7 +94,7 @@ def test_name_is_read_as_it_stands_where_it_is_not_escaped(tmp_path: Path, name:
 
 
 def test_profile_that_is_no_json_is_an_error(tmp_path: Path) -> None:
-    """Where another value than a name is not escaped."""
+    """A value other than a name is not escaped."""
     path = tmp_path / "profile.json"
     path.write_text('[{"ph" : "X","name" :"a","args" : {"b" : "c"d"}}]', encoding="utf-8")
     with pytest.raises(MeasureError, match="not valid JSON: "):
@@ -103,7 +103,7 @@ def test_profile_that_is_no_json_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", '[{"ph" : "X"'])
 def test_profile_that_was_not_written_to_its_end_is_an_error(tmp_path: Path, text: str) -> None:
-    """As on a full disk; the file is named."""
+    """A full disk truncates the profile; the error names the file."""
     path = tmp_path / "profile.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(WriteError, match=path.name):
@@ -111,7 +111,7 @@ def test_profile_that_was_not_written_to_its_end_is_an_error(tmp_path: Path, tex
 
 
 def test_warm_up_runs_are_left_out(tmp_path: Path) -> None:
-    """Runs are counted from the first that is measured."""
+    """Runs are counted from the first measured one."""
     events = [
         _run_event(0, 50),
         _kernel_event("/A", 5, 40),
@@ -126,7 +126,7 @@ def test_warm_up_runs_are_left_out(tmp_path: Path) -> None:
 
 
 def test_sizes_are_read_where_the_profile_has_them(tmp_path: Path) -> None:
-    """Sizes come as text; an event without them says None, not zero."""
+    """Sizes are stored as text; an event without sizes has None, not zero."""
     profile = _read_events(
         tmp_path,
         _run_event(0, 9),
@@ -137,7 +137,7 @@ def test_sizes_are_read_where_the_profile_has_them(tmp_path: Path) -> None:
 
 
 def test_profile_without_kernels_is_refused(tmp_path: Path) -> None:
-    """An execution provider that records nothing is an error, not an empty table."""
+    """An execution provider that records no kernel is an error, not an empty table."""
     with pytest.raises(MeasureError, match="no kernel"):
         _read_events(tmp_path, _run_event(0, 9))
 
@@ -146,7 +146,7 @@ DEVICE_HEADER = "Msg Timestamp,Message,Time,Unit of Measurement,Timing Source,Ev
 
 
 def device_run(*cycles: int, prefix: str = "/layer") -> list[str]:
-    """Events of one execution of a part, as QNN 2.7 writes them, with a tenth of the time in no node."""
+    """Return the events of one run of a part, as QNN 2.7 writes them, with a tenth of the time in no node."""
     nodes = [
         f"0,NODE,{count},CYCLES,BACKEND,SUB-EVENT,{prefix}.{n}/Add:OpId_{n} (cycles)" for n, count in enumerate(cycles)
     ]
@@ -155,7 +155,7 @@ def device_run(*cycles: int, prefix: str = "/layer") -> list[str]:
 
 
 def test_device_profile_has_the_counted_runs_of_all_parts(tmp_path: Path) -> None:
-    """Warm-up is left out, a run is its parts together, and what no node took stays in it."""
+    """Warm-up runs are left out; a run is the sum of its parts, including time in no node."""
     path = tmp_path / "device.csv"
     runs = [
         line
@@ -174,7 +174,7 @@ def test_device_profile_has_the_counted_runs_of_all_parts(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("lines", [None, [DEVICE_HEADER], ["no table", "at, all"]])
 def test_device_profile_without_a_node_is_refused(tmp_path: Path, lines: list[str] | None) -> None:
-    """As of a provider that compiles for its processor without counting."""
+    """A provider may compile for its processor without counters."""
     path = tmp_path / "device.csv"
     if lines is not None:
         path.write_text("\n".join(lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The peak memory of a block is measured, without the memory used before it."""
+"""The peak memory of a block, without the memory used before it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SIZE = 200_000_000
 
 
 def take_and_free() -> None:
-    """Hold memory for long enough to be sampled."""
+    """Hold memory long enough for a sample."""
     block = np.ones(SIZE, dtype=np.uint8)
     time.sleep(0.3)
     del block
 
 
 def test_peak_memory_sees_what_was_freed_again() -> None:
-    """Twice, so that the second time the mark of the process does not rise and samples must do."""
+    """In the second round the process's own maximum does not rise, so that samples must find the peak."""
     for _ in range(2):
         before = resident_bytes()
         with PeakMemory() as memory:
@@ -28,7 +28,7 @@ def test_peak_memory_sees_what_was_freed_again() -> None:
 
 
 def test_peak_memory_of_a_quiet_block_is_not_that_of_earlier_ones() -> None:
-    """The mark of the process stays where an earlier block set it."""
+    """The process's own maximum is that of an earlier block."""
     take_and_free()
     with PeakMemory() as memory:
         pass

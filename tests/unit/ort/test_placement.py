@@ -1,4 +1,4 @@
-"""Which nodes a provider takes: asked of a real session, and read from what QNN's provider printed."""
+"""Nodes that a provider runs, by a session and by the log of QNN's provider."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ something in between
 
 @pytest.mark.skipif(not reports_placement(), reason="ONNX Runtime before 1.24 does not tell which provider gets a node")
 def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path) -> None:
-    """Names, operators and domain are those of the file; a graph it cannot open is a problem in its own words."""
+    """Names, operators and domain are those of the file.
+
+    A graph that cannot be opened is a problem in the session's words.
+    """
     for operator in ("Erf", "Tanh"):
         nodes = [
             helper.make_node("Relu", ["x"], ["h"], name="/first"),
@@ -53,7 +56,7 @@ def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path
 
 
 def test_answer_and_log_are_read_by_provider_and_node() -> None:
-    """A reason is of the nodes named just above it; a line in between ends the unit."""
+    """A reason applies to the nodes named just above it; a line in between ends the group."""
     told = {"assigned": [["QNNExecutionProvider", "/add", "Add", ""], ["CPUExecutionProvider", "/act/Erf", "Erf", ""]]}
     read = read_placement("QNNExecutionProvider", told, reasons_in_log(LOG.splitlines(keepends=True)))
     assert (AssignedNode("/add", "Add", "", True), AssignedNode("/act/Erf", "Erf", "", False)) == read.nodes
@@ -62,7 +65,7 @@ def test_answer_and_log_are_read_by_provider_and_node() -> None:
 
 
 def test_process_that_ends_or_hangs_is_told() -> None:
-    """Without an answer nothing is known: not that a provider has no kernels."""
+    """Without an answer the kernels are unknown, which is not the same as no kernels."""
     with pytest.raises(StageError, match="terminated its") as caught:
         ask_onnxruntime({}, "Someone", 60)
     assert "KeyError" in caught.value.hint

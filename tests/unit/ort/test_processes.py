@@ -1,4 +1,4 @@
-"""Processes of ours find the packages of the one that starts them, and nothing in the working directory."""
+"""Processes of ours: packages of the starting process, and nothing from the working directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLANTED = ("json", "multiprocessing", "pickle", "random", "runpy", "socket")
 
 @pytest.fixture(name="hostile")
 def make_hostile_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, which the path of this process has in front, as an interactive Python does."""
+    """Make a working directory that is first on the path of this process, as in an interactive Python."""
     folder = tmp_path / "here"
     folder.mkdir()
     for name in PLANTED:
@@ -44,14 +44,14 @@ def by_module(_folder: Path) -> None:
 
 
 def by_server(folder: Path) -> None:
-    """Run a function in a process of multiprocessing, by the server where there is one."""
+    """Run a function in a process of multiprocessing, by the server if there is one."""
     process = start_process(process_context([]), runpy.run_path, str(folder.parent / "modules" / "reporting.py"))
     process.join(60)
     assert 0 == process.exitcode
 
 
 def by_spawn(folder: Path) -> None:
-    """The same without a server, as on Windows."""
+    """Run the function without a server, as on Windows."""
     context = multiprocessing.get_context("spawn")
     process = start_process(context, runpy.run_path, str(folder.parent / "modules" / "reporting.py"))
     process.join(60)
@@ -59,7 +59,7 @@ def by_spawn(folder: Path) -> None:
 
 
 def by_context_of_a_long_temporary_folder(folder: Path) -> None:
-    """No socket of a server has room there."""
+    """Run the function with a temporary folder whose path is too long for a server's socket."""
     (deep := folder.parent / ("long" * 30)).mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(deep))
@@ -68,7 +68,7 @@ def by_context_of_a_long_temporary_folder(folder: Path) -> None:
 
 @pytest.mark.parametrize("start", [by_module, by_server, by_spawn, by_context_of_a_long_temporary_folder])
 def test_process_searches_the_path_without_the_working_directory(hostile: Path, start: Callable[[Path], None]) -> None:
-    """It runs in the folder all the same; the path of this process is as it was."""
+    """The process runs in the folder all the same; the path of this process is unchanged."""
     before = list(sys.path)
     start(hostile)
     report = json.loads((hostile.parent / "report.json").read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def test_process_searches_the_path_without_the_working_directory(hostile: Path, 
 
 
 def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it means the same in another folder, and a package that only the working directory led to is found."""
+    """An absolute path is valid in another folder, and a package that the working directory provided is found."""
     monkeypatch.setattr(sys, "path", ["", ".", "sub"])
     import winml.modelkit
 

@@ -1,4 +1,4 @@
-"""Is it told what the processor has for 8-bit integers?"""
+"""Instructions of the processor for 8-bit integers."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ from winml.modelkit.ort.host import flags_have_dot_products
     ],
 )
 def test_dot_products_are_read_from_the_flags(cpuinfo: str, expected: bool | None) -> None:
-    """VNNI of AVX-512 or AVX2, or the dot product of Arm; unknown where no flags are listed."""
+    """The flags are VNNI of AVX-512 or AVX2, or the dot product of Arm; without flags the result is None."""
     assert flags_have_dot_products(cpuinfo) is expected

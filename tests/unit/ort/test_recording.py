@@ -1,4 +1,4 @@
-"""Inner values of a file are returned by a run."""
+"""Runs that return inner values of a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _write_model(folder: Path, *, external: bool) -> Path:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_inner_values_come_out_beside_the_outputs(tmp_path: Path, external: bool) -> None:
-    """One run answers both; the file, its data file if it has one, and its folder stay as they are."""
+    """One run returns both; the file, its data file and its folder stay unchanged."""
     path = _write_model(tmp_path, external=external)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     session = open_session(path, as_written=True, outputs=["b", "a"])
@@ -40,13 +40,13 @@ def test_inner_values_come_out_beside_the_outputs(tmp_path: Path, external: bool
 
 
 def test_unknown_value_is_told_with_the_file(tmp_path: Path) -> None:
-    """ONNX Runtime's refusal names the file that was opened."""
+    """The refusal of ONNX Runtime is given with the opened file."""
     path = _write_model(tmp_path, external=False)
     with pytest.raises(StageError, match=r"cannot load .*model\.onnx"):
         open_session(path, as_written=True, outputs=["nothing"])
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
-    """A file that went away is named."""
+    """The error names the file."""
     with pytest.raises(ModelPathError, match=r"away\.onnx"):
         open_session(tmp_path / "away.onnx", as_written=True)

@@ -1,4 +1,4 @@
-"""Sessions run graphs of every dtype, and report the reason of a failure."""
+"""Sessions of graphs of every dtype, and the reasons of their failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _one_node_model(op_type: str, dtype: Any, shape: list[int], domain: str = ""
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64, np.int64, np.int8, np.bool_])
 @pytest.mark.parametrize("shape", [[], [2, 3], [0, 3]])
 def test_session_gives_back_what_it_was_fed(dtype: Any, shape: list[int]) -> None:
-    """Values cross in both directions, scalars and empty arrays included."""
+    """Values keep dtype, shape and content, scalars and empty arrays included."""
     value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
     output = run_onnx(_one_node_model("Identity", dtype, shape), {"x": value})["y"]
     assert (value.dtype, value.shape, value.tolist()) == (output.dtype, output.shape, output.tolist())
@@ -38,13 +38,13 @@ def test_session_gives_back_what_it_was_fed(dtype: Any, shape: list[int]) -> Non
 
 
 def test_session_takes_views_as_they_are_meant() -> None:
-    """An array that does not lie in order is fed in its own order."""
+    """An array that is not contiguous is fed in its logical order."""
     value = np.arange(6, dtype=np.float32).reshape(2, 3).T
     assert value.tolist() == run_onnx(_one_node_model("Identity", np.float32, [3, 2]), {"x": value})["y"].tolist()
 
 
 def test_session_runs_again_and_again() -> None:
-    """One session answers several feeds, with and without ONNX Runtime's rewriting."""
+    """One session runs several times, with and without ONNX Runtime's optimizations."""
     for optimize in (True, False):
         session = Session(_one_node_model("Neg", np.float32, [1]), optimize=optimize)
         assert ({"x": "tensor(float)"}, ("y",)) == (session.inputs, session.outputs)
@@ -53,7 +53,7 @@ def test_session_runs_again_and_again() -> None:
 
 
 def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> None:
-    """The message holds its path, or that of the data file that is missing."""
+    """The message has the path of the model, or of the missing data file."""
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"not a model")
     with pytest.raises(InputError, match=r"broken\.onnx"):
@@ -68,20 +68,20 @@ def test_session_of_a_broken_file_names_it_and_the_reason(tmp_path: Path) -> Non
 
 
 def test_session_of_an_unknown_operator_says_so() -> None:
-    """An operator ONNX Runtime lacks is named."""
+    """The error names the operator."""
     with pytest.raises(StageError, match=r"memory: .*Nonsense"):
         Session(_one_node_model("Nonsense", np.float32, [1], domain="nowhere"))
 
 
 def test_session_with_an_unknown_provider_lists_those_it_has(capfd: pytest.CaptureFixture[str]) -> None:
-    """The caller's mistake is told as one, and ONNX Runtime prints nothing."""
+    """The error is a usage error, and ONNX Runtime prints nothing."""
     with pytest.raises(UsageError, match=r"NopeExecutionProvider(.|\n)*CPUExecutionProvider"):
         Session(_one_node_model("Neg", np.float32, [1]), providers=["NopeExecutionProvider"])
     assert ("", "") == capfd.readouterr()
 
 
 def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
-    """Wrong names are the caller's mistake; a wrong shape is told in ONNX Runtime's words."""
+    """A wrong name is a usage error; a wrong shape is reported in ONNX Runtime's words."""
     session = Session(_one_node_model("Neg", np.float32, [2]))
     with pytest.raises(UsageError, match="x; got z"):
         session.run({"z": np.zeros(2, np.float32)})
@@ -90,7 +90,7 @@ def test_session_fed_the_wrong_values_says_what_it_takes() -> None:
 
 
 def test_prepared_run_answers_as_a_run_does() -> None:
-    """Again and again, with values that were handed over once; bfloat16 and scalars included."""
+    """The prepared run can be repeated with the bound values, bfloat16 and scalars included."""
     for dtype in (np.float32, ml_dtypes.bfloat16, np.int64):
         for shape in ([], [2, 3]):
             value = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
@@ -106,7 +106,7 @@ def test_prepared_run_answers_as_a_run_does() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtype: type) -> None:
-    """A change of the arrays between two runs is seen, since nothing is kept on a device."""
+    """A change of the arrays between two runs has an effect, since no copy stays on a device."""
     value = np.arange(6).reshape(2, 3).astype(dtype)
     session = Session(_one_node_model("Identity", dtype, [2, 3]))
     run, bound = session.prepare({"x": value}, io_binding=False), session.prepare({"x": value})
@@ -125,21 +125,21 @@ def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtyp
 
 
 def test_prepared_run_without_io_binding_names_what_it_refuses() -> None:
-    """As a bound one does."""
+    """The error is that of a bound run."""
     run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)}, io_binding=False)
     with pytest.raises(StageError, match=r"memory: .*invalid dimensions"):
         run()
 
 
 def test_prepared_run_on_refused_values_gives_the_reason() -> None:
-    """The shape is looked at when it runs."""
+    """The shape is checked during the run."""
     run = Session(_one_node_model("Neg", np.float32, [2])).prepare({"x": np.ones(3, np.float32)})
     with pytest.raises(StageError, match=r"memory: .*invalid dimensions"):
         run()
 
 
 def test_node_that_refuses_its_values_is_named() -> None:
-    """In the words of every other message, not in those of ONNX Runtime's own source."""
+    """The message has our words, not those of ONNX Runtime's source."""
     text = "g (float[N] x, float[M] z) => (float[K] y) { [inner] y = Add(x, z) }"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
     feeds = {"x": np.ones(3, np.float32), "z": np.ones(2, np.float32)}
@@ -148,7 +148,7 @@ def test_node_that_refuses_its_values_is_named() -> None:
 
 
 def test_prepared_run_takes_text_and_says_so() -> None:
-    """Text is handed over in every run; what it makes is no array of numbers."""
+    """Text is passed in every run, and a text output has no array."""
     text = "g (string[2] x) => (string[2] y) { y = Identity(x) }"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
     run = Session(ir.to_proto(model).SerializeToString()).prepare({"x": np.array(["a", "b"])})
@@ -158,7 +158,7 @@ def test_prepared_run_takes_text_and_says_so() -> None:
 
 
 def test_prepared_run_leaves_sequences_alone() -> None:
-    """An output that is no tensor is made and not looked at."""
+    """An output that is no tensor is computed but not read."""
     text = "g (float[N, 2] x) => (seq(float[M, 2]) y) { y = SplitToSequence(x) }"
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17]>\n{text}')
     session = Session(ir.to_proto(model).SerializeToString())
@@ -169,7 +169,7 @@ def test_prepared_run_leaves_sequences_alone() -> None:
 
 
 def test_session_tells_shapes_and_metadata() -> None:
-    """Open dimensions by name, and what the file says about itself."""
+    """A session has the names of dynamic dimensions, and the metadata of the file."""
     model = ir.from_onnx_text(
         '<ir_version: 10, opset_import: ["" : 17], metadata_props: ["key": "value"]>\n'
         "g (float[N, 2] x) => (float[N, 2] y) { y = Neg(x) }"
@@ -180,7 +180,7 @@ def test_session_tells_shapes_and_metadata() -> None:
 
 
 def test_missing_kernel_names_the_dtype_to_export_with() -> None:
-    """A file in bfloat16 does not run on the CPU; another failure has no such hint."""
+    """A bfloat16 file does not run on the CPU; another failure has no such hint."""
     with pytest.raises(StageError) as caught:
         Session(_one_node_model("Erf", ml_dtypes.bfloat16, [2]))
     assert "--dtype fp32" in (caught.value.hint or "")
@@ -191,7 +191,7 @@ def test_missing_kernel_names_the_dtype_to_export_with() -> None:
 
 @pytest.mark.parametrize("io_binding", [True, False])
 def test_output_of_another_shape_than_declared_is_computed_in_every_run(io_binding: bool) -> None:
-    """ONNX Runtime refuses its own memory of the run before, whose shape is not the declared one."""
+    """ONNX Runtime refuses the output buffer of the previous run, whose shape is not the declared one."""
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             [onnx.helper.make_node("Neg", ["x"], ["y"])],

@@ -1,4 +1,4 @@
-"""A setting, or an attribute, is as it was after the block; shared by threads, when the last of them has left."""
+"""Temporary settings and attributes: restored after the block, and after the last thread that shares them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _settings() -> tuple[Any, ...]:
 def test_overlapping_threads_leave_the_settings_as_they_were(
     changed: Callable[[], AbstractContextManager[None]],
 ) -> None:
-    """The first to enter leaves first, while the second still needs the change."""
+    """The first thread leaves first, while the second still needs the change."""
     before = _settings()
     is_second_in, is_first_out = threading.Event(), threading.Event()
 
@@ -53,7 +53,7 @@ def test_overlapping_threads_leave_the_settings_as_they_were(
 
 
 def test_failure_inside_leaves_the_settings_as_they_were() -> None:
-    """An error passes, also through an inner use, and the next use changes them anew."""
+    """An error passes, also through a nested block, and the next block changes the settings anew."""
     before = _settings()
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), local_libraries(), local_libraries():
@@ -62,7 +62,7 @@ def test_failure_inside_leaves_the_settings_as_they_were() -> None:
 
 
 def test_inherited_attribute_is_inherited_again_after_an_error() -> None:
-    """A module whose forward is that of its class has none of its own afterwards."""
+    """The module has no forward of its own afterwards."""
     module = nn.Linear(1, 1)
     with pytest.raises(ZeroDivisionError), attribute_replaced(module, "forward", lambda: 1 / 0):
         module.forward()
@@ -70,7 +70,7 @@ def test_inherited_attribute_is_inherited_again_after_an_error() -> None:
 
 
 def test_own_attribute_is_restored() -> None:
-    """What an object held itself is held again, and was replaced within the block."""
+    """An attribute of the object itself is replaced inside the block and restored after it."""
     module = nn.Linear(1, 1)
     own = lambda: "own"  # noqa: E731
     module.forward = own

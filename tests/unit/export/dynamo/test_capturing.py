@@ -1,4 +1,4 @@
-"""Graphs as the dynamo exporter captures them, before normalization."""
+"""Graphs captured by the dynamo exporter, before normalization."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from winml.modelkit.tags.tree import build_tree
 
 
 class Leaf(nn.Module):
-    """Reduces along an axis."""
+    """A leaf that reduces along an axis."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the leaf."""
         return (self.linear(values) * 2.5).sum(-1, keepdim=True) + values
 
 
 class Model(nn.Module):
-    """Calls a leaf of a list twice, counts its calls, writes into its input, and does not listen to the second."""
+    """A model that calls a leaf twice, counts its calls, writes into its first input, and ignores the second input."""
 
     count: torch.Tensor
 
@@ -50,7 +50,7 @@ class Model(nn.Module):
         self.head.weight = self.leaves[0].linear.weight
 
     def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Call it."""
+        """Call both names of the leaf, and the head."""
         self.count.add_(1)
         values.mul_(2)
         bent = torch.tanh(self.leaves[0](values))
@@ -59,19 +59,19 @@ class Model(nn.Module):
 
 
 class Inner(nn.Module):
-    """Does what it is told, in a module of its own."""
+    """A module that applies a function."""
 
     def __init__(self, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.act = act
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Do it."""
+        """Apply the function."""
         return self.act(values)
 
 
 def inputs_of() -> dict[str, torch.Tensor]:
-    """Return two inputs; one has a name that Python does not take as a parameter's."""
+    """Return two inputs, which the test names."""
     return {"values": torch.randn(2, 3), "unheard": torch.zeros(4, dtype=torch.int64)}
 
 
@@ -104,7 +104,10 @@ def test_capture_names_and_scopes_are_the_paths_of_the_modules_that_ran(capfd: p
 
 
 def test_capture_keeps_valid_scopes_and_no_local_path() -> None:
-    """What other tools read stays; what holds paths goes, from nodes, values and the graph, unless asked for."""
+    """Metadata that other tools read stays.
+
+    Local paths are removed from nodes, values and the graph unless requested.
+    """
     model = Model()
     graph = capture(model, inputs_of()).model.graph
     for node in graph:
@@ -119,7 +122,7 @@ def test_capture_keeps_valid_scopes_and_no_local_path() -> None:
 
 
 def test_capture_refers_to_live_tensors_and_ties_them() -> None:
-    """No weight is copied, and one that two modules share is one initializer."""
+    """No weight is copied, and a weight that two modules share is one initializer."""
     model = Model()
     make_distinct(model)
     initializers = capture(model, inputs_of()).model.graph.initializers
@@ -131,7 +134,7 @@ def test_capture_refers_to_live_tensors_and_ties_them() -> None:
 
 
 def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
-    """Fake parameters are never read; open sizes work, and a value nobody has is a mistake of ours."""
+    """Fake parameters are never read and dynamic sizes work; a missing value of a parameter is a bug of the caller."""
     model = Model()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
@@ -153,19 +156,19 @@ def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
 
 
 class Cast(nn.Module):
-    """Casts a layer in its forward to the dtype it has."""
+    """A module whose forward casts a layer to the dtype that it has."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 3)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Cast and apply the layer."""
         return self.layer.to(values.dtype)(values)
 
 
 def test_layer_that_is_cast_to_its_own_dtype_is_captured() -> None:
-    """Nothing changes, and torch is as before."""
+    """The cast changes nothing, and torch is unpatched afterwards."""
     cast = nn.Module.to
     assert "Gemm" in [node.op_type for node in capture(Cast(), {"values": torch.randn(2, 3)}).model.graph]
     assert nn.Module.to is cast
@@ -194,7 +197,7 @@ FAILURES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str | Non
 
 @pytest.mark.parametrize("name", FAILURES)
 def test_capture_that_fails_names_operator_size_line_and_module(name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """The error says what and where, the forward is put back, and torch's own words stay unsaid."""
+    """The error names the failure and its module, the forward is restored, and torch's own message is left out."""
     act, words, operator = FAILURES[name]
     model = nn.Sequential(nn.Linear(3, 3), Inner(act))
     inputs = {"my values": torch.randn(2, 3)}
@@ -213,13 +216,13 @@ def test_capture_that_fails_names_operator_size_line_and_module(name: str, capfd
 
 
 def test_module_stacks_read_counters_and_other_names() -> None:
-    """What torch appends for a second call, and the second name of a module, lead to the one path."""
+    """The suffix of a second call and the second name of a module both lead to the first path."""
     stacks = ModuleStacks(Model())
     assert ("", "leaves.0", "leaves.0.linear") == stacks.decode(["", "other_name@1", "other_name.linear@1", "linear"])
 
 
 class Endless(nn.Module):
-    """Takes half a minute to be exported, and no time to be run."""
+    """A module with an export of half a minute and an immediate run."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Wait in small steps, as symbolic algebra does."""
@@ -230,7 +233,7 @@ class Endless(nn.Module):
 
 
 def test_capture_beyond_its_time_is_stopped_and_leaves_nothing_behind() -> None:
-    """The limit is named; the next capture finds torch as it was."""
+    """The error names the limit; the next capture finds torch unchanged."""
     inputs = {"values": torch.randn(2, 3)}
     model = nn.Sequential(Endless())
     with pytest.raises(ExportError, match="1 s"):

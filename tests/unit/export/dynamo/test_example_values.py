@@ -1,4 +1,4 @@
-"""dynamo goes the way of the example inputs where values decide, and through loops over values at every place."""
+"""Captures by dynamo with example values where values decide, and of loops over positions found by values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Act = Callable[..., torch.Tensor]
 
 
 class Deciding(nn.Module):
-    """Calls a function with a layer and its two inputs."""
+    """A module that calls a function with a layer and both inputs."""
 
     def __init__(self, act: Act) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Deciding(nn.Module):
         self.act = act
 
     def forward(self, values: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-        """Call it."""
+        """Call the function."""
         return self.act(self.layer, values, sizes)
 
 
@@ -50,7 +50,10 @@ def capture(model: nn.Module, inputs: Tensors, *, takes_example_values: bool = T
 
 
 def answer(captured: Capture, inputs: Tensors, folder: Path) -> torch.Tensor:
-    """Run a graph of one output, as captured: versions before 1.24 fuse wrongly what normalizing would remove."""
+    """Run a graph of one output without optimization.
+
+    ONNX Runtime before 1.24 fuses nodes that normalization would remove.
+    """
     ir.save(captured.model, folder / "model.onnx")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -62,12 +65,12 @@ def answer(captured: Capture, inputs: Tensors, folder: Path) -> torch.Tensor:
 
 
 def branch(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
-    """Decide by a computed value."""
+    """Branch on a computed value."""
     return layer(values) if values.sum() > 0 else values
 
 
 def branch_on_weights(layer: nn.Linear, values: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Decide by a weight, and by what a mask leaves."""
+    """Branch on a weight, and on the number of rows that a mask leaves."""
     kept = values[sizes.repeat_interleave(sizes) > 0]
     return layer(kept) if bool(layer.weight.abs().max() == LARGEST_WEIGHT) and kept.shape[0] > 1 else kept
 
@@ -83,7 +86,7 @@ LARGEST_WEIGHT = float(Deciding(branch).layer.weight.detach().abs().max())
 
 
 def patched_places() -> tuple[object, ...]:
-    """Return what stands where torch is patched."""
+    """Return the patched attributes of torch."""
     taking = op_implementations_dict[torch.ops.aten._local_scalar_dense.default]
     laying_out = FakeTensorMode._maybe_infer_fake_kernel_from_pytree_out
     return taking, laying_out, torch.tensor, torch.Tensor.nonzero, meta_utils._safe_copy
@@ -94,7 +97,7 @@ INPUTS = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}
 
 @pytest.mark.parametrize("act", [branch, branch_on_weights, rounds])
 def test_capture_that_takes_example_values_goes_their_way_and_tells_the_line(act: Act, tmp_path: Path) -> None:
-    """Without them it is refused as something that values decide; with them the graph answers as PyTorch does."""
+    """Without example values the capture is refused as decided by values; with them the graph equals PyTorch."""
     model = Deciding(act)
     before = patched_places()
     with pytest.raises(ExportError) as caught:
@@ -110,7 +113,7 @@ def test_capture_that_takes_example_values_goes_their_way_and_tells_the_line(act
 
 
 def test_size_that_values_decide_stays_open(tmp_path: Path) -> None:
-    """Rows that a mask leaves are those of every input: no value is taken where none is needed."""
+    """The number of rows that a mask leaves stays dynamic: no example value is taken unless one is needed."""
 
     def kept(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
         rows = values[values[:, 0] > 0.5]
@@ -130,8 +133,9 @@ def test_size_that_values_decide_stays_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [Experts(3), Experts(3, skips=True), Experts(5)], ids=["all", "skipping", "too many"])
 def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_path: Path) -> None:
-    """No value is taken: rows that go to other experts than those of the example are computed as in PyTorch, also where
-    there are places beyond the experts, which no row goes to.
+    """Rows that choose other experts than those of the example are computed as in PyTorch, without example values.
+
+    So are positions beyond the experts, which no row chooses.
     """
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     captured = capture(model, {"rows": rows[:1].expand(6, 4).contiguous()}, takes_example_values=False)
@@ -141,7 +145,7 @@ def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_pat
 
 
 def by_name(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
-    """Look up a module by the name that a place has, at every place."""
+    """Look up a module by a name with the number of its position, at every position."""
     layers = {"layer_0": layer, "layer_1": nn.Identity(), "layer_2": layer, "layer_3": layer}
     chosen = (values.argmax(-1)[None] == torch.arange(4)[:, None]).sum(-1) > 0
     result = torch.zeros_like(values)
@@ -152,7 +156,7 @@ def by_name(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> tor
 
 
 def written_in_rows(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor) -> torch.Tensor:
-    """Write at places that are single numbers in tuples."""
+    """Write at positions that are tuples of single numbers."""
     places = torch.stack([values[:, :2].argmax(-1), values.argmax(-1)], -1)
     rows, columns = zip(*places, strict=True)
     result = layer(values)
@@ -162,7 +166,7 @@ def written_in_rows(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor
 
 @pytest.mark.parametrize("act", [by_name, written_in_rows])
 def test_places_that_are_named_or_listed_are_those_of_other_inputs(act: Act, tmp_path: Path) -> None:
-    """A place of a loop has its number in a name; a row of numbers indexes as one tensor."""
+    """A name holds the number of a loop's position; a row of numbers indexes as one tensor."""
     model = Deciding(act)
     captured = capture(model, INPUTS, takes_example_values=False)
     other = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}

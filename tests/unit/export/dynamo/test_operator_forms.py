@@ -1,4 +1,4 @@
-"""Forms of operators that torch's dynamo exporter lacks or has wrong, in ONNX Runtime."""
+"""Decompositions of operators that torch's dynamo exporter lacks or has wrong, in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ VALUES = torch.tensor([-1.0, -0.9999, -0.71, -0.3, 0.0, 1e-4, 0.7, 0.95, 0.99999
 
 
 class Computing(nn.Module):
-    """Applies a function."""
+    """A module that applies a function."""
 
     def __init__(self, act: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.act = act
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the function."""
         return self.act(values)
 
 
 class Bags(nn.Module):
-    """Sums weighted rows of a table."""
+    """A module that sums weighted rows of a table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Bags(nn.Module):
         self.weights = nn.Parameter(torch.randn(3, 2))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum them, and add the averages."""
+        """Sum the rows, and add the averages."""
         sums = nn.functional.embedding_bag(values, self.table, per_sample_weights=self.weights, mode="sum")
         return sums + nn.functional.embedding_bag(values, self.table)
 
@@ -54,7 +54,7 @@ FORMS: dict[str, tuple[nn.Module, torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", FORMS)
 def test_form_answers_as_pytorch(name: str, tmp_path: Path) -> None:
-    """The graph of one operator gives the values of PyTorch, its limits and NaN included."""
+    """The graph of one operator gives the values of PyTorch, limits and NaN included."""
     model, values = FORMS[name]
     captured = capture(model.eval(), {"input" if isinstance(model, nn.Conv3d) else "values": values})
     ir.save(captured.model, tmp_path / "model.onnx")

@@ -1,4 +1,4 @@
-"""What is skipped of torch's exporter changes no graph, and is skipped no longer after the block."""
+"""Shortcuts in torch's exporter: equal graphs, and no shortcut after the block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from winml.modelkit.normalize.pipeline import normalize
 
 
 class Plain(nn.Module):
-    """Has each operator that is replaced one for one, and some that have ONNX forms."""
+    """A model with every operator that is replaced by one ONNX operator, and some others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Plain(nn.Module):
         self.drop = nn.Dropout(0.5)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute something."""
+        """Compute with every operator."""
         first, second = self.drop(self.layer(values)).split(2, dim=-1)
         shown = (first > 0) & (second > 0) | (first.to(torch.int64) > 0)
         rows = torch.min(first, second).transpose(0, 1).contiguous().reshape(2, -1)
@@ -36,20 +36,20 @@ class Plain(nn.Module):
 
 
 class Writing(Plain):
-    """Writes into a tensor."""
+    """A model that writes into a tensor."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Compute something, and add to it in place."""
+        """Add to the result in place."""
         result = super().forward(values)
         result += 1
         return result
 
 
 class Viewing(nn.Module):
-    """Reshapes what cannot be viewed."""
+    """A model that reshapes a tensor that cannot be viewed."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Transpose, and flatten."""
+        """Transpose and flatten."""
         return values.t().reshape(-1)
 
 
@@ -63,7 +63,7 @@ def exported(model: nn.Module) -> ir.Model:
 
 
 def nodes_of(model: ir.Model) -> list[tuple[str, list[str]]]:
-    """Return operators and the shapes of what they compute, in order."""
+    """Return operators and output shapes, in order."""
     return [(node.op_type, [str(value.shape) for value in node.outputs]) for node in model.graph]
 
 
@@ -94,7 +94,7 @@ def test_graph_is_the_one_that_torch_makes(
 
 
 def test_node_of_unknown_shape_is_traced_again(traced_again: list[str]) -> None:
-    """As T5Gemma has one, of a constant that its forward makes."""
+    """T5Gemma has such a node, which reads a constant made in its forward."""
     with quiet_torch(), shortcuts(keep_stack_traces=False):
         program = torch.export.export(Plain().eval(), (torch.randn(3, 4),), strict=False)
         traced_again.clear()
@@ -104,7 +104,7 @@ def test_node_of_unknown_shape_is_traced_again(traced_again: list[str]) -> None:
 
 
 def places() -> tuple[object, ...]:
-    """Return what stands where torch is patched."""
+    """Return the patched attributes of torch."""
     return (
         _registration.OnnxDecompMeta,
         vars(TracedOnnxFunction)["function_ir"],
@@ -114,7 +114,7 @@ def places() -> tuple[object, ...]:
 
 
 def test_places_are_as_before_after_the_block() -> None:
-    """Each of them is another one inside."""
+    """Each attribute is replaced inside the block."""
     before = places()
     with shortcuts(keep_stack_traces=False):
         assert all(one is not other for one, other in zip(places(), before, strict=True))
@@ -122,7 +122,7 @@ def test_places_are_as_before_after_the_block() -> None:
 
 
 def test_signatures_are_not_read_before_a_form_is_used() -> None:
-    """The list of torch has none; with it a graph is made all the same, as above."""
+    """The signatures of torch's list are missing, and the graph is equal to torch's all the same."""
     with shortcuts(keep_stack_traces=False):
         registry = _registration.ONNXRegistry.from_torchlib()
     forms = registry.get_decomps(torch.ops.aten.addmm.default)
@@ -131,7 +131,7 @@ def test_signatures_are_not_read_before_a_form_is_used() -> None:
 
 @pytest.mark.parametrize("keeps", [pytest.param(False, marks=STACK_TRACE_SETTING), True])
 def test_lines_of_python_are_read_where_they_are_kept(keeps: bool) -> None:
-    """Nodes have them or not."""
+    """Nodes have source lines only if stack traces are kept."""
     with shortcuts(keep_stack_traces=keeps):
         program = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),), strict=False)
     assert keeps == any(node.meta.get("stack_trace") for node in program.graph.nodes)

@@ -11,7 +11,7 @@ from winml.modelkit.export.dynamo.capturing import TimeIsUpError, time_limit
 
 
 def test_work_beyond_the_limit_is_stopped_though_it_catches_every_exception() -> None:
-    """Libraries that try another way on any error do not go on."""
+    """A library that retries after any exception is stopped as well."""
     started = time.monotonic()
 
     def go_on() -> None:
@@ -26,7 +26,7 @@ def test_work_beyond_the_limit_is_stopped_though_it_catches_every_exception() ->
 
 
 def test_work_within_the_limit_is_left_alone_then_and_later() -> None:
-    """The clock is stopped at the end of the block, whether there was a limit or none."""
+    """The clock is stopped at the end of the block, with a limit or without."""
     for seconds in (0.05, None):
         with time_limit(seconds):
             result = sum(range(10))
@@ -35,7 +35,7 @@ def test_work_within_the_limit_is_left_alone_then_and_later() -> None:
 
 
 def test_time_that_is_up_at_the_very_end_does_not_reach_beyond_the_block() -> None:
-    """Either the block ends with it or it never arrives."""
+    """Either the block ends with the error, or the error never arrives."""
     for _ in range(50):
         with contextlib.suppress(TimeIsUpError), time_limit(0.001):
             time.sleep(0.001)

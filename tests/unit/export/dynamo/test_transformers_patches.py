@@ -1,4 +1,4 @@
-"""transformers' repairs are applied during an export of its models, and only then."""
+"""Patches of transformers, applied during an export of its models only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from winml.modelkit.export.dynamo.transformers_patches import library_repairs
 
 
 def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:
-    """The parts of transformers that are used are where they are looked for."""
+    """The patched functions of transformers exist."""
     before = torch.where, nn.functional.scaled_dot_product_attention
     holder = nn.Sequential(build_model("bert"))
     with library_repairs(holder) as repairs:
@@ -31,7 +31,7 @@ def test_patches_are_in_place_for_the_block_and_gone_after_it() -> None:
 def test_model_files_are_patched_where_they_are_imported_and_not_imported_to_be_patched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An architecture that nobody imported is in no model."""
+    """The module of an architecture that was not imported is in no model, so it is not imported."""
     from transformers.models.qwen2_vl.modeling_qwen2_vl import VisionAttention
 
     before, absent = VisionAttention.forward, "transformers.models.mra.modeling_mra"
@@ -43,7 +43,7 @@ def test_model_files_are_patched_where_they_are_imported_and_not_imported_to_be_
 
 
 class Writer(nn.Module):
-    """Writes into a tensor by index, and along the diagonal."""
+    """A module that writes into a tensor by index, and along the diagonal."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the tensor written to."""
@@ -54,7 +54,7 @@ class Writer(nn.Module):
 
 
 def test_nodes_that_replace_others_keep_their_modules() -> None:
-    """In-place operators become others, which ran in the same module."""
+    """The operators that replace in-place operators keep the module of the replaced ones."""
     before = torch.fx.Graph.create_node, torch.fx.Graph.inserting_before
     with library_repairs(nn.Sequential(build_model("bert"))) as repairs:
         program = torch.export.export(nn.Sequential(nn.Identity(), Writer()), (torch.ones(3, 3),), strict=False)
@@ -80,7 +80,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 @pytest.mark.parametrize("hidden", [False, LOWEST, -torch.inf], ids=["booleans", "lowest", "infinity"])
 def test_attention_of_a_row_that_sees_nothing_stays_that_of_torch(hidden: float) -> None:
-    """Zeros where nothing may be seen, the average of all values where everything is equally low."""
+    """A fully masked row gives zeros; a row of equally low scores gives the average of all values."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, 2, 3, 4, generator=generator) for _ in range(3))
     seen = torch.tensor([[True, False, False], [False, False, False], [True, True, False]])
@@ -94,7 +94,7 @@ def test_attention_of_a_row_that_sees_nothing_stays_that_of_torch(hidden: float)
 
 
 class Masked(nn.Module):
-    """Writes rows where a mask is set, in two ways, beside a model of transformers."""
+    """A module that writes rows selected by a mask, in two forms, beside a model of transformers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("mask", [[True, False, True, False], [False] * 4], ids=["two", "none"])
 def test_rows_are_written_where_a_mask_is_set_also_nowhere(mask: list[bool], tmp_path: Path) -> None:
-    """A graph traced with three rows writes two, and none."""
+    """A graph traced with three masked rows writes two, and none."""
     model = Masked()
     captured = capture(model, {"values": torch.randn(4, 3), "mask": torch.tensor([True, True, False, True])})
     inputs = {"values": torch.randn(4, 3), "mask": torch.tensor(mask)}
@@ -118,7 +118,7 @@ def test_rows_are_written_where_a_mask_is_set_also_nowhere(mask: list[bool], tmp
 
 
 def test_attention_of_a_vision_encoder_keeps_its_norms() -> None:
-    """Transformers' patch of this forward leaves out the norms of queries and keys."""
+    """The patch of transformers for this forward omits the norms of queries and keys."""
     from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrVisionAttention, GlmOcrVisionConfig
 
     attention = GlmOcrVisionAttention(GlmOcrVisionConfig(hidden_size=16, num_heads=2)).eval()

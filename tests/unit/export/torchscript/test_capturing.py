@@ -1,4 +1,4 @@
-"""Graphs as the TorchScript exporter captures them, before normalization."""
+"""Graphs captured by the TorchScript exporter, before normalization."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from winml.modelkit.tags.tree import build_tree
 
 
 class Leaf(nn.Module):
-    """Reduces along an axis and multiplies by a number, which the exporter writes as constants."""
+    """A leaf that reduces along an axis and multiplies by a number, which the exporter writes as constants."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the leaf."""
         return (self.linear(values) * 2.5).sum(-1, keepdim=True) + values
 
 
 class Model(nn.Module):
-    """Calls a leaf of a list twice, and does not listen to its second input."""
+    """A model that calls a leaf of a list twice, and ignores its second input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.leaves = nn.ModuleList([Leaf()])
 
     def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:
-        """Call it."""
+        """Call the leaf twice."""
         return self.leaves[0](torch.tanh(self.leaves[0](values)))
 
 
@@ -55,7 +55,7 @@ def capture(model: nn.Module, dtype: torch.dtype = torch.float32, **options: Any
 
 
 def test_capture_names_nodes_after_the_module_they_ran_in() -> None:
-    """Names are unique, start with the scope, and a container that is not called is joined by a dot."""
+    """A name is unique and starts with the scope, where a dot joins the container that is not called."""
     nodes = list(capture(Model()).model.graph)
     names = [node.name or "" for node in nodes]
     assert len(set(names)) == len(names)
@@ -66,7 +66,7 @@ def test_capture_names_nodes_after_the_module_they_ran_in() -> None:
 
 
 def test_capture_constants_have_the_scope_they_were_made_for() -> None:
-    """Axes and factors the exporter writes beside a node belong to the module of that node."""
+    """The module of a node also has the axes and factors that the exporter writes beside the node."""
     captured = capture(Model())
     constants = [node for node in captured.model.graph if node.op_type == "Constant"]
     assert constants
@@ -74,14 +74,14 @@ def test_capture_constants_have_the_scope_they_were_made_for() -> None:
 
 
 def test_capture_every_node_has_a_scope() -> None:
-    """Nothing is left to guess in a model without oddities."""
+    """No scope has to be guessed in a plain model."""
     captured = capture(Model())
     assert set(captured.model.graph.all_nodes()) == set(captured.scopes)
     assert all(captured.scopes.values())
 
 
 def test_capture_refers_to_the_live_weights() -> None:
-    """Initializers bear the parameters' names and their memory."""
+    """Initializers have the names and the memory of the parameters."""
     model = Model()
     initializers = capture(model).model.graph.initializers
     assert {"leaves.0.linear.weight", "leaves.0.linear.bias"} <= set(initializers)
@@ -93,7 +93,7 @@ def test_capture_refers_to_the_live_weights() -> None:
 
 
 def test_capture_input_nothing_reads_is_declared_in_its_place() -> None:
-    """It keeps its shape and dtype, and is told."""
+    """The unused input keeps its shape and dtype, and is listed."""
     captured = capture(Model())
     assert ("unheard",) == captured.unused_inputs
     declared = [(value.name, value.dtype, value.shape) for value in captured.model.graph.inputs]
@@ -104,7 +104,7 @@ def test_capture_input_nothing_reads_is_declared_in_its_place() -> None:
 
 
 def test_capture_keeps_source_lines_only_when_asked() -> None:
-    """They are local paths: kept as metadata on request, and never as doc strings."""
+    """Source lines are local paths, so they are metadata on request, and never doc strings."""
     for is_kept in (False, True):
         nodes = list(capture(Model(), keep_stack_traces=is_kept).model.graph.all_nodes())
         assert not any(node.doc_string for node in nodes)
@@ -130,7 +130,7 @@ def test_capture_does_not_change_the_examples() -> None:
 
 
 def test_attention_in_bfloat16_casts_its_scale_to_bfloat16() -> None:
-    """Torch writes the number of another type, and leaves values whose type nobody knows."""
+    """Torch writes a number of another type, so that later values have no known type."""
 
     class Attention(nn.Module):
         def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ def test_attention_in_bfloat16_casts_its_scale_to_bfloat16() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_masks_of_attention_keep_scores_of_16_bits(dtype: torch.dtype, is_causal: bool) -> None:
-    """A mask in float32 makes scores of it, and what follows reads them with weights of 16 bits: no valid graph."""
+    """A float32 mask makes float32 scores, which nodes with 16-bit weights read: an invalid graph."""
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -165,32 +165,32 @@ def test_masks_of_attention_keep_scores_of_16_bits(dtype: torch.dtype, is_causal
 
 
 class Watching(nn.Module):
-    """Looks at how far the running step is when it is called."""
+    """A link that stores the progress of the running step when it is called."""
 
     def __init__(self, step: RunningStep, seen: list[tuple[float, str]]) -> None:
         super().__init__()
         self.step, self.seen = step, seen
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Note it."""
+        """Store the progress."""
         self.seen.append((self.step.done, self.step.counted))
         return x + 1
 
 
 class Chain(nn.Module):
-    """Calls three of them."""
+    """A chain of three links."""
 
     def __init__(self, step: RunningStep, seen: list[tuple[float, str]]) -> None:
         super().__init__()
         self.links = nn.Sequential(*(Watching(step, seen) for _ in range(3)))
 
     def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:
-        """Call them."""
+        """Call the links."""
         return self.links(values)
 
 
 def test_progress_of_a_trace_is_counted() -> None:
-    """By modules while it is traced, then by operators while it is converted."""
+    """The progress is counted by modules during the trace, then by operators during the conversion."""
     step, seen = RunningStep(), list[tuple[float, str]]()
     with running_step(step):
         capture(Chain(step, seen))

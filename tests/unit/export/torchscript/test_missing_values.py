@@ -1,4 +1,4 @@
-"""Tensors without values are traced like others, or refused."""
+"""Traces of tensors without values, and their refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class Net(nn.Module):
-    """Multiplies by a weight and adds real numbers; ties its weights; passes the product on."""
+    """A model that multiplies by a weight, adds real numbers, ties its weights, and calls a function on the product."""
 
     def __init__(self, then: Callable[[torch.Tensor, Any], torch.Tensor] = lambda values, _net: values.tanh()) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Net(nn.Module):
         self.second.weight = self.first.weight
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Compute the product and call the function."""
         product = self.second(self.first(values) * self.scale + torch.arange(3, device=values.device))
         return self.then(product, self)
 
@@ -50,7 +50,7 @@ def without_values(net: Net) -> Net:
 
 
 def capture(net: Net, values: torch.Tensor, **options: Any) -> Capture:
-    """Capture it with the first dimension open."""
+    """Capture the model with a dynamic first dimension."""
     with prepared_for_export(net, ["values"]) as forward:
         with record_calls(net) as trace:
             net(values)
@@ -60,7 +60,7 @@ def capture(net: Net, values: torch.Tensor, **options: Any) -> Capture:
 
 
 def fake(tensor: torch.Tensor) -> torch.Tensor:
-    """Return it without its values."""
+    """Return a fake tensor of the same shape."""
     return MODE.from_tensor(tensor)
 
 
@@ -71,7 +71,7 @@ WEIGHTS: dict[str, ir.TensorProtocol] = {
 
 
 def test_capture_without_values_is_that_with_values_and_refers_to_the_callers() -> None:
-    """Nodes, names, scopes, and the constants that do have values; a weight nobody has is a mistake of ours."""
+    """Nodes, names, scopes and known constants are equal; a missing weight is a bug of the caller."""
     captured = capture(without_values(Net()), fake(torch.ones(2, 3)), weights=WEIGHTS)
     expected = capture(Net(), torch.ones(2, 3))
 
@@ -106,7 +106,7 @@ _CONVOLUTIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("kind", _CONVOLUTIONS)
 def test_convolution_without_values_is_captured_as_with_values(kind: str) -> None:
-    """It becomes a node that reads the weight, with the same attributes, names and scope."""
+    """The convolution is a node that reads the weight, with the same attributes, names and scope."""
     then = _CONVOLUTIONS[kind]
     captured = capture(without_values(Net(then)), fake(torch.ones(2, 3)), weights=WEIGHTS)
     expected = capture(Net(then), torch.ones(2, 3))
@@ -137,7 +137,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, Any], torch.Tensor], str]] = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_capture_that_needs_values_is_refused(reason: str) -> None:
-    """Nothing is made up: neither a way that was not gone, nor a constant of what memory held."""
+    """Neither a branch nor a constant is invented from unknown values."""
     then, words = REFUSED[reason]
     net = without_values(Net(lambda values, _net: values))
     values = fake(torch.ones(2, 3))
@@ -154,7 +154,7 @@ def test_capture_that_needs_values_is_refused(reason: str) -> None:
 
 
 def test_shape_computation_is_kept_out_of_traces_for_the_block_only() -> None:
-    """What was patched is put back, also after an error."""
+    """The patch is removed after the block, also after an error."""
     before = FakeTensorMode.dispatch
     with contextlib.suppress(ValueError), untraced_shape_computation():
         assert FakeTensorMode.dispatch is not before

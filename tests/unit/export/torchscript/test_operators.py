@@ -1,4 +1,4 @@
-"""The operators added to torch's TorchScript exporter compute what torch computes."""
+"""Operators added to torch's TorchScript exporter, compared with torch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Values = torch.Tensor
 
 
 class Applied(nn.Module):
-    """Applies a function."""
+    """A module that applies a function."""
 
     def __init__(self, function: Callable[[Values], Values]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, values: Values) -> Values:
-        """Apply it."""
+        """Apply the function."""
         return self.function(values)
 
 
@@ -42,7 +42,7 @@ def written(function: Callable[[Values], Values], values: Values, opset_version:
 
 
 def answer(model: bytes, values: Values) -> Values:
-    """Run a graph of one input and one output."""
+    """Run a graph with one input and one output."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: values.numpy()})[0])
 
@@ -66,7 +66,7 @@ SMALL = torch.tensor([-30.0, -1.0, -1e-3, -1e-7, 0.0, 1e-7, 1e-3, 1.0, 30.0])
     ids=["plain", "twice", "never", "before", "after", "both", "booleans"],
 )
 def test_diff_is_that_of_torch(function: Callable[[Values], Values], values: Values, opset_version: int) -> None:
-    """Along any axis, again and again, with values put before and after, and for booleans."""
+    """Axes, repetitions, prepended and appended values, and booleans give the values of torch."""
     with further_operators(opset_version):
         model = written(function, values, opset_version)
     expected = function(values)
@@ -76,14 +76,14 @@ def test_diff_is_that_of_torch(function: Callable[[Values], Values], values: Val
 
 
 def test_expm1_keeps_every_digit_of_small_values() -> None:
-    """Where ``exp(x) - 1`` would leave none."""
+    """The formula ``exp(x) - 1`` would lose all digits."""
     with further_operators(OPSET):
         model = written(torch.expm1, SMALL)
     torch.testing.assert_close(answer(model, SMALL), torch.expm1(SMALL), rtol=1e-6, atol=0.0)
 
 
 def _overlapping_windows(values: Values) -> Values:
-    """Return the windows of a sequence, as Longformer takes them: views whose strides are those of the tensor."""
+    """Return overlapping windows of a sequence, as in Longformer: views with the strides of the tensor."""
     sequences, length, width = values.shape
     along, step, inner = values.stride()
     size = (sequences, torch.div(length, 2, rounding_mode="trunc") - 1, 4, width)
@@ -106,21 +106,21 @@ TOKENS = torch.randn(1, 8, 3, 2, generator=torch.Generator().manual_seed(0))
     ids=["heads", "transposed", "sizes unknown", "contiguous"],
 )
 def test_as_strided_reads_memory_in_the_order_it_lies(function: Callable[[Values], Values]) -> None:
-    """A view of a transposed tensor reads what the tensor holds, which torch's own form does not."""
+    """A view of a transposed tensor reads the tensor's memory, unlike torch's own decomposition."""
     with further_operators(OPSET):
         model = written(function, TOKENS)
     assert torch.equal(function(TOKENS), answer(model, TOKENS))
 
 
 def test_as_strided_of_a_tensor_with_gaps_is_refused() -> None:
-    """Memory between the values of a tensor is not in the graph: the other exporter is asked."""
+    """Memory between the values of a tensor is not in the graph, so the other exporter is needed."""
     with pytest.raises(UnsupportedOperatorError, match="aten::as_strided"), further_operators(OPSET):
         written(lambda values: values[:, ::2].as_strided((2, 2), (2, 1)), COUNTS)
 
 
 @pytest.mark.parametrize("opset_version", [11, OPSET])
 def test_repeat_interleave_leaves_the_number_of_its_axis_alone(opset_version: int) -> None:
-    """The -1 of one operator is that of every other; torch's own form adds the rank to it."""
+    """The constant -1 of one operator is shared by others; torch's own decomposition adds the rank to it."""
 
     def pairs_turned(values: Values) -> Values:
         repeated = values.repeat_interleave(2, dim=-1)
@@ -145,7 +145,7 @@ def test_repeat_interleave_leaves_the_number_of_its_axis_alone(opset_version: in
     ids=["flat", "counts", "counts from behind", "counts of values", "counts of all", "one count"],
 )
 def test_repeat_interleave_is_that_of_torch(function: Callable[[Values], Values], opset_version: int) -> None:
-    """Without an axis, and with a count for each place, which may be 0; also of other values than it is made with."""
+    """The axis may be absent and the counts vary, 0 included; other values than the traced ones work."""
     with further_operators(opset_version):
         model = written(function, COUNTS, opset_version)
     for values in (COUNTS, COUNTS.flip(1) + 3):
@@ -154,7 +154,7 @@ def test_repeat_interleave_is_that_of_torch(function: Callable[[Values], Values]
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float32], ids=str)
 def test_cumsum_is_that_of_torch(dtype: torch.dtype) -> None:
-    """Booleans and short whole numbers are counted in 64 bits."""
+    """Booleans and short integers are summed in 64 bits."""
     values = COUNTS.to(dtype)
     with further_operators(OPSET):
         model = written(lambda values: values.cumsum(-1), values)
@@ -165,7 +165,7 @@ def test_cumsum_is_that_of_torch(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_attention_shares_heads_of_key_and_value(masked: bool) -> None:
-    """Six heads of the query over two of key and value, in groups of three neighbours."""
+    """Six heads of the query share two of key and value, in groups of three neighbours."""
 
     def attended(values: Values) -> Values:
         heads = values.reshape(1, 8, 3, 2).transpose(1, 2).repeat(1, 2, 1, 1)
@@ -182,7 +182,7 @@ def test_attention_shares_heads_of_key_and_value(masked: bool) -> None:
 
 @pytest.mark.parametrize(("bins", "lowest", "highest"), [(4, 0.0, 3.0), (7, 0.0, 6.0), (5, -1.5, 2.0)])
 def test_histc_counts_as_torch(bins: int, lowest: float, highest: float) -> None:
-    """Values on the ends, between them and beyond; whole numbers as experts are counted."""
+    """Values on the limits, between them and beyond are counted, and integers as in a count of experts."""
     numbers = torch.randn(400, generator=torch.Generator().manual_seed(1)) * 3
     values = torch.cat([torch.arange(-1.0, 9.0), numbers, torch.tensor([lowest, highest, highest])])
     with further_operators(OPSET):
@@ -191,14 +191,14 @@ def test_histc_counts_as_torch(bins: int, lowest: float, highest: float) -> None
 
 
 def test_histc_over_a_range_of_its_own_is_refused() -> None:
-    """What range the values have is not known while the graph is made."""
+    """The range of the values is unknown during the export."""
     with pytest.raises(UnsupportedOperatorError, match="aten::histc"), further_operators(OPSET):
         written(lambda values: torch.histc(values, bins=3), SMALL)
 
 
 @pytest.mark.parametrize("counts", [[2, 3, 1, 2], [0, 8, 0, 0], [0, 0, 4, 4]], ids=str)
 def test_grouped_product_takes_for_each_row_the_matrix_of_its_group(counts: list[int]) -> None:
-    """Groups may be empty; the graph is made with other groups than it is run with."""
+    """Groups may be empty; the graph is traced with other groups than it is run with."""
     matrices = torch.randn(4, 12, 4, generator=torch.Generator().manual_seed(2))
 
     def multiplied(values: Values) -> Values:
@@ -218,7 +218,7 @@ def test_grouped_product_takes_for_each_row_the_matrix_of_its_group(counts: list
 
 
 def test_grouped_product_of_columns_is_refused() -> None:
-    """Groups of columns of one matrix are another product."""
+    """A product over groups of columns is another operation."""
     values = torch.randn(4, 16, generator=torch.Generator().manual_seed(6))
     ends = torch.tensor([4, 16], dtype=torch.int32)
     with pytest.raises(UnsupportedOperatorError, match="_grouped_mm"), further_operators(OPSET):
@@ -229,7 +229,7 @@ def test_grouped_product_of_columns_is_refused() -> None:
 @pytest.mark.parametrize("aligned", [False, True])
 @pytest.mark.parametrize("wanted", [(3, 4), (9, 5), (6, 12)], ids=str)
 def test_resizing_without_jagged_edges_is_that_of_torch(mode: str, aligned: bool, wanted: tuple[int, int]) -> None:
-    """Smaller, larger and along one axis only."""
+    """The size is smaller, larger, or changed along one axis only."""
     images = torch.randn(2, 3, 6, 8, generator=torch.Generator().manual_seed(4))
 
     def resized(values: Values) -> Values:
@@ -242,7 +242,7 @@ def test_resizing_without_jagged_edges_is_that_of_torch(mode: str, aligned: bool
 
 
 def test_resizing_by_factors_is_that_of_torch() -> None:
-    """A factor that gives no whole size is the one that is used."""
+    """A factor without a whole size is used itself, not the ratio of the sizes."""
     images = torch.randn(1, 2, 7, 9, generator=torch.Generator().manual_seed(5))
 
     def resized(values: Values) -> Values:
@@ -256,14 +256,14 @@ def test_resizing_by_factors_is_that_of_torch() -> None:
 
 @pytest.mark.parametrize("axes", [(0, -2, -1, 1), (-1, -2, -3, -4), (0, 1, -2, -1)], ids=str)
 def test_permute_takes_axes_counted_from_behind(axes: tuple[int, ...]) -> None:
-    """In any order."""
+    """The axes may have any order."""
     with further_operators(OPSET):
         model = written(lambda values: values.permute(axes) * 1, TOKENS)
     assert torch.equal(TOKENS.permute(axes), answer(model, TOKENS))
 
 
 def test_nothing_may_be_put_nowhere() -> None:
-    """With torch's own form the process ends here, with SIGFPE."""
+    """The decomposition of torch itself ends the process with SIGFPE."""
     nowhere = torch.zeros(0, dtype=torch.int64)
     with further_operators(OPSET):
         model = written(lambda values: values.index_put((nowhere,), values[:0]), SMALL)
@@ -271,7 +271,7 @@ def test_nothing_may_be_put_nowhere() -> None:
 
 
 def test_places_may_be_found_where_there_were_none() -> None:
-    """The graph is made where the forward finds none."""
+    """The graph is traced with a forward that finds no position."""
 
     def marked(values: Values) -> Values:
         flat = values.flatten().clone()
@@ -286,14 +286,14 @@ def test_places_may_be_found_where_there_were_none() -> None:
 
 
 def test_nothing_added_up_anywhere_is_refused() -> None:
-    """Only what takes the place of values is put by a form of ours."""
+    """Our decomposition covers only index_put that replaces values."""
     nowhere = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(UnsupportedOperatorError, match="index_put"), further_operators(OPSET):
         written(lambda values: values.index_put((nowhere,), values[:0], accumulate=True), SMALL)
 
 
 def test_values_there_are_none_of_take_the_shape_that_is_asked_for() -> None:
-    """A size of 0 is none of those that stand for another."""
+    """A size of 0 is no placeholder for another size."""
 
     def padded(values: Values) -> Values:
         nothing = values[:, 4:].reshape(2, 1, 2, 0).reshape(1, 4, 0)
@@ -305,7 +305,7 @@ def test_values_there_are_none_of_take_the_shape_that_is_asked_for() -> None:
 
 
 def test_further_operators_are_gone_after_the_block() -> None:
-    """After the block the exporter knows as much as before it, also when it ends in a failure."""
+    """The exporter is unchanged after the block, also after an error."""
     with pytest.raises(UnsupportedOperatorError, match="bessel_j0"), further_operators(OPSET):
         written(torch.special.bessel_j0, SMALL)
     assert not registry.is_registered_op("aten::diff", OPSET)
@@ -314,7 +314,7 @@ def test_further_operators_are_gone_after_the_block() -> None:
 
 
 def test_further_operators_leave_what_the_user_registered() -> None:
-    """A form of the user's own is used, and stays."""
+    """A decomposition that the user registered is used, and stays."""
 
     def twice(graph: Any, *values: Any) -> Any:
         return graph.op("Add", values[0], values[0])

@@ -1,4 +1,4 @@
-"""Scopes of traced nodes, and the private names of torch that they depend on."""
+"""Scopes of traced nodes, and the private names of torch behind them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 
 
 class Leaf(nn.Module):
-    """Bends what a function makes of its input."""
+    """A leaf that applies ReLU to the output of a function."""
 
     def __init__(self, make: Any = torch.tanh) -> None:
         super().__init__()
@@ -38,26 +38,26 @@ class Leaf(nn.Module):
         self.linear = nn.Linear(3, 3)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the function and ReLU."""
         return torch.relu(self.make(self.linear(values)))
 
 
 class Caller(nn.Module):
-    """Calls a list of leaves, the first of them twice."""
+    """A model that calls a list of leaves, the first of them twice."""
 
     def __init__(self, *leaves: Leaf) -> None:
         super().__init__()
         self.leaves = nn.ModuleList(leaves)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call them."""
+        """Call the leaves."""
         for leaf in (*self.leaves, self.leaves[0]):
             values = leaf(values)
         return torch.sigmoid(values)
 
 
 def exported(model: nn.Module, scopes: ModuleScopes, **options: Any) -> list[onnx.NodeProto]:
-    """Export under scopes and return the nodes."""
+    """Export with patched scopes and return the nodes."""
     buffer = io.BytesIO()
     with scopes.patched_exporter(), torch.no_grad():
         torch.onnx.export(
@@ -68,12 +68,12 @@ def exported(model: nn.Module, scopes: ModuleScopes, **options: Any) -> list[onn
 
 
 def stacks(nodes: list[onnx.NodeProto], scopes: ModuleScopes) -> list[tuple[str, tuple[str, ...]]]:
-    """Return operator and scope of each node, constants left out."""
+    """Return operator and scope of each node other than constants."""
     return [(node.op_type, scopes.read(node.name)) for node in nodes if node.op_type != "Constant"]
 
 
 def private_places() -> tuple[Any, ...]:
-    """Return what the export replaces in torch."""
+    """Return the attributes and settings of torch that an export replaces."""
     return (
         exporter._setup_trace_module_map,
         exporter.setup_onnx_logging,
@@ -85,7 +85,7 @@ def private_places() -> tuple[Any, ...]:
 
 
 def test_scopes_read_back_the_exact_call_stack() -> None:
-    """Every node's name splits back into the paths of the modules it ran in, a second call included."""
+    """Every node's name splits into the paths of its modules, a second call included."""
     scopes = ModuleScopes(model := Caller(Leaf(), Leaf()))
     scope_stacks = stacks(exported(model, scopes), scopes)
     inside = [
@@ -101,14 +101,14 @@ def test_scopes_read_back_the_exact_call_stack() -> None:
 
 
 def test_scopes_many_modules_are_told_apart() -> None:
-    """Module 1 and module 11 do not get into each other's way."""
+    """The names of module 1 and module 11 are not mixed up."""
     scopes = ModuleScopes(model := Caller(*(Leaf() for _ in range(12))))
     scope_stacks = [stack[-1] for operator, stack in stacks(exported(model, scopes), scopes) if operator == "Gemm"]
     assert [*(f"leaves.{number}.linear" for number in range(12)), "leaves.0.linear"] == scope_stacks
 
 
 def test_scopes_scripted_function_keeps_its_callers_scope() -> None:
-    """An If, what it decides by, and what is inside its branches ran in the module that called the function."""
+    """An If, its condition and its branches ran in the module that called the function."""
     scopes = ModuleScopes(model := Caller(Leaf(), Leaf(either)))
     nodes = exported(model, scopes)
     (choice,) = [node for node in nodes if node.op_type == "If"]
@@ -129,7 +129,7 @@ def test_scopes_after_a_scripted_call_are_their_own_again() -> None:
 
 
 def test_decode_passes_over_what_is_not_a_scope_of_ours() -> None:
-    """Names of other makers read as no scope."""
+    """Other names give no scope."""
     scopes = ModuleScopes(Caller(Leaf()))
     assert ("", "leaves.0") == scopes.decode(["m0", "other", "m2_1"])
     assert () == scopes.read("Constant_12")
@@ -138,7 +138,7 @@ def test_decode_passes_over_what_is_not_a_scope_of_ours() -> None:
 
 
 def test_applied_puts_torch_back() -> None:
-    """Torch's private places are ours inside the block only."""
+    """The private attributes of torch are replaced inside the block only."""
     before = private_places()
     with ModuleScopes(Leaf()).patched_exporter():
         inside = private_places()
@@ -150,7 +150,7 @@ def test_applied_puts_torch_back() -> None:
 @pytest.mark.parametrize("inlines", [True, False])
 @pytest.mark.parametrize("logs", [True, False])
 def test_applied_puts_torch_back_after_an_error(inlines: bool, logs: bool) -> None:
-    """Also when the block fails, and whatever the settings were."""
+    """The settings of torch are restored also after an error, whatever they were."""
     torch._C._jit_set_inline_everything_mode(inlines)
     torch._C._jit_set_onnx_log_enabled(logs)
     try:
@@ -175,7 +175,7 @@ def test_applied_leaves_ordinary_exports_as_they_were() -> None:
 
 
 def test_applied_prints_nothing_even_when_verbose(capfd: pytest.CaptureFixture[str]) -> None:
-    """Source lines are kept in the nodes, and no graph is printed on the way."""
+    """Nodes keep source lines, and no graph is printed."""
     scopes = ModuleScopes(model := Caller(Leaf()))
     nodes = exported(model, scopes, verbose=True)
     assert any(__file__ in node.doc_string for node in nodes)
@@ -183,7 +183,7 @@ def test_applied_prints_nothing_even_when_verbose(capfd: pytest.CaptureFixture[s
 
 
 def test_operator_of_error_names_operator_and_module(capfd: pytest.CaptureFixture[str]) -> None:
-    """The node the exporter stumbled on is found in its error, and the graph is not printed."""
+    """The error contains the unsupported node, and the graph is not printed."""
     scopes = ModuleScopes(model := Caller(Leaf(), Leaf(torch.special.bessel_j0)))
     with pytest.raises(torch.onnx.errors.UnsupportedOperatorError) as caught:
         exported(model, scopes)
@@ -192,7 +192,7 @@ def test_operator_of_error_names_operator_and_module(capfd: pytest.CaptureFixtur
 
 
 def test_operator_of_error_other_errors_have_none() -> None:
-    """An error that did not come from converting a node names no operator."""
+    """An error outside of the conversion of a node names no operator."""
     scopes = ModuleScopes(model := Caller(Leaf()))
     with pytest.raises(RuntimeError) as caught:
         model(torch.ones(1, 5))

@@ -1,4 +1,4 @@
-"""Forwards that pass Python bools as numbers are traced."""
+"""Traces of forwards that pass Python bools as numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NUMBERS = torch.tensor([[1.5, 0.0, 1.0], [0.0, -2.0, 1.0]])
 
 
 class Applied(nn.Module):
-    """Applies a function."""
+    """A module that applies a function."""
 
     def __init__(self, function: Callable[[Values, Values], Values]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, values: Values, places: Values) -> Values:
-        """Apply it."""
+        """Apply the function."""
         return self.function(values, places)
 
 
 def traced(function: Callable[[Values, Values], Values], values: Values) -> Callable[[Values, Values], Values]:
-    """Trace it as the exporter does."""
+    """Trace a function as the exporter does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         trace: Callable[[Values, Values], Values] = torch.jit.trace(
@@ -57,7 +57,7 @@ def traced(function: Callable[[Values, Values], Values], values: Values) -> Call
 def test_bool_for_a_number_is_traced_with_the_same_answer(
     function: Callable[[Values, Values], Values], values: Values
 ) -> None:
-    """Value and dtype are those of torch; the tracer alone stumbles."""
+    """Value and dtype are those of torch; without the patch the tracer fails."""
     expected = function(values, PLACES)
     with pytest.raises(RuntimeError, match="alias_analysis"):
         traced(function, values)

@@ -1,4 +1,4 @@
-"""Loops whose rounds depend on values are traced for every value."""
+"""Traces of loops whose rounds depend on values."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from winml.modelkit.export.torchscript.tracing import TracedLoops
 
 
 class Fixed(nn.Module):
-    """Loops over places of its own, which no input decides."""
+    """A model that loops over positions of its own, which no input decides."""
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("kept", torch.tensor([True, False, True]))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Add the number of each place that is kept."""
+        """Add the number of each kept position."""
         for places in self.kept.nonzero():
             rows = rows + places
         return rows
@@ -34,7 +34,7 @@ traces: list[nn.Module] = []
 
 
 def written(model: nn.Module, rows: torch.Tensor, loops: TracedLoops | None = None) -> bytes:
-    """Export a model as the product does: weights are inputs of the trace."""
+    """Export a model as the product does, with weights as inputs of the trace."""
     loops = loops or TracedLoops(1)
     traces.clear()
 
@@ -50,15 +50,16 @@ def written(model: nn.Module, rows: torch.Tensor, loops: TracedLoops | None = No
 
 
 def answer(file: bytes, rows: torch.Tensor) -> torch.Tensor:
-    """Run a graph of one input and one output."""
+    """Run a graph with one input and one output."""
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: rows.numpy()})[0])
 
 
 @pytest.mark.parametrize("model", [Experts(3), Experts(3, skips=True), Experts(5)], ids=["all", "skipping", "too many"])
 def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module) -> None:
-    """Rows that go to other experts than those of the trace are computed as in PyTorch, also where there are places
-    beyond the experts, which no row goes to.
+    """Rows that choose other experts than those of the trace are computed as in PyTorch.
+
+    So are positions beyond the experts, which no row chooses.
     """
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     chosen = (rows @ model.router).argmax(-1)
@@ -69,7 +70,7 @@ def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module) -> None
 
 
 def test_each_loop_has_the_rounds_of_its_own_experts() -> None:
-    """Of two loops over as many places, one chooses from fewer experts; the shorter one is told."""
+    """One of several loops over equally many positions has fewer experts; a note tells it."""
     rows = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
     model = nn.Sequential(Experts(5), Experts(5, experts=5), Experts(5))
     assert 4 in (model[0](rows) @ model[1].router).argmax(-1).tolist()
@@ -83,7 +84,7 @@ def test_each_loop_has_the_rounds_of_its_own_experts() -> None:
 
 
 def test_mistake_of_the_model_within_a_loop_comes_out_as_it_is() -> None:
-    """No round is left out for it, and nothing is traced again."""
+    """The error leaves no round out, and nothing is traced again."""
     loops = TracedLoops(1)
     with pytest.raises(IndexError, match="index 7"):
         written(Slip(3), torch.ones(2, 4), loops)
@@ -91,10 +92,10 @@ def test_mistake_of_the_model_within_a_loop_comes_out_as_it_is() -> None:
 
 
 class Keyword(nn.Module):
-    """Names the arguments of what finds places."""
+    """A model that names the arguments of the functions that find positions."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Sum the rows with a positive beginning, found in two ways."""
+        """Sum the rows with a positive first value, found by two functions."""
         is_kept = rows[:, 0] > 0
         (found,) = torch.where(condition=is_kept)
         return rows[torch.nonzero(input=is_kept)[:, 0]].sum(0) + rows[found].sum(0)
@@ -108,13 +109,13 @@ def test_places_are_found_by_keyword_as_well() -> None:
 
 
 def test_loop_over_places_of_the_model_itself_is_as_it_was() -> None:
-    """No input decides them: they are the same in every run."""
+    """No input decides these positions: they are the same in every run."""
     rows = torch.arange(4.0).reshape(2, 2)
     assert torch.equal(rows + 2, answer(written(Fixed().eval(), rows), rows))
 
 
 def test_index_past_the_end_is_an_error_where_no_loop_gave_it() -> None:
-    """And torch is left as it was."""
+    """Afterwards torch is unpatched."""
     before: list[Any] = [torch.where, torch.Tensor.numel, torch.Tensor.__iter__]
 
     class Outside(nn.Module):

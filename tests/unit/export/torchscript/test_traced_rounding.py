@@ -1,4 +1,4 @@
-"""Forwards that round numbers are traced."""
+"""Traces of forwards that round numbers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from winml.modelkit.export.torchscript.tracing import tensors_rounded_as_numbers
 
 
 class Scaled(nn.Module):
-    """Takes as many columns as a rounded number says that is computed from the sizes of the values."""
+    """A model that takes as many columns as a rounded number computed from the sizes of the values."""
 
     def __init__(self, digits: int | None) -> None:
         super().__init__()
         self.digits = digits
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Take them: 21 of 30, by way of a quotient that no binary number holds."""
+        """Take 21 of 30 columns, by a quotient without an exact binary value."""
         height, width = values.shape
         return values[:, : int(round(width * (height / 10), self.digits))]
 
 
 def traced(digits: int | None, values: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Trace it as the exporter does."""
+    """Trace the model as the exporter does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tracer tells that it keeps a number
         trace: Callable[[torch.Tensor], torch.Tensor] = torch.jit.trace(Scaled(digits), (values,), check_trace=False)
@@ -35,7 +35,7 @@ def traced(digits: int | None, values: torch.Tensor) -> Callable[[torch.Tensor],
 
 @pytest.mark.parametrize("digits", [None, 0, 7])
 def test_rounded_number_is_that_without_a_trace(digits: int | None) -> None:
-    """Though what is divided in 64 bits elsewhere is divided in 32 there: 20.999999 is not 21."""
+    """Inside a trace, a quotient in 64 bits is computed in 32: 20.999999 is not 21."""
     values = torch.arange(210.0).reshape(7, 30)
     with pytest.raises(TypeError, match="__round__"):
         traced(digits, values)
@@ -46,7 +46,7 @@ def test_rounded_number_is_that_without_a_trace(digits: int | None) -> None:
 
 
 def test_rounding_is_undone_after_a_failure() -> None:
-    """Nothing is left on torch."""
+    """No attribute stays on torch."""
     with pytest.raises(KeyError), tensors_rounded_as_numbers():
         raise KeyError
     assert not hasattr(torch.Tensor, "__round__")
@@ -61,6 +61,6 @@ def test_rounding_is_undone_after_a_failure() -> None:
     ],
 )
 def test_digits_that_32_bits_do_not_hold_are_dropped(number: torch.Tensor, digits: int, expected: float) -> None:
-    """Numbers of 64 bits keep theirs."""
+    """Numbers of 64 bits keep their digits."""
     with tensors_rounded_as_numbers():
         assert round(number, digits) == expected  # type: ignore[call-overload]

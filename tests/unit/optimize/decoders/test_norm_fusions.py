@@ -1,4 +1,4 @@
-"""Root-mean-square normalizations become one operator, with the sum before them; near misses do not."""
+"""Fusion of root-mean-square normalizations with the sum before them, and near misses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _fuse(model: ir.Model) -> OptimizeResult:
     ids=["as_llama", "squared_by_product", "reciprocal", "divided"],
 )
 def test_sum_and_normalization_become_one_operator_with_the_same_numbers(variant: dict[str, str]) -> None:
-    """However exporters write it, and the tag is that of the normalization."""
+    """The spellings of all exporters are fused, and the tag is that of the normalization."""
     model = _model(**variant)
     before = _answer(model)
     result = _fuse(model)
@@ -75,7 +75,7 @@ def test_sum_and_normalization_become_one_operator_with_the_same_numbers(variant
     ids=["other_axis", "no_square", "two_over_root", "weight_of_other_axis", "inner_value_is_output"],
 )
 def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
-    """A graph that computes something else, or whose inner values are read, stays as it is."""
+    """A graph of another function, or with readers of its inner values, stays unchanged."""
     if "weight" in variant:
         model = parse(
             """m (float[2, 5, 8] x, float[2, 5, 8] y) => (float[2, 5, 8] out)
@@ -90,7 +90,7 @@ def test_near_miss_is_left_alone(variant: dict[str, str]) -> None:
 
 
 def test_sum_that_broadcasts_stays_before_its_normalization() -> None:
-    """The joint operator takes two values of one shape."""
+    """The joint operator needs two tensors of equal shape."""
     model = _model(skip="float[5, 8] y")
     before = _answer(model)
     result = _fuse(model)
