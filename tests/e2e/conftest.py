@@ -1,4 +1,4 @@
-"""What do the tests of commands share? Workplaces, and models that go well and wrong."""
+"""Fixtures of the tests of commands: workplaces, and models for success and failure."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def workplace(tmp_path: Path) -> Workplace:
 
 @pytest.fixture
 def apart(workplace: Workplace) -> Workplace:
-    """The same, with a process for each command: for tests of streams, signals, limits and imports."""
+    """An empty workplace with a process for each command: for tests of streams, signals, limits and imports."""
     return replace(workplace, runs_here=False)
 
 
 @pytest.fixture(scope="session")
 def make_workplace(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Workplace]:
-    """What makes empty workplaces, for exports that several tests look at."""
+    """A function that makes empty workplaces, for exports shared by several tests."""
     return lambda: _workplace(tmp_path_factory.mktemp("workplace"))
 
 
@@ -53,7 +53,7 @@ def checkpoint(bert_tiny: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def nets() -> Path:
-    """A script with factories of models that go well and wrong."""
+    """A script with factories of models for success and failure."""
     return Path(__file__).with_name("nets.py")
 
 
@@ -67,7 +67,7 @@ def small_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_file(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The export of that BERT, with batch and sequence left open."""
+    """The export of the small BERT, with dynamic batch and sequence."""
     from winml.modelkit import HTPExporter, WinMLExportConfig
     from winml.modelkit.models.request import ModelRequest
 
@@ -87,7 +87,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llama_copy(llama: Path, tmp_path: Path) -> Path:
-    """A copy of it, whose files may be changed."""
+    """A copy of the built Llama, whose files may be changed."""
     return Path(shutil.copytree(llama, tmp_path / "built"))
 
 

@@ -1,4 +1,4 @@
-"""How does a test run the command without a process of its own? For answers that do not depend on a fresh one."""
+"""Runs of the command in the process of the test, for results that do not depend on a fresh process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
 
 
 def run_here(*arguments: str | Path, stdin: str = "") -> Outcome:
-    """Run ``winml`` in the current directory; what it changes in this process is put back."""
+    """Run ``winml`` in the current directory, and restore the state of this process afterwards."""
     # Files that an earlier test read or found in this process do not belong to this command.
     taken_settled()
     taken_read()

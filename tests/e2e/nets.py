@@ -1,4 +1,4 @@
-"""Which models do the tests of ``file.py:factory`` export? Some go well, most go wrong in a way of their own.
+"""Models for the tests of ``file.py:factory``: some can be exported, most fail, each in its own way.
 
 Loaded by path, never imported. All take the one tensor of :func:`example_inputs`.
 """
@@ -13,7 +13,7 @@ from torch import nn
 
 
 class Around(nn.Module):
-    """A layer with weights, then the module a test is about."""
+    """A layer with weights, then the module under test."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -25,42 +25,42 @@ class Around(nn.Module):
 
 
 class Singular(nn.Module):
-    """Needs an operator no opset has."""
+    """A module with an operator that no opset has."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.svdvals(x)
 
 
 class Deciding(nn.Module):
-    """Goes one way for the example and another for everything else, as a trace cannot."""
+    """A module that branches on the example and on other values, which a trace cannot."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x[0, 0].item() == -1.0 else x - 1
 
 
 class Noise(nn.Module):
-    """Answers differently each time."""
+    """A module with random outputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand(3, 4)
 
 
 class Constant(nn.Module):
-    """Answers the same whatever it is asked."""
+    """A module with constant outputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ones(3, 4) + 0 * x
 
 
 class NotANumber(nn.Module):
-    """Answers nothing that can be compared."""
+    """A module with NaN outputs, which cannot be compared."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * float("nan")
 
 
 class Waiting(nn.Module):
-    """Sends the signal of ``SENT_SIGNAL`` to its process while it is traced, and waits: stopped in the middle."""
+    """A module that sends the signal of ``SENT_SIGNAL`` to its process during its trace, and waits to be stopped."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing() or torch.compiler.is_exporting():
@@ -74,7 +74,7 @@ def good() -> nn.Module:
 
 
 def wide() -> nn.Module:
-    """Weights of a megabyte each, so that a file of them can end in the middle."""
+    """Weights of a megabyte each, so that a file with them can be interrupted in the middle."""
     return nn.Sequential(nn.Linear(4, 512), *(nn.Linear(512, 512) for _ in range(3)))
 
 

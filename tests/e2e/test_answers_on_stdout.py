@@ -1,4 +1,4 @@
-"""Stdout holds the answer and nothing else, whatever the user's own code prints."""
+"""Stdout of the command: the result alone, whatever the user's code prints."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def example_inputs():
     ids=lambda arguments: arguments[0],
 )
 def test_json_is_alone_on_stdout_when_user_code_prints(arguments: tuple[str, ...], apart: Workplace) -> None:
-    """What the user's code prints, or writes to the descriptor, goes to stderr."""
+    """Text that the user's code prints, or writes to the descriptor, goes to stderr."""
     (apart.folder / "noisy.py").write_text(NOISY, encoding="utf-8")
     done = apart.winml(*arguments)
     assert (0, "") == (done.code, "" if done.code == 0 else done.err)
@@ -86,7 +86,7 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_refused_result_is_a_json_object(arguments: tuple[str, ...], net: Path) -> None:
-    """Exit code 3 is a result: a program reads it from stdout."""
+    """Exit code 3 is a result, so a program reads it from stdout."""
     done = run_here(*arguments, "--format", "json")
     record = json.loads(done.out)
     assert (3, 3, 1) == (done.code, record["exit_code"], record["schema_version"])
@@ -105,7 +105,7 @@ def test_refused_result_is_a_json_object(arguments: tuple[str, ...], net: Path) 
     ],
 )  # fmt: skip
 def test_json_object_has_a_schema_version(arguments: tuple[str, ...], net: Path) -> None:
-    """Whatever the verb."""
+    """The JSON object of every command has a schema version."""
     done = run_here(*arguments, "--format", "json")
     assert 0 == done.code, done.err
     assert json.loads(done.out)["schema_version"] in (1, 2)

@@ -1,4 +1,4 @@
-"""``winml quantize`` with calibration samples and with a budget, from a shell: files, summaries, pages, refusals."""
+"""``winml quantize`` with calibration samples and with a budget: files, summaries, pages, refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_built_decoder_is_quantized_with_samples_and_generates(llama: Path, here
 @TWO_BITS
 @pytest.mark.slow
 def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> None:
-    """Weights in bfloat16 are measured where they lie; only the result is written."""
+    """Weights in bfloat16 are measured in the checkpoint's files; only the result is written."""
     save_decoder(here / "checkpoint", **one_layer("llama"))
     model = transformers.AutoModelForCausalLM.from_pretrained(here / "checkpoint", dtype=torch.bfloat16)
     model.save_pretrained(here / "checkpoint")
@@ -73,7 +73,10 @@ def test_checkpoint_is_built_to_a_budget_without_a_float_file(here: Path) -> Non
 
 @pytest.mark.slow
 def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
-    """The smallest size is named where the limit is below it, and kept; tokenizer and config are extra."""
+    """A limit below the smallest size is refused with that size, and the limit is kept.
+
+    Tokenizer and config are extra.
+    """
     save_decoder(here / "checkpoint", **one_layer("llama"))
     words = ["build", "-m", "checkpoint", "-o", "built", "--samples", "2", "--min-sqnr", "-100", "--max-size"]
     assert 2 == run_here(*words, "1GB").code  # the source keeps it
@@ -94,7 +97,7 @@ def test_build_within_a_size_counts_the_model_file(here: Path) -> None:
 
 @pytest.mark.slow
 def test_part_of_a_build_within_a_size_stays_float(here: Path) -> None:
-    """The larger part is quantized; a size that both keep is refused."""
+    """The larger part is quantized; a size that fits both float parts is refused."""
     save_encoder_decoder(here / "checkpoint", "t5", num_layers=1)
     words = ["build", "-m", "checkpoint", "--samples", "2", "--min-sqnr", "-100", "--format", "json"]
     assert 0 == run_here(*words, "-o", "float", "--no-verify").code
@@ -112,7 +115,7 @@ def test_part_of_a_build_within_a_size_stays_float(here: Path) -> None:
 @TWO_BITS
 @pytest.mark.slow
 def test_budget_writes_a_mixture_a_page_and_reasons(small_file: Path, here: Path) -> None:
-    """The limit is kept, ``inspect`` lists the bits of each module, and the page stands beside the file."""
+    """The limit is kept, ``inspect`` lists the bits of each module, and the page is written beside the file."""
     done = run_here(
         "quantize", "-m", small_file, "-o", "mixed.onnx", "--budget", "6bits", "--min-sqnr", "-100",
         "--report", "page.html", "--format", "json",
@@ -160,7 +163,7 @@ def test_plan_of_a_budget_writes_nothing(small_file: Path, here: Path) -> None:
 )
 @pytest.mark.usefixtures("texts")
 def test_wrong_usage_ends_with_2_and_writes_nothing(small_file: Path, here: Path, words: list[str]) -> None:
-    """Each is refused in a sentence."""
+    """Each wrong usage is refused in a sentence."""
     done = run_here("quantize", "-m", small_file, "-o", "out.onnx", *words)
     assert 2 == done.code, done.err
     assert not (here / "out.onnx").exists()
@@ -169,5 +172,5 @@ def test_wrong_usage_ends_with_2_and_writes_nothing(small_file: Path, here: Path
 @pytest.mark.parametrize("words", [["-p", "int4", "--algorithm", "gptq"], ["--budget", "4bits"]], ids=" ".join)
 @pytest.mark.usefixtures("here")
 def test_sensitivity_is_refused_with_samples_and_budgets(small_file: Path, words: list[str]) -> None:
-    """Modules are measured alone without either."""
+    """Sensitivity measures single modules, without samples and budgets."""
     assert 2 == run_here("quantize", "-m", small_file, "--sensitivity", *words).code

@@ -1,4 +1,4 @@
-"""``winml build`` from the shell: exit codes, what stands on which stream, and what is left in the folder."""
+"""``winml build``: exit codes, contents of stdout and stderr, and files of the folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def built(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> Workplace
 
 @pytest.fixture
 def place(built: Workplace, workplace: Workplace) -> Workplace:
-    """A copy of that workplace."""
+    """A copy of the workplace with the build."""
     shutil.copytree(built.folder / "out", workplace.folder / "out")
     return workplace
 
@@ -76,7 +76,7 @@ def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_
 
 
 def test_precision_on_the_command_line_wins_over_a_config_that_leaves_it_out(place: Workplace, bert_tiny: Path) -> None:
-    """The model then has these bits; without a precision the stage says that none was asked for."""
+    """The model has the precision of the command line; without one, the stage says that none was requested."""
     flags = ("-c", '{"optim": {"gelu_fusion": true}, "quant": null}', "--precision", "int8", "--exclude", "BertPooler")
     outcome = place.winml("build", "-m", bert_tiny, "-o", "out", *flags)
     assert 0 == outcome.code, outcome.err
@@ -92,7 +92,7 @@ def test_precision_on_the_command_line_wins_over_a_config_that_leaves_it_out(pla
 
 
 def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny: Path) -> None:
-    """The file of the stage that no longer runs goes."""
+    """The file of the skipped stage is removed."""
     outcome = place.winml("build", "-m", bert_tiny, "-o", "out", *_FLAGS, "--no-optimize", "-q")
     assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
     files = place.files()
@@ -101,7 +101,7 @@ def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny:
 
 
 def test_two_builds_in_one_folder_take_turns(place: Workplace, bert_tiny: Path) -> None:
-    """The second says that it waits, and then finds everything there."""
+    """The second build reports that it waits, and then reuses all stages."""
     lock = filelock.FileLock(place.folder / "out" / ".winml-build.lock")
     command = [*place.program, "build", "-m", str(bert_tiny), "-o", "out", *_FLAGS]
     with lock:
@@ -117,7 +117,7 @@ def test_two_builds_in_one_folder_take_turns(place: Workplace, bert_tiny: Path) 
 
 
 def test_config_of_winml_config_is_what_build_takes(workplace: Workplace, bert_tiny: Path) -> None:
-    """The model and its open dimensions come from the file; what the build resolves is the same."""
+    """The config has the model and its dynamic dimensions; the build resolves it to an equal config."""
     asked = ("--dynamic-batch", "--shape-config", '{"sequence_length": 16}', "--no-quant", "--no-compile")
     assert 0 == workplace.winml("config", "-m", bert_tiny, *asked, "-o", "config.json").code
     outcome = workplace.winml("build", "-c", "config.json", "-o", "out")
@@ -129,7 +129,7 @@ def test_config_of_winml_config_is_what_build_takes(workplace: Workplace, bert_t
 
 
 def test_use_cache_builds_in_the_cache(place: Workplace) -> None:
-    """Nothing appears in the current directory; the answer says where."""
+    """Nothing appears in the current directory; the JSON has the folder."""
     before = place.files()
     outcome = place.winml("build", "-m", "out/export.onnx", "--use-cache", "--format", "json", "-q")
     assert 0 == outcome.code, outcome.err
@@ -140,7 +140,7 @@ def test_use_cache_builds_in_the_cache(place: Workplace) -> None:
 
 
 def test_ignored_option_is_said_to_be(place: Workplace) -> None:
-    """``--skip-pre-normalization`` means nothing where the optimizer needs the plain form."""
+    """``--skip-pre-normalization`` is ignored if the optimizer needs the normalized graph."""
     arguments = ("-m", "out/export.onnx", "-o", "other", "--level", "basic", "--skip-pre-normalization")
     outcome = place.winml("build", *arguments)
     assert 0 == outcome.code, outcome.err
@@ -173,7 +173,7 @@ def test_ignored_option_is_said_to_be(place: Workplace) -> None:
     ids=lambda value: value if isinstance(value, str) else " ".join(value[2:]),
 )
 def test_wrong_usage_is_refused(place: Workplace, arguments: tuple[str, ...], words: str) -> None:
-    """Exit code 2, before anything is written."""
+    """The exit code is 2, and nothing is written."""
     refuse(place, *arguments, code=2, words=words)
 
 
@@ -181,7 +181,7 @@ def test_wrong_usage_is_refused(place: Workplace, arguments: tuple[str, ...], wo
     ("output", "code"), [("x" * 300, 2), (f"new/{'x' * 300}", 1)], ids=["folder", "folder in a new one"]
 )
 def test_name_that_is_too_long_is_refused(place: Workplace, output: str, code: int) -> None:
-    """As the system says it, before anything is read; no folder is left."""
+    """The error of the system is reported before a model is read; no folder is left."""
     refuse(place, "-m", "out/model.onnx", "-o", output, code=code, words="too long")
     assert not (place.folder / "new").exists()
 
@@ -205,7 +205,7 @@ main()
 
 @pytest.mark.parametrize(("stage", "words"), [("export", "no stage"), ("optimize", "completed: export;")])
 def test_interrupted_build_says_what_is_kept(workplace: Workplace, bert_tiny: Path, stage: str, words: str) -> None:
-    """And leaves nothing where there is nothing."""
+    """An interruption before the first result leaves no file."""
     stopped = Workplace(workplace.root, (sys.executable, "-c", _INTERRUPTED, stage), is_warm=True)
     outcome = stopped.winml("build", "-m", bert_tiny, "-o", "new", *_FLAGS, "-q")
     assert (130 if sys.platform == "win32" else -signal.SIGINT) == outcome.code
@@ -214,12 +214,12 @@ def test_interrupted_build_says_what_is_kept(workplace: Workplace, bert_tiny: Pa
 
 
 def test_place_that_cannot_be_written_is_refused(place: Workplace) -> None:
-    """A file stands where a folder is needed."""
+    """A file is in place of a folder."""
     refuse(place, "-m", "out/model.onnx", "-o", "out/model.onnx/new", code=1, words="cannot write")
 
 
 def test_manifest_of_a_newer_version_is_not_used_and_said(place: Workplace) -> None:
-    """Its list of files still says what may be replaced."""
+    """Its list of files still tells which ones may be replaced."""
     arguments = ("-m", "out/export.onnx", "-o", "new")
     assert 0 == place.winml("build", *arguments).code
     path = place.folder / "new" / "build_manifest.json"

@@ -1,4 +1,4 @@
-"""Does a shell get its completions from the command, and does Tab then complete what is typed?"""
+"""Completions of a shell, printed by the command and typed with Tab."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
-"""Runs a shell whose own terminal is its stdin; fish asks for that."""
+"""Runs a shell with a terminal of its own as stdin, which fish needs."""
 _PATIENCE_S = 60
 """Longest wait for a shell, on a machine that does other work."""
 
@@ -45,12 +45,12 @@ def _answer(**variables: str) -> str:
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_shell_gets_a_script_that_asks_winml(shell: str) -> None:
-    """The one of bash also asks which bash is there."""
+    """The script of bash also checks the version of bash."""
     assert f"_WINML_COMPLETE={shell}_complete" in _answer(_WINML_COMPLETE=f"{shell}_source")
 
 
 def test_verbs_and_options_are_completed() -> None:
-    """In the protocol of bash."""
+    """The answer has the protocol of bash."""
     asked = {"_WINML_COMPLETE": "bash_complete"}
     assert ["plain,export", "plain,extract"] == _answer(**asked, COMP_WORDS="winml ex", COMP_CWORD="1").split()
     assert "plain,--dynamic-axes" in _answer(**asked, COMP_WORDS="winml export --dynamic", COMP_CWORD="2").split()
@@ -70,20 +70,20 @@ def test_verbs_and_options_are_completed() -> None:
     ],
 )
 def test_paths_are_left_to_the_shell(words: str) -> None:
-    """Also where a value is a path or something else: a model, a data set, a config."""
+    """The value may be a path or something else: a model, a data set, a config."""
     count = str(len(words.split()))
     assert "file,mod\n" == _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD=count)
 
 
 def _completed(words: str) -> list[str]:
-    """Return what bash is offered for the last word; a space at the end begins the next one."""
+    """Return the completions that bash gets for the last word; a space at the end begins a new word."""
     count = len(words.split()) if not words.endswith(" ") else len(words.split()) + 1
     answer = _answer(_WINML_COMPLETE="bash_complete", COMP_WORDS=f"winml {words}", COMP_CWORD=str(count))
     return [line.removeprefix("plain,") for line in answer.split()]
 
 
 def test_unknown_names_complete_to_nothing() -> None:
-    """Neither to files, nor where the model that has the modules is missing."""
+    """An unknown name, or a name from a missing model, has no completions."""
     for words in ("perf a.onnx --ep mod", "perf a.onnx --module mod", "quantize -m a.onnx --exclude mod"):
         assert [] == _completed(words)
 
@@ -101,12 +101,12 @@ def test_unknown_names_complete_to_nothing() -> None:
     ],
 )
 def test_names_are_completed_from_the_lists_that_hold_them(words: str, expected: list[str]) -> None:
-    """Of execution providers, tasks, precisions, modes and steps; behind a comma, the next one."""
+    """The lists are those of execution providers, tasks, precisions, modes and steps; a name may follow a comma."""
     assert expected == _completed(words)
 
 
 def _tagged(path: Path, modules: Mapping[str, str], part: PartDescription | None = None) -> None:
-    """Write a model with a node for each module path, with its tag; it may be a part of a model of several."""
+    """Write a model with a tagged node for each module path; it may be a part of a model of several."""
     names = ["x", *(f"y{number}" for number in range(len(modules)))]
     nodes = [onnx.helper.make_node("Relu", [read], [made]) for read, made in pairwise(names)]
     for node, (module, tag) in zip(nodes, modules.items(), strict=True):
@@ -120,7 +120,7 @@ def _tagged(path: Path, modules: Mapping[str, str], part: PartDescription | None
 
 
 def test_selectors_are_completed_from_the_modules_of_the_model(tmp_path: Path) -> None:
-    """Module paths and class names, whether the model is an argument or an option."""
+    """The completions are module paths and class names, whether the model is an argument or an option."""
     model = tmp_path / "model.onnx"
     _tagged(model, {"encoder.0": "/Net/Encoder/Block.0", "encoder.1": "/Net/Encoder/Block.1", "head": "/Net/Head"})
     assert ["encoder.0", "encoder.1"] == _completed(f"quantize -m {model} --exclude enc")
@@ -130,7 +130,7 @@ def test_selectors_are_completed_from_the_modules_of_the_model(tmp_path: Path) -
 
 
 def test_parts_and_their_modules_are_completed_from_the_folder_of_a_model(tmp_path: Path) -> None:
-    """A model of one part has none to choose."""
+    """A model of one part has no part names to complete."""
     parts = ("encoder", "decoder")
     for part in parts:
         _tagged(tmp_path / f"{part}.onnx", {f"{part}.layer": f"/Net/{part}"}, PartDescription(part, parts))
@@ -144,7 +144,7 @@ class _Terminal:
     """A shell at a terminal."""
 
     def __init__(self, command: list[str], folder: Path, environment: dict[str, str]) -> None:
-        """Start it, and wait for its prompt."""
+        """Start the shell, and wait for its prompt."""
         self._screen, terminal = os.openpty()
         self._process = subprocess.Popen(
             [sys.executable, "-c", _AT_A_TERMINAL, *command],
@@ -163,7 +163,7 @@ class _Terminal:
         os.write(self._screen, keys.encode())
 
     def shows(self, text: str) -> None:
-        """Wait until a text is among what was shown since the last call."""
+        """Wait until the text appears in the output since the last call."""
         end = time.monotonic() + _PATIENCE_S
         while text not in (shown := _ESCAPES.sub("", self._shown).replace("\r", "")):
             ready, _, _ = select.select([self._screen], [], [], max(0.0, end - time.monotonic()))
@@ -172,7 +172,7 @@ class _Terminal:
         self._shown = shown.partition(text)[2]
 
     def end(self) -> None:
-        """Leave it."""
+        """End the shell."""
         self._process.kill()
         self._process.wait()
         os.close(self._screen)
@@ -184,7 +184,7 @@ def _lines_of_guide(shell: str) -> str:
 
 
 def _shell_with_guide(shell: str, home: Path) -> list[str]:
-    """Write the lines of the guide where it says; return the command of the shell."""
+    """Write the lines of the guide into the file that it names, and return the command of the shell."""
     if shell == "fish":
         file = home / ".config" / "fish" / "completions" / "winml.fish"
         prompt, command = "function fish_prompt; echo -n 'ready> '; end", ["fish", "-C"]
@@ -210,7 +210,7 @@ def _version_of_bash() -> tuple[int, ...]:
     ],
 )
 def test_tab_completes_with_the_lines_of_the_guide(shell: str, tmp_path: Path) -> None:
-    """A verb, an option, one of its values, and a file, in a terminal."""
+    """A verb, an option, one of its values and a file are completed in a terminal."""
     if shell == "bash" and (sys.platform == "win32" or shutil.which(shell) is None):
         pytest.skip(f"{shell} is not installed")
     if shell == "bash" and _version_of_bash() < (4, 4):

@@ -1,4 +1,4 @@
-"""``winml config`` writes what an export takes, checks what it is given, and keeps stdout to itself."""
+"""``winml config``: a config for exports and builds, checks of a given config, and a clean stdout."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def test_config_round_trip_is_valid(workplace: Workplace, bert_tiny: Path) -> None:
-    """What goes to stdout is JSON and nothing else, and the check takes it."""
+    """Stdout holds JSON alone, and ``--check`` accepts it."""
     written = workplace.winml("config", "-m", bert_tiny, "--no-quant", "--device", "npu")
     assert (0, ["note: the compile stage will be skipped: no execution provider is specified (compile.ep)"]) == (
         written.code,
@@ -37,7 +37,7 @@ def test_config_round_trip_is_valid(workplace: Workplace, bert_tiny: Path) -> No
 
 
 def test_config_export_section_exports_what_it_says(workplace: Workplace, bert_tiny: Path) -> None:
-    """The written inputs, handed back to the export, are the inputs of the file."""
+    """An export with the written inputs makes a file with these inputs."""
     written = workplace.winml("config", "-m", bert_tiny, "--batch-size", "2", "-o", "config.json")
     assert (0, "") == (written.code, written.out)
     record = json.loads((workplace.folder / "config.json").read_text(encoding="utf-8"))
@@ -77,7 +77,7 @@ def test_config_check_of_an_older_version_says_what_changed(workplace: Workplace
     ],
 )
 def test_config_check_of_an_invalid_config_exits_2(workplace: Workplace, text: str, words: str) -> None:
-    """One sentence says what is wrong."""
+    """One sentence names the error."""
     checked = workplace.winml("config", "--check", "-", stdin=text)
     assert (2, "") == (checked.code, checked.out)
     assert words in checked.err
@@ -98,7 +98,7 @@ def test_config_check_of_an_invalid_config_exits_2(workplace: Workplace, text: s
 def test_config_wrong_use_exits_2_and_writes_nothing(
     workplace: Workplace, bert_tiny: Path, options: tuple[str, ...], words: str
 ) -> None:
-    """What cannot be meant is refused, and a file that is there stays."""
+    """A request without a meaning is refused, and an existing file stays."""
     (workplace.folder / "there.json").write_text("mine", encoding="utf-8")
     before = workplace.files()
     refused = workplace.winml("config", *(option.format(model=bert_tiny) for option in options))

@@ -1,4 +1,4 @@
-"""Do configs and options of verbs go together: a config to begin with, an option that wins, words for the given?"""
+"""Configs of verbs: written ones, merges with options, and names in messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WINML_CLI: dict[str, Any] = {
     "compile": None,
     "loader": {"task": "feature-extraction", "model_class": "AutoModel", "model_type": "bert"},
 }
-"""As winml-cli writes it: numbers of ``value_range`` end before the second, outputs are names."""
+"""A config as winml-cli writes it: ``value_range`` excludes its second number, outputs are names."""
 
 
 def _config(*arguments: str | Path) -> tuple[dict[str, Any], str]:
@@ -50,7 +50,7 @@ def _refused(*arguments: str | Path, words: str) -> None:
 
 
 def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path, small_bert: Path) -> None:
-    """What the export then does; a section that is asked for something stays, and that no stage reads it is said."""
+    """The opset is that of the export; a requested section stays, with a note if no stage reads it."""
     record, told = _config("-m", small_bert)
     assert "" == told
     assert record["quant"] is None
@@ -66,7 +66,7 @@ def test_config_says_the_opset_and_null_for_stages_that_will_not_run(here: Path,
 
 
 def test_device_fills_the_section_quant_and_says_with_what(here: Path, small_file: Path) -> None:
-    """``auto`` is written as what it stands for; a place begins no quantization that a config leaves out."""
+    """``auto`` is written as its precision; a device starts no quantization that a config leaves out."""
     record, told = _config("-m", small_file, "--device", "gpu", "--no-compile")
     assert ("fp16", "gpu") == (record["quant"]["precision"], record["quant"]["device"])
     assert "is fp16" in told
@@ -79,7 +79,7 @@ def test_device_fills_the_section_quant_and_says_with_what(here: Path, small_fil
 
 
 def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path) -> None:
-    """It skips the export; nothing of a PyTorch model means anything there."""
+    """The config skips the export; options of a PyTorch model do not apply."""
     assert 0 == run_here("config", "-m", small_file, "-o", "config.json").code
     record = json.loads((here / "config.json").read_text(encoding="utf-8"))
     assert (str(small_file), None) == (record["loader"]["model"], record["export"])
@@ -91,7 +91,7 @@ def test_config_of_an_onnx_file_is_what_build_takes(here: Path, small_file: Path
 
 
 def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_bert: Path) -> None:
-    """It names no model: ``-m`` of the build does."""
+    """The config names no model: ``-m`` of the build does."""
     sizes = ("--shape-config", '{"sequence_length": 8}')
     record, _ = _config("--model-type", "bert", *sizes)
     assert "model" not in record["loader"]
@@ -103,7 +103,7 @@ def test_config_of_a_model_type_is_for_any_checkpoint_of_it(here: Path, small_be
 
 
 def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> None:
-    """The given config is the base, an option wins; sizes on the command line replace the inputs that were written."""
+    """The given config is the base, and an option wins; sizes on the command line replace the inputs of the base."""
     base, _ = _config("-m", small_bert, "--dynamic-batch", "--no-quant")
     base["optim"] = {"level": "full", "module": [], "exclude": []}
     base["export"]["opset_version"] = 18
@@ -123,7 +123,7 @@ def test_config_merges_with_one_that_is_given(here: Path, small_bert: Path) -> N
 
 
 def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, small_bert: Path) -> None:
-    """Model, task and open sizes come from it; of two opsets that of the option is produced."""
+    """Model, task and dynamic sizes come from the config; the opset of the option wins."""
     config = {
         "schema_version": 1,
         "loader": {"model": str(small_bert), "task": "fill-mask", "random_weights": True},
@@ -154,7 +154,7 @@ def test_export_takes_a_whole_config_or_its_section_and_options_win(here: Path, 
 
 
 def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_bert: Path) -> None:
-    """The rest is named; inputs have the values that were meant, and the export has what the config says."""
+    """Other keys are named in notes; inputs have the intended values, and the export follows the config."""
     (here / "theirs.json").write_text(json.dumps(WINML_CLI), encoding="utf-8")
     record, told = _config("-c", "theirs.json", "-m", small_bert)
     assert [[0, 119], [0, 1]] == [spec["value_range"] for spec in record["export"]["input_tensors"]]
@@ -178,7 +178,7 @@ def _own_range(**spec: Any) -> Any:
 
 
 def test_range_of_winml_cli_ends_before_its_second_number_for_integers_alone() -> None:
-    """What is no integer, or not said to be one, has the range as it was written."""
+    """The range of another dtype, or of an input without one, stays as written."""
     assert [0, 119] == _own_range(dtype="int64", value_range=[0, 120])
     assert [0, 1] == _own_range(dtype="bool", value_range=[0, 2])
     assert [0, 1] == _own_range(dtype="float32", value_range=[0, 1])
@@ -187,7 +187,7 @@ def test_range_of_winml_cli_ends_before_its_second_number_for_integers_alone() -
 
 @pytest.mark.parametrize("bounds", [["a", "b"], [True, None], [[], {}], [0]])
 def test_range_of_winml_cli_that_is_none_is_refused(here: Path, small_bert: Path, bounds: list[Any]) -> None:
-    """By the name of the key, as in a config of ours."""
+    """The message names the key, as for a config of ours."""
     (spec, other) = WINML_CLI["export"]["input_tensors"]
     export = {**WINML_CLI["export"], "input_tensors": [{**spec, "value_range": bounds}, other]}
     (here / "theirs.json").write_text(json.dumps({**WINML_CLI, "export": export}), encoding="utf-8")
@@ -206,13 +206,13 @@ def test_range_of_winml_cli_that_is_none_is_refused(here: Path, small_bert: Path
     ],
 )
 def test_config_of_winml_cli_that_would_give_another_result_is_refused(section: str, key: str, value: Any) -> None:
-    """By the name of the key, with what to do instead."""
+    """The message names the key, and a remedy."""
     theirs = {**WINML_CLI, section: {**WINML_CLI[section], key: value}}
     _refused("config", "--check", json.dumps(theirs), words=f"{section}.{key}: {value!r} is not supported")
 
 
 def test_config_of_winml_cli_with_values_of_an_input_is_refused() -> None:
-    """And a batch size that no input says."""
+    """A batch size without an input is refused, too."""
     given = {**WINML_CLI["export"], "input_tensors": [{"name": "a", "shape": [1], "dtype": "int64"}]}
     given["input_tensors"][0]["dummy_value_runs"] = [[1, 5]]
     _refused("config", "--check", json.dumps({"export": given}), words="a.dummy_value_runs")
@@ -227,13 +227,13 @@ def test_config_of_winml_cli_with_values_of_an_input_is_refused() -> None:
     ],
 )
 def test_build_of_a_file_names_the_key_of_the_config(here: Path, small_file: Path, config: Any, words: str) -> None:
-    """Nobody wrote an option."""
+    """The message names the key, since no option was used."""
     _refused("build", "-m", small_file, "-o", "out", "-c", json.dumps(config), words=words)
     _refused("build", "-m", small_file, "-o", "out", "--dynamic-seq-len", words="--dynamic-seq-len")
 
 
 def test_error_names_where_dynamic_axes_were_given(here: Path, small_bert: Path) -> None:
-    """An option, the section of a config, or the JSON of the export."""
+    """The source is an option, the section of a config, or the JSON of the export."""
     axes = {"dynamic_axes": {"inputs": {"0": "b"}}}
     common = ("-m", small_bert, "-o", "out.onnx")
     _refused("export", *common, "--dynamic-axes", "inputs:0=b", words="--dynamic-axes: the model has no input 'inputs'")
@@ -244,7 +244,7 @@ def test_error_names_where_dynamic_axes_were_given(here: Path, small_bert: Path)
 
 
 def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_file: Path) -> None:
-    """The command of the hint, with the sizes that were given, does it."""
+    """The command in the hint, with the given sizes, works."""
     sizes = '{"sequence": 16}'
     _refused("build", "-m", small_file, "-o", "out", "--shape-config", sizes, words=f"winml export -m {small_file} -o")
     _refused("build", "-m", small_file, "-o", "out", "--batch-size", "2", words="--batch-size:")
@@ -253,7 +253,7 @@ def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_fi
 
 
 def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_file: Path) -> None:
-    """The file is at fault for nothing: exit code 2, and no file."""
+    """The file is not at fault: the exit code is 2, and no file is written."""
     at_most = "sequence_length 65: the graph was made for sizes 1 to 64"
     asked = '{"sequence_length": 65, "batch": 3}'
     _refused("export", "-m", small_file, "-o", "s.onnx", "--shape-config", asked, words=at_most)
@@ -285,7 +285,7 @@ def test_size_above_what_a_file_takes_is_named_with_its_limit(here: Path, small_
 def test_export_of_a_file_names_what_means_nothing_there(
     here: Path, small_file: Path, options: tuple[str, ...], words: str
 ) -> None:
-    """With sizes and without."""
+    """The option is refused with sizes and without."""
     _refused("export", "-m", small_file, "-o", "s.onnx", *options, words=words)
     _refused("export", "-m", "missing.onnx", "-o", "s.onnx", words="missing.onnx:")
 
@@ -298,7 +298,7 @@ def _stages_of(*arguments: str | Path) -> dict[str, dict[str, Any]]:
 
 
 def test_provider_of_the_command_is_the_one_that_the_compile_section_names(here: Path, small_file: Path) -> None:
-    """Both compile the result, and tell the stages before what it is for; ``--no-compile`` leaves out one stage."""
+    """Both forms compile the result and tell the provider to earlier stages; ``--no-compile`` skips one stage only."""
     asked = ("-m", small_file, "--level", "extended")
     for ep, switch, status in (("cpu", (), "run"), ("qnn", ("--no-compile",), "skipped")):
         for place in (("--ep", ep), ("-c", json.dumps({"compile": {"ep": ep}}))):
@@ -308,7 +308,7 @@ def test_provider_of_the_command_is_the_one_that_the_compile_section_names(here:
 
 
 def test_reason_to_compile_nothing_is_none_that_is_not_true(here: Path, small_file: Path) -> None:
-    """A provider was named: it has no form for a file, or another section is the one that names it."""
+    """The named provider has no file format, or only another section names it."""
     told = {
         place: _stages_of("-m", small_file, *place)["compile"]["reason"]
         for place in (
@@ -339,7 +339,7 @@ def test_reason_to_compile_nothing_is_none_that_is_not_true(here: Path, small_fi
 def test_options_of_the_provider_are_read_or_refused(
     here: Path, small_file: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    """What was given is what is named."""
+    """The message names the given option."""
     _refused("build", "-m", small_file, "-o", "out", *arguments, words=words)
     assert not (here / "out").exists()
 
@@ -347,7 +347,7 @@ def test_options_of_the_provider_are_read_or_refused(
 def test_capability_that_does_nothing_for_the_provider_is_refused_before_the_export(
     here: Path, small_bert: Path
 ) -> None:
-    """By its key, with the key that helps; the build does it then."""
+    """The message names the key and the key that helps, and a build with that key works."""
     optim = {"gelu_fusion": True}
     asked = ("build", "-m", small_bert, "-o", "out", "--ep", "qnn", "--no-compile", "--no-quant", "-c")
     _refused(*asked, json.dumps({"optim": optim}), words="optim.opset 20")

@@ -1,4 +1,4 @@
-"""What does the command say of names, numbers and kept files that no program writes? One sentence."""
+"""Damaged names, numbers and stored files: one sentence each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_TEXT = os.fsdecode(b"na\xffme") if sys.platform != "win32" else "na\ud800me"
     ids=" ".join,
 )
 def test_value_that_means_nothing_is_wrong_usage(small_file: Path, here: Path, command: tuple[str, ...]) -> None:
-    """Names that are no text, and numbers that are none or larger than anything holds."""
+    """The values are names that are no text, and numbers that are no number or too large."""
     outcome = run_here(*(word.format(model=small_file) for word in command))
     assert 2 == outcome.code, outcome.err
     assert "internal error" not in outcome.err
@@ -63,7 +63,7 @@ def test_value_that_means_nothing_is_wrong_usage(small_file: Path, here: Path, c
 def test_name_that_is_too_long_is_told(
     small_file: Path, small_bert: Path, here: Path, command: tuple[str, ...]
 ) -> None:
-    """By whoever meets it first."""
+    """Either the command or the system reports it, in one sentence."""
     outcome = run_here(*(word.format(model=small_file, checkpoint=small_bert) for word in command))
     assert outcome.code in (1, 2), outcome.err
     assert "internal error" not in outcome.err
@@ -71,7 +71,7 @@ def test_name_that_is_too_long_is_told(
 
 
 def test_answer_that_cannot_be_written_is_a_failure(small_file: Path, tmp_path: Path, workplace: Workplace) -> None:
-    """It is exit 1, whether the answer would have been yes or no."""
+    """The exit code is 1, whether the result was positive or negative."""
     if not Path("/dev/full").exists():
         pytest.skip("needs the device /dev/full")
     import onnx
@@ -88,7 +88,7 @@ def test_answer_that_cannot_be_written_is_a_failure(small_file: Path, tmp_path: 
 
 
 def _into_full(workplace: Workplace, *arguments: str | Path) -> tuple[int, int]:
-    """Return the exit code of a command whose stdout is full, and the number of lines on stderr."""
+    """Return the exit code of a command with a full stdout, and the number of lines on stderr."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [*workplaces.PROGRAM, *map(str, arguments)],
@@ -103,7 +103,7 @@ def _into_full(workplace: Workplace, *arguments: str | Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("command", [(), ("--chat",)])
 def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
-    """With its encoding, or half a character where Python was told of none."""
+    """The input has a wrong encoding, or half a character if Python has no encoding."""
     done = subprocess.run(
         [*workplaces.PROGRAM, "generate", str(llama), "-p", "-", *command],
         input=b"the \xff king",
@@ -117,7 +117,7 @@ def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace,
 
 
 def test_lack_of_memory_names_what_was_read(small_file: Path) -> None:
-    """Where the error itself says nothing but its kind."""
+    """The error itself holds nothing but its class."""
     assert 0 == run_here("inspect", small_file).code
     assert str(small_file) in _errors.out_of_memory_error(MemoryError()).message
 
@@ -136,7 +136,7 @@ def test_lack_of_memory_names_what_was_read(small_file: Path) -> None:
     ids=lambda note: repr(note[:20]),
 )
 def test_damaged_note_of_the_cache_is_no_obstacle(here: Path, note: bytes) -> None:
-    """It is listed, and removed as one that leads nowhere."""
+    """The build is listed, and removed as one without a model."""
     root = here.parent / "cache"
     build = root / "builds" / f"model-{'0' * 16}"
     build.mkdir(parents=True)

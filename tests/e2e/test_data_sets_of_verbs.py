@@ -1,4 +1,4 @@
-"""Verbs on data sets: a folder of pictures for a ViT, a table of sentences for a BERT, from a shell."""
+"""Verbs on data sets: a folder of images for a ViT, a table of sentences for a BERT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SENTENCES = ["the dog saw a ball", "a red ball", "the ball saw the dog", "a dog"
 
 
 def _save_pictures(folder: Path) -> None:
-    """Six pictures of two classes and of three sizes, one of them damaged."""
+    """Save six images of two classes and of three sizes, one of them damaged."""
     drawn = np.random.default_rng(0)
     for label in ("cat", "dog"):
         (folder / label).mkdir(parents=True)
@@ -44,7 +44,7 @@ def _save_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Exports of a ViT and a BERT, each with what makes its inputs beside it, and data for both."""
+    """Exports of a ViT and a BERT, each with its preprocessing files, and data for both."""
     root = tmp_path_factory.mktemp("place")
     vit = save_checkpoint("vit", root / "vit-checkpoint", num_hidden_layers=1)
     save_image_processor(vit, 32)
@@ -64,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def here(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run where the models and the data are."""
+    """Run commands in the folder with the models and the data."""
     monkeypatch.chdir(place)
 
 
@@ -81,7 +81,7 @@ def _calibration_of(model: Path) -> dict[str, Any]:
 
 
 def test_pictures_calibrate_a_vit() -> None:
-    """Its image processor resizes them; the one that does not open is counted and named."""
+    """Its image processor resizes the images; a damaged one is counted and named."""
     record = _answer(
         run_here(
             "quantize", "-m", "vit/model.onnx", "-o", "vit/int8.onnx", "--mode", "qdq", "--format", "json",
@@ -98,7 +98,7 @@ def test_pictures_calibrate_a_vit() -> None:
 
 
 def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:
-    """Of a table, by the column that its name tells; of a saved data set, by its test split."""
+    """A table is read by the column with a known name, a saved data set by its test split."""
     record = _answer(
         run_here(
             "quantize", "-m", "bert/model.onnx", "-o", "bert/int8.onnx", "--mode", "qdq", "--format", "json",
@@ -116,7 +116,7 @@ def test_sentences_calibrate_a_bert_and_are_compared_on() -> None:
 
 
 def test_build_of_a_file_makes_arrays_by_what_lies_beside_it() -> None:
-    """Not in the folder of the build, where nothing lies yet; another tokenizer makes another result."""
+    """The build folder has no tokenizer yet, so that of the source is used; another tokenizer makes another result."""
     command = ("build", "-m", "bert/model.onnx", "-o", "built", "-p", "w8a8", "--calibration-data", "sentences.parquet")
     done = run_here(*command, "-q")
     assert 0 == done.code, done.err
@@ -131,7 +131,7 @@ def test_build_of_a_file_makes_arrays_by_what_lies_beside_it() -> None:
 
 
 def test_build_of_a_checkpoint_makes_arrays_by_its_own() -> None:
-    """Also where no companion is copied."""
+    """The processor is used even if it is not copied into the build."""
     done = run_here(
         "build", "-m", "vit-checkpoint", "-o", "built-vit", "-p", "w8a8", "--calibration-data", "pictures", "-q",
         "--no-tokenizer",
@@ -151,7 +151,7 @@ def test_build_of_a_checkpoint_makes_arrays_by_its_own() -> None:
     ],
 )
 def test_data_that_does_not_fit_is_refused(arguments: tuple[str, ...], code: int, words: str) -> None:
-    """With the option that named it; nothing is written."""
+    """The message names the option of the data; nothing is written."""
     done = run_here(
         "quantize", "-m", "bert/model.onnx", "-o", "no.onnx", "--mode", "qdq", "--calibration-data", *arguments
     )
@@ -162,7 +162,7 @@ def test_data_that_does_not_fit_is_refused(arguments: tuple[str, ...], code: int
 
 
 def test_words_about_a_data_set_that_is_none_are_refused() -> None:
-    """Of random values, of arrays, and beside other values."""
+    """The options do not apply to random values, to arrays, or beside other values."""
     np.savez("one.npz", x=np.zeros(1))
     quantize = ("quantize", "-m", "bert/model.onnx", "-o", "no.onnx", "--mode", "qdq")
     compare = ("compare", "bert/model.onnx", "bert/model.onnx")
@@ -183,7 +183,7 @@ def test_words_about_a_data_set_that_is_none_are_refused() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
 def test_foreign_images_start_nothing_and_the_others_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An EPS called .png, a pipe and a link to a file of this machine; the images beside them count."""
+    """An EPS named .png, a pipe and a link to a file of the machine are skipped; the images beside them count."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for number in range(2):
@@ -203,7 +203,7 @@ def test_foreign_images_start_nothing_and_the_others_are_used(tmp_path: Path, mo
 
 
 def test_foreign_card_of_a_data_set_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    """What it names is not looked for."""
+    """The files that the card names are not opened."""
     folder = tmp_path / "words"
     folder.mkdir()
     (folder / "a.csv").write_text("text\nthe dog\n")

@@ -1,4 +1,4 @@
-"""``winml diff`` names what changed, module by module, and nothing that did not."""
+"""``winml diff``: changes by module, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from winml.modelkit.tags.tagging import NodeTag, read_tag, write_tag
 
 @pytest.fixture
 def before(tmp_path: Path) -> Path:
-    """The file that is compared with."""
+    """The first of both files."""
     return saved(build(), tmp_path / "before.onnx")
 
 
@@ -54,7 +54,7 @@ def build(change: Callable[[ir.Model], None] = lambda _: None) -> ir.Model:
 
 
 def saved(model: ir.Model, path: Path, **options: object) -> Path:
-    """Write a model and return where it is."""
+    """Write a model and return its path."""
     ir.save(model, path, **options)  # type: ignore[arg-type]
     return path
 
@@ -72,19 +72,19 @@ def change_attribute(model: ir.Model) -> None:
 
 
 def spell_default(model: ir.Model) -> None:
-    """Give LeakyRelu the slope that it has where none is given."""
+    """Remove the attribute, so that LeakyRelu has its default slope."""
     del list(model.graph)[-1].attributes["alpha"]
 
 
 def rename_weight(model: ir.Model) -> None:
-    """Call the second layer's weight otherwise."""
+    """Rename the second layer's weight."""
     value = model.graph.initializers.pop("w_2")
     value.name = "other"
     model.graph.register_initializer(value)
 
 
 def rename_module(model: ir.Model) -> None:
-    """Call the second module otherwise."""
+    """Rename the second module."""
     for node in model.graph:
         tag = read_tag(node)
         assert tag is not None
@@ -93,7 +93,7 @@ def rename_module(model: ir.Model) -> None:
 
 
 def half(model: ir.Model) -> None:
-    """Store the second layer's weight in half precision, behind a Cast."""
+    """Store the second layer's weight in half precision, with a Cast."""
     value = model.graph.initializers["w_2"]
     reader = next(iter(value.uses())).node
     stored = ir.val("w_2_half", const_value=ir.tensor(value.const_value.numpy().astype(np.float16), name="w_2_half"))  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ def half(model: ir.Model) -> None:
 
 
 def test_files_of_the_same_model_are_the_same(before: Path, tmp_path: Path) -> None:
-    """Where the weights lie, and in which order, changes nothing."""
+    """The location and order of the weights make no difference."""
     outside = saved(build(), tmp_path / "outside.onnx", external_data="outside.data", size_threshold_bytes=0)
 
     diff = diff_models(before, outside)
@@ -118,7 +118,10 @@ def test_files_of_the_same_model_are_the_same(before: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_changed_weight_is_found_by_content(before: Path, tmp_path: Path, *, outside: bool) -> None:
-    """One number of one weight is told as that weight of that module, wherever it is stored; never its values."""
+    """A change of one number is reported as a change of that weight in that module, wherever it is stored.
+
+    No value is shown.
+    """
     options = {"external_data": "after.data", "size_threshold_bytes": 0} if outside else {}
     diff = diff_models(before, saved(build(change_weight), tmp_path / "after.onnx", **options))
 
@@ -133,7 +136,7 @@ def test_changed_weight_is_found_by_content(before: Path, tmp_path: Path, *, out
 
 
 def test_changed_attribute_is_counted_and_a_default_is_none(before: Path, tmp_path: Path) -> None:
-    """An attribute counts by what it means, not by whether it is written."""
+    """An attribute is compared by its value, whether it is written or a default."""
     diff = diff_models(before, saved(build(change_attribute), tmp_path / "after.onnx"))
     assert [(module.tag, module.attributes_changed) for module in diff.modules] == [("/M/Second", 1)]
 
@@ -146,7 +149,7 @@ def test_changed_attribute_is_counted_and_a_default_is_none(before: Path, tmp_pa
 
 
 def test_renamed_weights_and_modules_are_matched(before: Path, tmp_path: Path) -> None:
-    """A name is no change of what stands behind it."""
+    """A renamed weight or module has no other change."""
     diff = diff_models(before, saved(build(rename_weight), tmp_path / "weight.onnx"))
     assert [(item.name, item.status, item.renamed_from) for item in diff.modules[0].weights] == [
         ("other", "renamed", "w_2")
@@ -159,7 +162,7 @@ def test_renamed_weights_and_modules_are_matched(before: Path, tmp_path: Path) -
 
 
 def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) -> None:
-    """A weight of another type shows in the operators, the types and the bytes of its module."""
+    """A weight of another type changes the operators, the types and the bytes of its module."""
     (module,) = diff_models(before, saved(build(half), tmp_path / "half.onnx")).modules
     assert [(item.status, item.renamed_from, item.before, item.after) for item in module.weights] == [
         ("changed", "w_2", "float32[40, 40]", "float16[40, 40]")
@@ -177,7 +180,7 @@ def test_types_operators_and_interface_are_told(before: Path, tmp_path: Path) ->
 
 
 def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:
-    """Exit code 3 says that they differ, 0 that they do not, or that nobody asked."""
+    """Exit code 3 means a difference; 0 means no difference, or ``--exit-zero``."""
     after = saved(build(change_weight), tmp_path / "after.onnx")
 
     table = run_here("diff", before, after)
@@ -194,7 +197,7 @@ def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path
 
 
 def test_missing_data_and_files_that_are_none_are_refused(before: Path, tmp_path: Path) -> None:
-    """What cannot be read is an error, not a difference."""
+    """A file that cannot be read is an error, not a difference."""
     outside = saved(build(), tmp_path / "outside.onnx", external_data="outside.data", size_threshold_bytes=0)
     (tmp_path / "outside.data").unlink()
     assert run_here("diff", before, outside).code == 1
@@ -204,7 +207,7 @@ def test_missing_data_and_files_that_are_none_are_refused(before: Path, tmp_path
 
 
 def test_graph_without_modules_is_compared_as_a_whole(before: Path, tmp_path: Path) -> None:
-    """Nodes of no module are one row."""
+    """Nodes without a module are one row."""
     proto = onnx.load(before)
     for node in proto.graph.node:
         node.ClearField("metadata_props")
@@ -219,7 +222,7 @@ def test_graph_without_modules_is_compared_as_a_whole(before: Path, tmp_path: Pa
 
 
 def test_order_of_outputs_is_told_whatever_else_changed(tmp_path: Path) -> None:
-    """Inputs and outputs are looked at each by themselves, and in the order of those that both files have."""
+    """Inputs and outputs are compared separately, in the order of the names that both files have."""
 
     def second_output(model: ir.Model) -> None:
         relu = model.graph.node(2).outputs[0]
@@ -250,7 +253,7 @@ def test_order_of_outputs_is_told_whatever_else_changed(tmp_path: Path) -> None:
 
 
 def test_page_has_a_row_for_each_module_and_links_to_the_answer(before: Path, tmp_path: Path) -> None:
-    """The page and the JSON are written together; a page that is there is not replaced unasked."""
+    """Page and JSON are written together; an existing page is not replaced without ``--overwrite``."""
     after = saved(build(change_weight), tmp_path / "after.onnx")
     (tmp_path / "pages").mkdir()
     asked = ("diff", before, after, "--report", tmp_path / "pages" / "diff.html", "-o", tmp_path / "diff.json")

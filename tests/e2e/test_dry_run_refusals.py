@@ -1,4 +1,4 @@
-"""``--dry-run`` refuses a model that the run refuses before it loads weights, with the same exit code and message."""
+"""Refusals of ``--dry-run``: the exit codes and messages of a run that fails before it loads weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REQUESTS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(name="checkpoints", autouse=True)
 def make_checkpoints(here: Path, small_bert: Path) -> Path:
-    """Copies of a checkpoint whose configs state other things."""
+    """Copies of a checkpoint with changed configs."""
     for name, keys in CHANGES.items():
         folder = Path(shutil.copytree(small_bert, here / name))
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -79,7 +79,7 @@ def _complaint(outcome: Outcome) -> str:
     ],
 )
 def test_dry_run_refuses_what_the_run_refuses(checkpoints: Path, verb: str, name: str) -> None:
-    """Nothing is written by either."""
+    """Neither the plan nor the run writes a file."""
     model, *options = REQUESTS[name]
     output = {"export": "out/model.onnx", "build": "out"}[verb]
     arguments = (verb, "-m", model, "-o", output, *options)
@@ -98,12 +98,12 @@ ONNX_REQUESTS = {
     "nothing left": ("quantize", "--mode", "qdq", "--exclude", "conv", "--exclude", "head"),
     "module without nodes to optimize": ("optimize", "--level", "basic", "--module", "norm", "--exclude", "Net"),
 }
-"""Verb and options that a run refuses in the plain form of a convolutional network."""
+"""Verbs and options that a run refuses for the normalized graph of a convolutional network."""
 
 
 @pytest.fixture(name="network", scope="module")
 def make_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An export whose modules of torch.nn have tags."""
+    """An export with tags for its modules of torch.nn."""
     import torch
     from torch import nn
 
@@ -129,7 +129,7 @@ def make_network(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ONNX_REQUESTS)
 def test_dry_run_of_an_onnx_file_refuses_what_the_run_refuses(here: Path, network: Path, name: str) -> None:
-    """Also what shows after batch norms are folded into the weights only."""
+    """Some refusals depend on batch norms folded into the weights."""
     verb, *options = ONNX_REQUESTS[name]
     arguments = (verb, "-m", network, "-o", "out.json" if "--sensitivity" in options else "out.onnx", *options)
     planned, done = run_here(*arguments, "--dry-run"), run_here(*arguments)
@@ -139,7 +139,7 @@ def test_dry_run_of_an_onnx_file_refuses_what_the_run_refuses(here: Path, networ
 
 
 def test_factory_without_its_layout_is_built_and_run() -> None:
-    """As the refusal suggests; it does not suggest ``--task``, which a factory does not take."""
+    """The refusal suggests it, and does not suggest ``--task``, which a factory does not have."""
     build = ("build", "-m", "net.py:make", "-o", "out")
     refused = run_here(*build, "--layout", "optimum")
     assert 2 == refused.code

@@ -1,4 +1,4 @@
-"""What do the commands do with dimensions that are left open, and with those that are fixed again?"""
+"""Commands on models with dynamic dimensions, and on dimensions that are fixed again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def without(libraries: tuple[str, ...], workplace: Workplace, folder: Path) -> W
 
 @pytest.fixture(scope="module")
 def dynamic(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, dict[str, object], list[str]]:
-    """A workplace with ``dynamic.onnx``, what the export answered, and what it complained of."""
+    """A workplace with ``dynamic.onnx``, the JSON of the export, and its messages."""
     workplace = make_workplace()
     done = workplace.export(
         "-m", bert_tiny, "-o", "dynamic.onnx", "--dynamic-batch", "--dynamic-sequence", "--format", "json"
@@ -46,7 +46,7 @@ def shapes(path: Path) -> dict[str, list[int | str]]:
 def test_dynamic_export_names_dimensions_and_warns_of_nothing(
     dynamic: tuple[Workplace, dict[str, object], list[str]],
 ) -> None:
-    """An intended dynamic export is silent, and its answer lists every dimension with the sizes it was checked at."""
+    """An intended dynamic export prints no warning, and its JSON lists every dimension with the compared sizes."""
     workplace, answer, complaint = dynamic
     assert [] == complaint
     assert {("batch_size", "sequence_length")} == {
@@ -61,7 +61,7 @@ def test_dynamic_export_names_dimensions_and_warns_of_nothing(
 def test_dynamic_file_is_pinned_without_torch(
     dynamic: tuple[Workplace, dict[str, object], list[str]], tmp_path: Path
 ) -> None:
-    """Sizes are fixed by name or key, and neither torch nor transformers is needed for it."""
+    """Sizes are fixed by name or key, without torch and transformers."""
     light = without(("torch", "transformers"), dynamic[0], tmp_path)
     sizes = '{"batch_size": 1, "sequence_length": 32}'
     done = light.export("-m", "dynamic.onnx", "-o", "static.onnx", "--shape-config", sizes, "--overwrite")
@@ -72,7 +72,7 @@ def test_dynamic_file_is_pinned_without_torch(
 
 
 def test_file_with_the_names_of_an_earlier_version_is_read_as_before(bert_tiny: Path, tmp_path: Path) -> None:
-    """Rows were ``batch`` and tokens ``sequence`` in 0.2: every verb that takes sizes takes either name of both."""
+    """Version 0.2 named rows ``batch`` and tokens ``sequence``: every verb with sizes accepts both names of each."""
     older, newer, fixed = (str(tmp_path / f"{name}.onnx") for name in ("older", "newer", "fixed"))
     export = ("export", "-m", bert_tiny, "-q", "-o")
     assert 0 == run_here(*export, older, "--dynamic-axes", "input_ids:0=batch,1=sequence").code
@@ -113,7 +113,7 @@ REFUSALS = {
 def test_wrong_dynamic_request_is_refused_before_torch(
     arguments: tuple[str, ...], words: tuple[str, ...], workplace: Workplace, bert_tiny: Path, tmp_path: Path
 ) -> None:
-    """What is wrong in itself is told at once, with exit code 2."""
+    """A request that is wrong in itself is refused at once, with exit code 2."""
     light = without(("torch", "transformers", "onnx", "onnx_ir", "onnxruntime"), workplace, tmp_path)
     done = light.export("-m", bert_tiny, "-o", "model.onnx", *arguments)
     assert 2 == done.code, done.err
@@ -122,7 +122,7 @@ def test_wrong_dynamic_request_is_refused_before_torch(
 
 
 def test_options_about_pytorch_are_refused_for_an_onnx_file(workplace: Workplace, tmp_path: Path) -> None:
-    """Only sizes can be asked of a graph."""
+    """Only sizes of a graph can be changed."""
     (workplace.folder / "model.onnx").write_bytes(b"")
     light = without(("torch", "onnx"), workplace, tmp_path)
     done = light.export("-m", "model.onnx", "-o", "static.onnx", "--batch-size", "1", "--dynamic-batch")

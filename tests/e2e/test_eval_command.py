@@ -1,4 +1,4 @@
-"""``winml eval`` from the shell: answers in every form, limits, and what is wrong with a request."""
+"""``winml eval``: every format, limits, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from winml.modelkit.tune.records import Candidate, CandidateFacts
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of texts, its export with open sizes, and texts with the classes its pipeline gives them."""
+    """A text classifier, its export with dynamic sizes, and texts labelled by its pipeline."""
     root = tmp_path_factory.mktemp("judged")
     tokenizer = text_tokenizer()
     model = save_task_checkpoint(
@@ -102,7 +102,7 @@ def test_answer_is_told_written_and_the_same_from_python(tmp_path: Path) -> None
 def test_times_of_a_busy_machine_are_called_so(
     monkeypatch: pytest.MonkeyPatch, milliseconds: Sequence[int], is_busy: bool
 ) -> None:
-    """By the clock, runs of texts of equal length take longer than the fastest of them."""
+    """The clock shows runs of equally long texts that take longer than the fastest one."""
     spans = itertools.chain.from_iterable((0.0, span / 1000) for span in itertools.cycle(milliseconds))
     monkeypatch.setattr(scoring, "time", SimpleNamespace(perf_counter=itertools.accumulate(spans).__next__))
     result = evaluate_model(MODEL, "texts.csv", batch_size=1, baseline="none")
@@ -111,7 +111,7 @@ def test_times_of_a_busy_machine_are_called_so(
 
 
 def test_progress_is_told_off_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line now and then, of how many samples are done; none with ``--quiet``."""
+    """Lines with the number of measured samples are printed now and then; ``--quiet`` prints none."""
     monkeypatch.setattr(_progress, "LINE_S", 0.0)
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "--batch-size", "1")
     told = [line for line in run_here(*asked).err.splitlines() if line.startswith("measuring")]
@@ -147,7 +147,7 @@ def test_limits_that_are_not_met_end_with_three(folder: Path) -> None:
 
 
 def test_limits_that_cannot_be_are_refused_before_a_model_is_loaded() -> None:
-    """Also by the plan: the file says its task, and no baseline is none."""
+    """``--dry-run`` refuses them, too: the task is in the file, and a drop needs a baseline."""
     asked = ("eval", MODEL, "--dataset", "texts.csv", "--dry-run")
     assert 0 == run_here(*asked, "--min", "accuracy=0.9").code
     for limit in (("--min", "acuracy=0.9"), ("--min", "accuracy=90"), ("--max-drop", "f1=0.1", "--baseline", "none")):
@@ -165,7 +165,10 @@ def test_checkpoint_is_judged_by_itself() -> None:
 
 
 def test_adapter_of_a_checkpoint_is_merged(tmp_path: Path) -> None:
-    """One that turns the classifier round makes every answer wrong; one with a name is refused, as no graph has it."""
+    """An adapter that negates the classifier makes every output wrong.
+
+    A named adapter is refused, as no graph has it.
+    """
     model = AutoModelForSequenceClassification.from_pretrained("model")
     turned = {f"base_model.model.classifier.{name}": -value for name, value in model.classifier.state_dict().items()}
     adapter = save_adapter(tmp_path / "adapter", model, ("query",), seed=0, alpha=1e-6, extra=turned)
@@ -179,7 +182,7 @@ def test_adapter_of_a_checkpoint_is_merged(tmp_path: Path) -> None:
 def test_checkpoint_in_the_hub_cache_is_the_baseline(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the revision that the file records; no path is a revision, and no code of the checkpoint is run."""
+    """The baseline has the revision in the file; a path is no revision, and no code of the checkpoint runs."""
     repository = tmp_path / "cache" / "models--owner--tiny"
     snapshot = repository / "snapshots" / ("a" * 40)
     shutil.copytree(folder / "model", snapshot, ignore=shutil.ignore_patterns("onnx"))
@@ -212,7 +215,10 @@ def test_checkpoint_in_the_hub_cache_is_the_baseline(
 
 
 def test_build_judges_its_result_and_keeps_what_it_found(folder: Path, tmp_path: Path) -> None:
-    """``eval.json`` belongs to the build: one without an ``eval`` section takes it away; a limit ends it with three."""
+    """``eval.json`` belongs to the build.
+
+    A build without a section ``eval`` removes it, and a missed limit exits with 3.
+    """
     section = {"dataset": str(folder / "texts.csv"), "samples": 20, "min": {"accuracy": 0.9}}
     config = {"export": {"dynamic_sequence": True, "verify": False}, "optim": None, "eval": section}
 
@@ -274,7 +280,7 @@ def test_wrong_request_is_refused(arguments: tuple[str, ...], problem: str) -> N
 
 
 def test_baseline_of_other_labels_or_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Both are fed by one tokenizer and read with one list of labels, so a baseline has to have the same."""
+    """The baseline shares the tokenizer and the labels of the model, so that both must be equal."""
     turned = tmp_path / "turned"
     shutil.copytree(folder / "model", turned, ignore=shutil.ignore_patterns("onnx"))
     config = json.loads((turned / "config.json").read_text(encoding="utf-8"))
@@ -296,7 +302,7 @@ def test_baseline_of_other_labels_or_tokens_is_refused(folder: Path, tmp_path: P
 
 
 def test_threads_of_torch_are_as_before_and_options_are_given_once() -> None:
-    """The number asked for is that of the evaluation; options and their fields are not mixed."""
+    """The number of threads applies to the evaluation only; ``options`` and its fields cannot be combined."""
     before = torch.get_num_threads()
     evaluate_model(MODEL, "texts.csv", threads=before + 1, samples=2, metrics=["accuracy"])
     assert before == torch.get_num_threads()
@@ -305,7 +311,7 @@ def test_threads_of_torch_are_as_before_and_options_are_given_once() -> None:
 
 
 def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays are made for the first form only; what a judge depends on is every file of a folder, by its path."""
+    """The first variant creates the arrays; the request lists every file of a folder by its path."""
     for name in ("a", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)
         shutil.copy("texts.csv", tmp_path / "data" / name / "texts.csv")
@@ -319,7 +325,7 @@ def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None:
-    """A file with another answer to every text is wrong by the whole accuracy, and so is one with no score."""
+    """A file with opposite outputs loses the whole accuracy, and so does a file without a score."""
     shutil.copytree("model", tmp_path / "model")
     wrong = onnx.load(tmp_path / MODEL)
     (maker,) = (node for node in wrong.graph.node if wrong.graph.output[0].name in node.output)
@@ -388,7 +394,7 @@ def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None
 
 
 def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None:
-    """The list is searched by the accuracy on the samples; each form on the way was judged by it."""
+    """The list is searched by the accuracy on the samples, and each tried variant is evaluated by it."""
     rules, output = tmp_path / "rules.json", tmp_path / "answer.json"
     asked = ("quantize", "-m", MODEL, "--sensitivity", "--precision", "int4", "--depth", "3", "--samples", "24", "-q")
     sizes = ("--shape-config", '{"sequence": 32}')
@@ -420,7 +426,7 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
 
 
 def test_plan_writes_nothing_and_lists_the_file_of_the_answer(tmp_path: Path) -> None:
-    """The model and the data set are read; the answer is the only file."""
+    """The model and the data set are read; the only listed file is that of the result."""
     output = tmp_path / "eval.json"
     arguments = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "-o", output)
     planned = run_here(*arguments, "--dry-run", "-f", "json")

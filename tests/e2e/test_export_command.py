@@ -1,4 +1,4 @@
-"""``winml export`` of a checkpoint: what it prints where, what it writes, and what each option changes."""
+"""``winml export`` of a checkpoint: its output, its files, and the effect of each option."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ FOREIGN_KEYS = ("winml.", "namespace", "pkg.torch.")
 
 @pytest.fixture(scope="module")
 def told(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
-    """An export that tells all it can, in a process of its own."""
+    """A verbose export with a report, in a process of its own."""
     workplace = replace(make_workplace(), runs_here=False)
     return workplace, workplace.export("-m", bert_tiny, "-o", "model.onnx", "-v", "--with-report")
 
 
 @pytest.fixture(scope="module")
 def recorded(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
-    """An export told to a program, with a batch and a ``torch.nn`` class of the user's choice; the same."""
+    """An export with JSON output, a batch size and a chosen ``torch.nn`` class, in a process of its own."""
     workplace = replace(make_workplace(), runs_here=False)
     options = ("--format", "json", "--batch-size", "2", "--torch-module", "LayerNorm", "--shape-config")
     return workplace, workplace.export("-m", bert_tiny, "-o", "out/model.onnx", *options, '{"sequence_length": 24}')
 
 
 def _keys(path: Path) -> set[str]:
-    """Return the metadata keys of a file, those of its nodes included."""
+    """Return the metadata keys of a file and its nodes."""
     model = onnx.load(path)
     holders = [model, model.graph, *model.graph.node, *model.graph.value_info, *model.functions]
     return {entry.key for holder in holders for entry in holder.metadata_props}
 
 
 def test_export_shows_eight_steps_with_their_times(told: tuple[Workplace, Outcome]) -> None:
-    """Each step is one line on stderr: its number, its name, seconds and what it did."""
+    """Each step is one line on stderr: number, name, seconds and summary."""
     lines = told[1].err.splitlines()
     assert 0 == told[1].code
     assert len(lines) == len(STEPS)
@@ -83,7 +83,7 @@ def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, 
 
 
 def test_export_writes_what_it_says_and_nothing_else(told: tuple[Workplace, Outcome]) -> None:
-    """Model, sidecar and report are there; nothing else is, in the current directory or where temporary files go."""
+    """Model, sidecar and report are written, and nothing else in the current directory or the temporary folder."""
     workplace, outcome = told
     written = {"model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"}
     assert {*written, "config.json"} == set(workplace.files())
@@ -94,12 +94,12 @@ def test_export_writes_what_it_says_and_nothing_else(told: tuple[Workplace, Outc
 
 
 def test_export_tells_nobody(told: tuple[Workplace, Outcome]) -> None:
-    """ONNX Runtime's reports to its maker are off: no device id and no queue of events is in the user's home."""
+    """ONNX Runtime's telemetry is off: the user's home has no device id and no queue of events."""
     assert [] == [path for path in (told[0].root / "home").rglob("*") if "onnxruntime" in path.name.lower()]
 
 
 def test_export_writes_a_valid_sidecar_and_report(told: tuple[Workplace, Outcome]) -> None:
-    """The sidecar follows the schema that ships, and both name every node of the file."""
+    """The sidecar fits the shipped schema, and both files name every node of the model."""
     folder = told[0].folder
     record = json.loads((folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
     schema = Path(winml.modelkit.export.__file__).with_name("htp_metadata.schema.json")
@@ -125,7 +125,7 @@ def test_json_format_prints_one_object_and_nothing_else(recorded: tuple[Workplac
 
 
 def test_sizes_asked_for_are_the_shapes_of_the_graph(recorded: tuple[Workplace, Outcome]) -> None:
-    """``--batch-size`` and ``--shape-config`` reach every input and output."""
+    """``--batch-size`` and ``--shape-config`` apply to every input and output."""
     graph = onnx.load(recorded[0].folder / "out" / "model.onnx").graph
     shapes = {
         value.name: [dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
@@ -136,7 +136,7 @@ def test_sizes_asked_for_are_the_shapes_of_the_graph(recorded: tuple[Workplace, 
 
 
 def test_torch_class_asked_for_has_tags_of_its_own(recorded: tuple[Workplace, Outcome]) -> None:
-    """``--torch-module LayerNorm`` makes each of them a module of the hierarchy."""
+    """``--torch-module LayerNorm`` makes each LayerNorm a module of the hierarchy."""
     graph = onnx.load(recorded[0].folder / "out" / "model.onnx").graph
     tags = {entry.value for node in graph.node for entry in node.metadata_props if entry.key == "winml.hierarchy.tag"}
     assert "/BertModel/BertEmbeddings/LayerNorm" in tags
@@ -145,7 +145,7 @@ def test_torch_class_asked_for_has_tags_of_its_own(recorded: tuple[Workplace, Ou
 
 @pytest.mark.parametrize("option", ["--no-hierarchy", "--clean-onnx"])
 def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, bert_tiny: Path, option: str) -> None:
-    """Neither the model nor its nodes have a key of ours or of torch, and no sidecar is written; stderr is empty."""
+    """Neither the model nor its nodes have a key of ours or of torch, no sidecar is written, and stderr is empty."""
     outcome = workplace.export(
         "-m", bert_tiny, "-o", "model.onnx", option, "-q", "--keep-torch-metadata", "--no-tokenizer"
     )
@@ -155,7 +155,7 @@ def test_export_without_hierarchy_leaves_no_trace_of_it(workplace: Workplace, be
 
 
 def test_companion_of_somebody_else_is_told_even_when_quiet(workplace: Workplace, bert_tiny: Path) -> None:
-    """And one that an earlier export put there goes with it, so that no wrong config stays beside a model."""
+    """A config of an earlier export is removed with it, so that no wrong config stays beside a model."""
     request = ("-m", bert_tiny, "-o", "out/model.onnx", "--no-verify", "-q")
     assert 0 == workplace.export(*request).code
     assert "out/config.json" in workplace.files()
@@ -169,7 +169,7 @@ def test_companion_of_somebody_else_is_told_even_when_quiet(workplace: Workplace
 
 
 def test_companion_the_user_changed_is_kept_and_told(workplace: Workplace, bert_tiny: Path) -> None:
-    """``--overwrite`` is about what an export wrote."""
+    """``--overwrite`` applies to files of an export only."""
     request = ("-m", bert_tiny, "-o", "model.onnx", "--no-verify", "-q")
     assert 0 == workplace.export(*request).code
     (workplace.folder / "config.json").write_text("{}", encoding="utf-8")
@@ -180,7 +180,7 @@ def test_companion_the_user_changed_is_kept_and_told(workplace: Workplace, bert_
 
 @pytest.mark.parametrize("form", [(), ("-q",), ("-f", "json")])
 def test_companion_of_somebody_else_is_told_once(workplace: Workplace, bert_tiny: Path, form: tuple[str, ...]) -> None:
-    """Among the rows of the table, or where there is no table on stderr."""
+    """The message is a row of the table, or a line on stderr without a table."""
     (workplace.folder / "config.json").write_text("{}", encoding="utf-8")
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "--no-verify", *form)
     words = outcome.err if form else outcome.out + outcome.err
@@ -188,7 +188,7 @@ def test_companion_of_somebody_else_is_told_once(workplace: Workplace, bert_tiny
 
 
 def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, bert_tiny: Path) -> None:
-    """With ``--random-weights`` a seed gives the same file each time, and the export says what it is worth."""
+    """With ``--random-weights`` a seed gives the same file each time, and a note says that the weights are random."""
     request = ("-m", bert_tiny / "config.json", "--random-weights", "--seed", "7", "--no-verify", "--clean-onnx")
     first = workplace.export(*request, "-o", "first.onnx")
     again = workplace.export(*request, "-o", "again.onnx")
@@ -204,7 +204,7 @@ def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, be
 def test_torch_metadata_is_kept_on_request_alone(
     workplace: Workplace, bert_tiny: Path, told: tuple[Workplace, Outcome]
 ) -> None:
-    """Source lines are local paths: they are in the file with ``--keep-torch-metadata`` and not without."""
+    """Source lines are local paths, so that the file has them with ``--keep-torch-metadata`` only."""
     options = ("--keep-torch-metadata", "--operation-fallback", "--export-config", '{"opset_version": 18}')
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
     path = workplace.folder / "model.onnx"
@@ -216,7 +216,7 @@ def test_torch_metadata_is_kept_on_request_alone(
 
 
 def test_input_specs_win_over_sizes_and_say_so(workplace: Workplace, bert_tiny: Path) -> None:
-    """The manifest is the whole truth about the inputs; what it overrules is named."""
+    """The specs define all inputs; a note names the overruled option."""
     specs = workplace.root / "specs.json"
     entry = {"name": "input_ids", "shape": [1, 9], "dtype": "int64", "value_range": [5, 60]}
     specs.write_text(json.dumps([entry]), encoding="utf-8")
@@ -228,7 +228,7 @@ def test_input_specs_win_over_sizes_and_say_so(workplace: Workplace, bert_tiny: 
 
 
 def test_overwrite_replaces_the_files_of_an_earlier_export(workplace: Workplace, nets: Path) -> None:
-    """Only with ``--overwrite``; a data file goes only where the earlier model named it."""
+    """A data file of the earlier model is replaced only if that model named it."""
     for name in ("net.onnx", "net.onnx.data", "net_htp_metadata.json"):
         (workplace.folder / name).write_bytes(b"earlier")
     outcome = workplace.export("-m", f"{nets}:good", "-o", "net.onnx", "--overwrite")
@@ -238,7 +238,7 @@ def test_overwrite_replaces_the_files_of_an_earlier_export(workplace: Workplace,
 
 
 def test_dynamo_is_used_when_asked_for_and_prints_nothing_of_its_own(workplace: Workplace, bert_tiny: Path) -> None:
-    """The summary says so, stderr holds the eight steps and nothing else, and the tags are those of TorchScript."""
+    """The summary names dynamo, stderr has the eight steps alone, and the tags are those of TorchScript."""
     tags = {}
     for flag in ("--dynamo", "--no-dynamo"):
         outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", "--overwrite", flag)

@@ -1,4 +1,4 @@
-"""What README and guide show can be typed as it stands, and answers as shown."""
+"""Examples of README and guide, run as printed."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 DISPLAYED, *ANSWER = README.partition("```text\n$ ")[2].partition("```")[0].splitlines()
-"""The first command of README, and what it prints."""
+"""The first command of README, and its output."""
 
 
 def _arguments(command: str, minilm_folder: Path) -> list[str]:
-    """Return what follows ``winml export``; the Hub id is answered by the same checkpoint on this disk."""
+    """Return the arguments of ``winml export``, with the local checkpoint in place of its Hub id."""
     words = shlex.split(command, comments=True)
     assert ["winml", "export"] == words[:2]
     return [word.replace(HUB_ID, str(minilm_folder)) for word in words[2:]]
 
 
 def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_folder: Path) -> None:
-    """Every line of the tree and of the summary, but for sizes and differences, which depend on the machine.
+    """Every line of tree and summary is compared, except for sizes and differences, which depend on the machine.
 
-    An older transformers exports other numbers of nodes; with it, the lines are compared without these.
+    An older transformers exports other numbers of nodes, so that lines are then compared without the numbers.
     """
     outcome = workplace.export(*_arguments(DISPLAYED, minilm_folder))
     assert 0 == outcome.code, outcome.err
@@ -49,7 +49,7 @@ def test_readme_tree_is_what_the_command_prints(workplace: Workplace, minilm_fol
 
 
 def _missing_lines(shown: list[str], printed: list[str]) -> list[str]:
-    """Return the lines of README that are not printed; numbers of nodes count where transformers makes as many."""
+    """Return the lines of README that are not printed; numbers of nodes count only with a recent transformers."""
     if hasattr(sdpa_attention, "pack_gqa"):
         return [line for line in shown if line not in printed]
     counted = re.compile(r"\b\d+(?= nodes\b| own\b| of \d+ nodes\b| %\))|(?<=direct )\d+")
@@ -58,7 +58,7 @@ def _missing_lines(shown: list[str], printed: list[str]) -> list[str]:
 
 
 def test_factory_of_an_importable_module_is_found_from_the_current_directory(workplace: Workplace, nets: Path) -> None:
-    """``package.module:factory`` looks where Python would, the current directory first."""
+    """``package.module:factory`` is searched as Python does, in the current directory first."""
     package = workplace.folder / "zoo"
     package.mkdir()
     shutil.copy(nets, package / "small.py")
@@ -69,7 +69,7 @@ def test_factory_of_an_importable_module_is_found_from_the_current_directory(wor
 
 
 def test_no_color_is_obeyed_and_pipes_get_plain_text(workplace: Workplace, nets: Path) -> None:
-    """Emphasis is there where it was asked for, colour never where it was refused, and a pipe gets the words alone."""
+    """Emphasis is printed if requested, colour never if refused, and a pipe gets plain text."""
     arguments = ("-m", f"{nets}:good", "-o", "net.onnx", "-v", "--overwrite", "--no-verify")
     plain = workplace.export(*arguments)
     forced = replace(workplace, variables={"FORCE_COLOR": "1", "NO_COLOR": "1"}).export(*arguments)
@@ -83,7 +83,7 @@ def test_no_color_is_obeyed_and_pipes_get_plain_text(workplace: Workplace, nets:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no pseudo-terminals")
 def test_terminal_shows_the_running_step(workplace: Workplace, nets: Path) -> None:
-    """A step is on the screen before it has ended, and its outcome is written over it."""
+    """A step is shown before its end, and its result replaces the line."""
     screen, terminal = os.openpty()
     command = [*workplace.program, "export", "-m", f"{nets}:good", "-o", "net.onnx"]
     with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Material that is no good ends an export with what is wrong with it, and leaves no file behind."""
+"""Failed exports of unusable models: the reason in the message, and no file left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from e2e.workplace import Workplace
 
 
 class _Opens:
-    """Pickles as code: unpickling it creates a file."""
+    """A pickle that creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -40,7 +40,7 @@ def _cut_in_header(folder: Path) -> None:
 
 
 def _misdescribe(folder: Path) -> None:
-    """Announce a tensor of another size than its bytes."""
+    """Declare a tensor with another size than its bytes."""
     header = json.dumps({"weight": {"dtype": "F32", "shape": [3, 3], "data_offsets": [0, 8]}}).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
 
@@ -93,7 +93,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 def test_checkpoint_that_is_damaged_is_refused_without_running_anything(
     workplace: Workplace, checkpoint: Path, damage: Callable[[Path], None], words: tuple[str, ...]
 ) -> None:
-    """The message names the file and what is wrong in it; code that came along has not run."""
+    """The message names the file and its damage; code in the checkpoint has not run."""
     damage(checkpoint)
     workplace.refuse("-m", checkpoint, "-o", "model.onnx", code=1, words=(str(checkpoint), *words))
     assert not (checkpoint.parent / "marker").exists()
@@ -122,7 +122,7 @@ REQUESTS: dict[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
 def test_request_the_model_cannot_meet_is_refused(
     workplace: Workplace, bert_tiny: Path, options: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
-    """What only the model can tell is told in the words of the request."""
+    """The message has the words of the request."""
     workplace.refuse("-m", bert_tiny, "-o", "model.onnx", *options, code=code, words=words)
 
 
@@ -145,14 +145,17 @@ FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 def test_factory_whose_model_cannot_be_exported_is_refused(
     workplace: Workplace, nets: Path, factory: str, code: int, words: tuple[str, ...]
 ) -> None:
-    """The message names the operator and module, the output, or the line of the user's code; 3 is the answer no."""
+    """The message names operator and module, the output, or the line of the user's code.
+
+    Exit code 3 is a failed verification.
+    """
     (workplace.folder / "model.onnx").write_bytes(b"earlier model")
     arguments = ("-m", f"{nets}:{factory}", "-o", "model.onnx", "--overwrite")
     workplace.refuse(*arguments, code=code, words=words)
 
 
 def test_operator_of_a_newer_opset_is_told_with_that_opset(workplace: Workplace, tmp_path: Path) -> None:
-    """Where another opset would do, the next step is the option that asks for it, and it works."""
+    """If another opset has the operator, the hint has the option for it, and the option works."""
     script = tmp_path / "image.py"
     script.write_text(
         "import torch\nfrom torch import nn\n"
@@ -171,7 +174,7 @@ def test_operator_of_a_newer_opset_is_told_with_that_opset(workplace: Workplace,
 
 
 def test_value_that_the_trace_fixed_is_refused_or_declared(workplace: Workplace, tmp_path: Path) -> None:
-    """The input, its value and the line are named; declared as one value, the file is written and says so."""
+    """The input, its value and the line are named; with the value declared, the file is written with a note."""
     script = tmp_path / "count.py"
     script.write_text(
         "import torch\nfrom torch import nn\n"
@@ -194,12 +197,12 @@ def test_value_that_the_trace_fixed_is_refused_or_declared(workplace: Workplace,
 
 
 def test_unreachable_hub_is_told_with_the_way_around_it(workplace: Workplace) -> None:
-    """Offline, an id that no cache holds ends with both ways on."""
+    """Offline, the error for an uncached id has both remedies."""
     workplace.refuse("-m", "nobody/no-model", "-o", "model.onnx", code=1, words=("nobody/no-model", "HF_HUB_OFFLINE"))
 
 
 def test_debug_shows_the_traceback_a_failure_came_from(workplace: Workplace, nets: Path) -> None:
-    """``--debug`` adds what is kept from users: the traceback, and the cause below it."""
+    """``--debug`` prints the traceback and its cause."""
     outcome = workplace.export("-m", f"{nets}:broken", "-o", "model.onnx", "--debug")
     assert 1 == outcome.code
     assert "Traceback" in outcome.err

@@ -1,4 +1,4 @@
-"""An export that is stopped, or runs out of disk, leaves earlier files as they were and nothing of its own."""
+"""Exports that are interrupted, or run out of disk: earlier files stay, and no new ones are left."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ main()
 
 @pytest.fixture
 def busy(workplace: Workplace) -> Workplace:
-    """A workplace that holds the files of an earlier export."""
+    """A workplace with the files of an earlier export."""
     for name, content in _EARLIER.items():
         (workplace.folder / name).write_bytes(content)
     return workplace
 
 
 def _stopped_by(number: int, workplace: Workplace, nets: Path, *options: str) -> Outcome:
-    """Run an export that gets a signal while its model is traced."""
+    """Run an export that receives a signal during the trace."""
     program = (sys.executable, "-c", _PREPARED)
     stopped = replace(workplace, program=program, is_warm=True, variables={"SENT_SIGNAL": str(number)})
     return stopped.export("-m", f"{nets}:waiting", "-o", "model.onnx", "--overwrite", *options)
@@ -68,7 +68,7 @@ def _stopped_by(number: int, workplace: Workplace, nets: Path, *options: str) ->
 def test_export_that_is_interrupted_says_so_and_changes_no_file(
     busy: Workplace, nets: Path, name: str, options: tuple[str, ...]
 ) -> None:
-    """Ctrl-C and a polite request to end stop the export with one sentence; it ends by the signal."""
+    """Ctrl-C and SIGTERM end the export with one sentence, and the process ends by the signal."""
     number = getattr(signal, name)
     outcome = _stopped_by(number, busy, nets, *options)
     assert -number == outcome.code
@@ -78,14 +78,14 @@ def test_export_that_is_interrupted_says_so_and_changes_no_file(
 
 
 def test_export_that_is_killed_changes_no_file(busy: Workplace, nets: Path) -> None:
-    """Nothing can be tidied up after SIGKILL, and before the last step there is nothing to tidy."""
+    """Nothing can be cleaned up after SIGKILL, and before the last step nothing has to be."""
     assert -signal.SIGKILL == _stopped_by(signal.SIGKILL, busy, nets).code
     assert busy.files() == _EARLIER
 
 
 @contextmanager
 def _limited_files(limit_bytes: int) -> Iterator[None]:
-    """Let this process write no file that is larger, as a full disk does."""
+    """Limit the size of files of this process, as a full disk does."""
     import resource
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -101,7 +101,7 @@ def _limited_files(limit_bytes: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("limit_bytes", [4, 500, 2500])
 def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Path, limit_bytes: int) -> None:
-    """A disk that is full from the start, in the model or in the sidecar: the output is named, earlier files stay."""
+    """The disk is full from the start, in the model or in the sidecar: the output is named, and earlier files stay."""
     words = ("cannot write", str(Path("here") / "model"), "choose another output path")
     arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite", "--no-verify", "--no-dynamo")
     with _limited_files(limit_bytes):
@@ -110,7 +110,7 @@ def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Pa
 
 
 def test_disk_without_room_for_temporary_files_is_told(busy: Workplace, nets: Path) -> None:
-    """Packages make temporary files while they are imported; they are not blamed for the disk."""
+    """A package that makes temporary files at its import is not blamed for the disk."""
     pytest.importorskip("dill", reason="the package that makes one")
     limited = replace(busy, program=(sys.executable, "-c", WITH_A_LIMIT, "0"))
     arguments = ("-m", f"{nets}:good", "-o", "model.onnx", "--overwrite")
@@ -121,7 +121,7 @@ def test_disk_without_room_for_temporary_files_is_told(busy: Workplace, nets: Pa
 def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
     busy: Workplace, nets: Path, exporter: str
 ) -> None:
-    """The third of four megabytes finds no room: the file of the weights is named, and gone."""
+    """The third of four megabytes does not fit: the data file is named and removed."""
     limited = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "full"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
     outcome = limited.refuse(*arguments, code=1, words=("cannot write", "too large", "file sizes"))
@@ -130,7 +130,7 @@ def test_disk_that_fills_up_in_the_weights_leaves_nothing_half_written(
 
 @pytest.mark.parametrize("exporter", ["--dynamo", "--no-dynamo"])
 def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace, nets: Path, exporter: str) -> None:
-    """Ctrl-C after the second of four megabytes."""
+    """Ctrl-C comes after the second of four megabytes."""
     stopped = replace(busy, program=(sys.executable, "-c", _OUTSIDE, "Ctrl-C"), is_warm=True)
     arguments = ("-m", f"{nets}:wide", "-o", "model.onnx", "--overwrite", "--no-verify", exporter)
     outcome = stopped.export(*arguments)
@@ -140,7 +140,7 @@ def test_interruption_in_the_weights_leaves_nothing_half_written(busy: Workplace
 
 
 def test_terminal_that_is_gone_is_no_error_of_ours(workplace: Workplace, nets: Path) -> None:
-    """Whoever pipes the answer into something that ends early gets their file, and no traceback."""
+    """A pipe that ends early costs neither the file nor a traceback."""
     process = subprocess.Popen(
         [*workplace.program, "export", "-m", f"{nets}:good", "-o", "model.onnx", "-q", "--format", "json"],
         cwd=workplace.folder,

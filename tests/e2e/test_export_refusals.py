@@ -1,4 +1,4 @@
-"""A wrong request is refused at once: before torch is imported, with the value, the next step and exit code 2."""
+"""Refusals of wrong requests: before torch is imported, with the value, a remedy and exit code 2."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ MODELS = {
 
 @pytest.mark.parametrize(("model", "words"), MODELS.values(), ids=MODELS)
 def test_model_that_is_none_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
-    """What ``-m`` cannot mean costs no import, and is told with what it could mean."""
+    """A wrong ``-m`` costs no import, and the message lists the accepted forms."""
     light.refuse("-m", model, "-o", "out.onnx", code=2, words=words)
 
 
 def test_onnx_file_without_a_size_is_refused(workplace: Workplace) -> None:
-    """A damaged one, too, whose dimensions cannot be named."""
+    """A damaged file is refused, too, since its dimensions are unknown."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier model")
     workplace.refuse("-m", "./model.onnx", "-o", "out.onnx", code=2, words=("model.onnx",))
 
@@ -87,7 +87,7 @@ OPTIONS = {
 def test_wrong_option_is_refused_before_torch(
     light: Workplace, options: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    """A mistake in an option costs no import, and names the option, the value and the right one."""
+    """A wrong option costs no import; the message names the option, the value and the right one."""
     light.refuse("-m", "./weightless", "--random-weights", "-o", "out.onnx", *options, code=2, words=words)
 
 
@@ -102,7 +102,7 @@ KEYS = {
 def test_unknown_key_is_refused_with_the_nearest_known_one(
     light: Workplace, option: str, text: str, known: str
 ) -> None:
-    """A misspelled key in any JSON option names the key that was meant."""
+    """The message suggests the nearest key for every JSON option."""
     outcome = light.export("-m", "./weightless", "--random-weights", "-o", "out.onnx", option, text)
     assert 2 == outcome.code
     assert "" == outcome.out
@@ -123,19 +123,19 @@ OUTPUTS = {
 def test_output_that_cannot_be_is_refused_before_torch(
     light: Workplace, output: str, code: int, words: tuple[str, ...]
 ) -> None:
-    """Where the file cannot go is known before any work starts."""
+    """An impossible output is known before any work starts."""
     light.refuse("-m", "./weightless", "--random-weights", "-o", output, code=code, words=words)
 
 
 def test_output_whose_companion_exists_is_refused_before_torch(light: Workplace) -> None:
-    """A sidecar that would be replaced is as good a reason as the model."""
+    """An existing sidecar is refused like an existing model."""
     (light.folder / "other_htp_metadata.json").write_text("{}", encoding="utf-8")
     words = ("other_htp_metadata.json exists already", "--overwrite")
     light.refuse("-m", "./weightless", "--random-weights", "-o", "other.onnx", code=2, words=words)
 
 
 def test_read_only_folder_is_refused_before_torch(light: Workplace) -> None:
-    """A folder nobody may write to is told before any work starts."""
+    """A folder without write permission is refused before any work starts."""
     closed = light.folder / "closed"
     closed.mkdir()
     closed.chmod(0o500)

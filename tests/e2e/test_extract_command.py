@@ -1,4 +1,4 @@
-"""``winml extract`` and ``winml perf --module`` as a user runs them."""
+"""``winml extract`` and ``winml perf --module``, as a user runs them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _tag(node: onnx.NodeProto) -> None:
 
 
 def _save(path: Path, *, tags: bool = True) -> None:
-    """Write a model with a module that is called twice, one inside an ``If`` of another, and one that left nothing."""
+    """Write a model with a module called twice, one inside an ``If`` of another, and one without nodes."""
     model = onnx.parser.parse_model(NET)
     array = np.linspace(-1, 1, 20, dtype=np.float32)
     model.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(array, "w"))
@@ -64,14 +64,14 @@ def _save(path: Path, *, tags: bool = True) -> None:
 
 @pytest.fixture
 def place(workplace: Workplace) -> Workplace:
-    """A folder with the model."""
+    """A workplace with the model."""
     _save(workplace.folder / "net.onnx")
     return workplace
 
 
 @pytest.fixture(scope="module")
 def extracted(make_workplace: Callable[[], Workplace]) -> tuple[Workplace, Outcome]:
-    """Every module of the model, with what was recorded."""
+    """Every module of the model, with its recorded values."""
     place = make_workplace()
     _save(place.folder / "net.onnx")
     return place, place.winml("extract", "net.onnx", "--module", "**", "-o", "out", "--with-inputs", "--format", "json")
@@ -83,7 +83,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
 
 
 def _refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...]) -> None:
-    """Check that a request ends with one sentence and a next step, and leaves no file."""
+    """Check that a request ends with one sentence and a remedy, and leaves no file."""
     before = place.files()
     outcome = place.winml(*arguments)
     assert (code, "") == (outcome.code, outcome.out), outcome.err
@@ -93,7 +93,10 @@ def _refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...]
 
 
 def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplace, Outcome]) -> None:
-    """Good modules are written, one that cannot be cut makes the exit code 1, one without nodes does not count."""
+    """Other modules are written.
+
+    One that cannot be extracted makes the exit code 1, one without nodes does not count.
+    """
     place, outcome = extracted
     assert 1 == outcome.code
     (complaint,) = outcome.complaint
@@ -113,7 +116,7 @@ def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplac
 
 
 def test_manifest_is_what_the_command_answered(extracted: tuple[Workplace, Outcome]) -> None:
-    """The folder tells later what the command told."""
+    """The manifest has the content of the printed JSON."""
     place, outcome = extracted
     manifest = json.loads((place.folder / "out" / "extract_manifest.json").read_text(encoding="utf-8"))
     assert {"folder": "out", **manifest} == _record(outcome)
@@ -127,7 +130,7 @@ def test_manifest_is_what_the_command_answered(extracted: tuple[Workplace, Outco
 
 
 def test_calls_follow_one_another(extracted: tuple[Workplace, Outcome]) -> None:
-    """The second call is fed with what the first one made, and both files answer what was recorded."""
+    """The inputs of the second call are the outputs of the first, and both files give the recorded outputs."""
     folder = extracted[0].folder / "out"
     kept = [
         {kind: np.load(folder / f"block.call{call}.{kind}.npz") for kind in ("inputs", "outputs")} for call in (1, 2)
@@ -141,7 +144,7 @@ def test_calls_follow_one_another(extracted: tuple[Workplace, Outcome]) -> None:
 
 
 def test_words_name_file_module_and_boundary(place: Workplace) -> None:
-    """People read what was written and that it was checked; nothing else is written."""
+    """The output names files, modules, boundaries and their comparison; nothing else is written."""
     outcome = place.winml("extract", "-m", "net.onnx", "--module", "block.bend", "-o", "out", "-q", "--seed", "3")
     assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
     outcome = place.winml("extract", "net.onnx", "--module", "block.bend", "-o", "out", "--overwrite")
@@ -158,7 +161,7 @@ def test_words_name_file_module_and_boundary(place: Workplace) -> None:
 
 
 def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
-    """With every module refused there is no folder, and the reasons are told."""
+    """With every module refused there is no folder, and the reasons are printed."""
     before = place.files()
     outcome = place.winml("extract", "net.onnx", "--module", "branch", "-o", "out")
     assert (1, before) == (outcome.code, place.files())
@@ -181,14 +184,14 @@ def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
 def test_wrong_request_is_refused(
     place: Workplace, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
-    """Each is told with what would be right, and leaves no file."""
+    """Each message has a remedy, and no file is left."""
     (place.folder / "there").mkdir()
     (place.folder / "there" / "extract_manifest.json").write_text("{}")
     _refuse(place, "extract", "net.onnx", *arguments, code=code, words=words)
 
 
 def test_model_it_cuts_from_is_never_written_over(place: Workplace) -> None:
-    """Not with --overwrite either; data that is called like that of an output stays as it is."""
+    """The source stays even with --overwrite, and so does its data if named like that of an output."""
     model = onnx.load(place.folder / "net.onnx")
     (place.folder / "net.onnx").unlink()
     onnx.save(model, place.folder / "block.call1.onnx")
@@ -205,7 +208,7 @@ def test_model_it_cuts_from_is_never_written_over(place: Workplace) -> None:
 
 
 def test_file_without_tags_is_refused(place: Workplace) -> None:
-    """Both verbs say where tags come from."""
+    """Both messages name the verb that writes tags."""
     _save(place.folder / "bare.onnx", tags=False)
     words = ("bare.onnx", "winml retag")
     _refuse(place, "extract", "bare.onnx", "--module", "block", "-o", "out", code=1, words=words)
@@ -213,7 +216,7 @@ def test_file_without_tags_is_refused(place: Workplace) -> None:
 
 
 def test_data_of_the_file_is_used_where_it_lies(place: Workplace) -> None:
-    """A model with its weights in a file of their own is cut without a copy of them beside it."""
+    """A model with external data is extracted without a second copy of the data."""
     model = onnx.load(place.folder / "net.onnx")
     onnx.save(model, place.folder / "far.onnx", save_as_external_data=True, location="far.data", size_threshold=0)
     before = place.files()
@@ -226,7 +229,7 @@ def test_data_of_the_file_is_used_where_it_lies(place: Workplace) -> None:
 
 
 def test_perf_measures_each_call_and_shows_what_failed(place: Workplace) -> None:
-    """Instances stand with their times, a failing one with its reason; then the exit code is 1."""
+    """Each instance has its times or the reason of its failure; a failure makes the exit code 1."""
     before = place.files()
     outcome = place.winml("perf", "net.onnx", "--module", "**", *FEW, "--format", "json")
     assert (1, ["error: 1 of 6 instances could not be measured"]) == (outcome.code, outcome.complaint)
@@ -248,7 +251,7 @@ def test_perf_measures_each_call_and_shows_what_failed(place: Workplace) -> None
 
 
 def test_perf_tells_people_per_instance_and_per_class(place: Workplace) -> None:
-    """Two tables; where all went well the exit code is 0."""
+    """Two tables are printed; without a failure the exit code is 0."""
     sizes = ("--shape-config", '{"batch": 3}')
     outcome = place.winml("perf", "net.onnx", "--module", "Block", *FEW, *sizes, "-q")
     assert (0, "") == (outcome.code, outcome.err)
@@ -267,7 +270,7 @@ def test_perf_tells_people_per_instance_and_per_class(place: Workplace) -> None:
 
 @pytest.mark.parametrize("other", [("--baseline", "net.onnx"), ("--by-module",)])
 def test_perf_of_modules_and_of_the_whole_exclude_each_other(place: Workplace, other: tuple[str, ...]) -> None:
-    """What speaks of the whole model is refused before anything is measured."""
+    """An option for the whole model is refused before a measurement."""
     words = (f"{other[0]} measures the whole model", "winml extract")
     _refuse(place, "perf", "net.onnx", "--module", "Block", *other, code=2, words=words)
 
@@ -286,7 +289,7 @@ def test_checkpoint_is_exported_first_and_kept(place: Workplace, bert_tiny: Path
 
 
 def test_written_files_are_named_from_the_working_directory(place: Workplace) -> None:
-    """What is printed can be handed to the next command as it is."""
+    """The printed paths can be used in the next command."""
     done = place.winml("extract", "net.onnx", "--module", "Block", "-o", "out")
     written = [line.split()[1] for line in done.out.splitlines() if line.startswith("wrote")]
     assert written

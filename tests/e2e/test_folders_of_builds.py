@@ -1,4 +1,4 @@
-"""Verbs that take an ONNX file take the folder of a build, and work on all of its parts unless one is named."""
+"""Verbs on the folder of a build: all parts, or one named part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW_RUNS = ("--iterations", "1", "--warmup", "0")
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two builds: ``t5`` of an encoder and a decoder, ``bert`` of one part; and the checkpoint of the second."""
+    """Two builds: ``t5`` of an encoder and a decoder, ``bert`` of one part; and both checkpoints."""
     place = tmp_path_factory.mktemp("place")
     for name in ("t5", "bert"):
         checkpoint = save_checkpoint(name, place / f"{name}-checkpoint")
@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(*arguments: str | Path) -> dict[str, Any]:
-    """Run a verb, and return what it says to a program."""
+    """Run a verb, and return its JSON."""
     outcome = run_here(*arguments, "-f", "json")
     assert 0 == outcome.code, outcome.err
     record: dict[str, Any] = json.loads(outcome.out)
@@ -47,7 +47,7 @@ def names(folder: Path) -> set[str]:
 
 
 def test_quantized_folder_is_the_folder_of_a_build(place: Path, tmp_path: Path) -> None:
-    """Its parts have their names, the config comes along, and other verbs take it."""
+    """The parts keep their names, the config is copied, and other verbs accept the folder."""
     out = tmp_path / "int8"
     record = answer("quantize", "-m", place / "t5", "-o", out)
     assert PARTS == list(record["parts"])
@@ -65,7 +65,7 @@ def test_quantized_folder_is_the_folder_of_a_build(place: Path, tmp_path: Path) 
 
 
 def test_one_part_of_a_folder_is_changed_and_the_other_comes_along(place: Path, tmp_path: Path) -> None:
-    """As it is; the summary says which."""
+    """The other part is copied unchanged, and the summary says so."""
     out = tmp_path / "int8"
     record = answer("quantize", "-m", place / "t5", "-o", out, "--submodel", "decoder")
     assert (["decoder"], ["encoder"]) == (list(record["parts"]), list(record["unchanged"]))
@@ -76,7 +76,7 @@ def test_one_part_of_a_folder_is_changed_and_the_other_comes_along(place: Path, 
 
 
 def test_one_part_becomes_one_file(place: Path, tmp_path: Path) -> None:
-    """Where the output is a file; several parts have no place in one."""
+    """An output file holds one part; several parts need a folder."""
     record = answer("quantize", "-m", place / "t5", "-o", tmp_path / "d.onnx", "--submodel", "decoder", "-q")
     assert str(place / "t5" / "decoder.onnx") == record["source"]
     assert {"d.onnx"} == names(tmp_path)
@@ -87,7 +87,7 @@ def test_one_part_becomes_one_file(place: Path, tmp_path: Path) -> None:
 
 
 def test_folder_of_one_part_is_quantized(place: Path, tmp_path: Path) -> None:
-    """The record is that of the file, and the folder; its own sidecar and stages stay behind."""
+    """The record is that of the file plus the folder; sidecar and stages of the source are not copied."""
     record = answer("quantize", "-m", place / "bert", "-o", tmp_path / "out", "-q")
     assert str(tmp_path / "out" / "model.onnx") == record["model_path"]
     assert record["quantized"]
@@ -99,7 +99,7 @@ def test_folder_of_one_part_is_quantized(place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", [("optimize", "--level", "full"), ("compile", "--ep", "cpu")])
 def test_folder_is_optimized_and_compiled(place: Path, tmp_path: Path, verb: tuple[str, ...]) -> None:
-    """All parts, each compared with its source."""
+    """All parts are processed, and each is compared with its source."""
     out = tmp_path / "out"
     record = answer(*verb, "-m", place / "t5", "-o", out, "-q")
     assert PARTS == list(record["parts"])
@@ -115,7 +115,7 @@ def test_folder_is_optimized_and_compiled(place: Path, tmp_path: Path, verb: tup
 
 
 def test_steps_and_notes_name_their_part(place: Path, tmp_path: Path) -> None:
-    """On stderr while it runs, on stdout in the summary."""
+    """Steps are named on stderr during the run, notes on stdout in the summary."""
     outcome = run_here("optimize", "-m", place / "t5", "-o", tmp_path / "out", "--no-verify")
     assert 0 == outcome.code
     assert all(any(f"] {part}: " in line for line in outcome.err.splitlines()) for part in PARTS)
@@ -123,7 +123,10 @@ def test_steps_and_notes_name_their_part(place: Path, tmp_path: Path) -> None:
 
 
 def test_selector_counts_for_the_parts_that_have_its_modules(place: Path, tmp_path: Path) -> None:
-    """Others are quantized whole, or not at all where it names what is; one that names nothing anywhere is refused."""
+    """Other parts are quantized as a whole, or not at all with ``--include``.
+
+    A selector without any match is refused.
+    """
     first = "encoder.block.0.**"
     excluded = answer("quantize", "-m", place / "t5", "-o", tmp_path / "a", "--exclude", first, "-q")
     left = {part: sum(item["left"].values()) for part, item in excluded["parts"].items()}
@@ -138,7 +141,7 @@ def test_selector_counts_for_the_parts_that_have_its_modules(place: Path, tmp_pa
 
 
 def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) -> None:
-    """The set of before, or none: a part that is finished is not put in place alone."""
+    """The folder keeps its earlier files, or is not created: no part is put in place alone."""
     arguments = ("quantize", "-m", place / "t5", "-o", tmp_path / "out", "-q")
     assert 3 == run_here(*arguments, "--min-sqnr", "200").code
     assert not (tmp_path / "out").exists()
@@ -150,7 +153,7 @@ def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) ->
 
 
 def test_folder_is_not_written_over_itself_or_a_file(place: Path, tmp_path: Path) -> None:
-    """Nor is a checkpoint taken for a build, or a part for one that is there."""
+    """A checkpoint is no build, and a part must exist."""
     (tmp_path / "file").write_text("", encoding="utf-8")
     for arguments in (
         ("-m", place / "t5", "-o", place / "t5", "--overwrite"),
@@ -166,7 +169,7 @@ def test_folder_is_not_written_over_itself_or_a_file(place: Path, tmp_path: Path
 
 
 def test_check_looks_at_every_part(place: Path) -> None:
-    """Or at the one that is named."""
+    """A named part is checked alone."""
     checked = answer("optimize", "-m", place / "t5", "--check", "--level", "full")
     assert PARTS == list(checked["parts"])
     one = answer("optimize", "-m", place / "t5", "--check", "--level", "full", "--submodel", "encoder")
@@ -174,7 +177,7 @@ def test_check_looks_at_every_part(place: Path) -> None:
 
 
 def test_inspect_shows_every_part(place: Path) -> None:
-    """Or the one that is named."""
+    """A named part is shown alone."""
     inspected = answer("inspect", place / "t5")
     assert PARTS == list(inspected["parts"])
     decoder = {"schema_version": inspected["schema_version"], **inspected["parts"]["decoder"]}
@@ -185,7 +188,7 @@ def test_inspect_shows_every_part(place: Path) -> None:
 
 
 def test_extract_cuts_modules_out_of_every_part(place: Path, tmp_path: Path) -> None:
-    """Each part into a folder of its own; a part without such a module has none."""
+    """Each part gets a folder of its own; a part without the module gets none."""
     record = answer("extract", place / "t5", "--module", CROSS, "-o", tmp_path / "out", "-q")
     assert PARTS == list(record["parts"])
     assert all((tmp_path / "out" / part / "extract_manifest.json").is_file() for part in PARTS)
@@ -199,7 +202,7 @@ def test_extract_cuts_modules_out_of_every_part(place: Path, tmp_path: Path) -> 
 
 
 def test_perf_measures_modules_of_every_part(place: Path) -> None:
-    """Those that have them; one graph by name, where an option is for one."""
+    """Parts without the modules are left out; an option for a single graph needs ``--submodel``."""
     measured = answer("perf", place / "t5", "--module", CROSS, *FEW_RUNS, "-q")
     assert PARTS == list(measured["parts"])
     only = answer("perf", place / "t5", "--module", "encoder.block.0.layer.0", *FEW_RUNS, "-q")

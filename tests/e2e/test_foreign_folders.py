@@ -1,4 +1,4 @@
-"""Folders that somebody else made: no file outside of them is read, none of their code runs, every damage is named."""
+"""Foreign folders: no file outside is read, no code of theirs runs, and every damage is named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AUTO_MAP = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]},
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier of texts and one of images."""
+    """Checkpoints of a text classifier and an image classifier."""
     folder = tmp_path_factory.mktemp("checkpoints")
     save_task_checkpoint(
         folder / "text", "bert", "BertForSequenceClassification", text_tokenizer(), labels=["a", "b"],
@@ -45,7 +45,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def builds(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Their builds, each with the files of its checkpoint beside the model."""
+    """The builds of both checkpoints, with files of the checkpoint beside each model."""
     folder = tmp_path_factory.mktemp("builds")
     for name in ("text", "image"):
         built = run_here("build", "-m", checkpoints / name, "-o", folder / name, "--no-verify")
@@ -55,7 +55,7 @@ def builds(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="text")
 def copy_text(here: Path, checkpoints: Path) -> Path:
-    """A copy of the checkpoint, whose files may be changed, beside a secret."""
+    """A copy of the text checkpoint beside a secret, whose files may be changed."""
     (here / "id_rsa").write_text("SECRET")
     return Path(shutil.copytree(checkpoints / "text", here / "text"))
 
@@ -72,7 +72,7 @@ def copy_builds(here: Path, builds: Path) -> Path:
     [("vocab.txt", "../id_rsa"), ("chat_template.jinja", "/proc/self/environ"), ("tokenizer.json", "../id_rsa")],
 )
 def test_link_of_a_checkpoint_is_never_deployed(here: Path, text: Path, name: str, target: str) -> None:
-    """The build says which file, and writes nothing."""
+    """The message names the link, and nothing is written."""
     (text / name).unlink(missing_ok=True)
     (text / name).symlink_to(target)
     for arguments in (("build", "-m", "text", "-o", "out"), ("export", "-m", "text", "-o", "out/model.onnx")):
@@ -86,7 +86,7 @@ def test_link_of_a_checkpoint_is_never_deployed(here: Path, text: Path, name: st
 @needs_links
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_pipe_in_a_checkpoint_ends_at_once(text: Path, name: str) -> None:
-    """Opening it would wait for ever."""
+    """Opening the pipe would wait for ever."""
     (text / name).unlink()
     os.mkfifo(text / name)
     refused = run_here("inspect", "-m", "text")
@@ -96,7 +96,7 @@ def test_pipe_in_a_checkpoint_ends_at_once(text: Path, name: str) -> None:
 
 @needs_links
 def test_link_to_weights_outside_is_refused_with_what_helps(here: Path, text: Path) -> None:
-    """A copy in its place is read."""
+    """A copy in place of the link is read."""
     (text / "model.safetensors").rename(here / "weights")
     (text / "model.safetensors").symlink_to("../weights")
     assert 1 == run_here("inspect", "-m", "text").code
@@ -107,7 +107,7 @@ def test_link_to_weights_outside_is_refused_with_what_helps(here: Path, text: Pa
 
 @pytest.mark.parametrize("answer", ["y\n", ""])
 def test_code_beside_a_gguf_file_never_runs(here: Path, answer: str) -> None:
-    """Nobody is asked, stdout is JSON, and the tokenizer is that in the file."""
+    """No question is asked, stdout is JSON, and the tokenizer is the one in the file."""
     pytest.importorskip("gguf")
     import coded_checkpoints
 
@@ -125,7 +125,7 @@ def test_code_beside_a_gguf_file_never_runs(here: Path, answer: str) -> None:
 
 
 def test_error_about_a_gguf_file_names_the_file(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And never a temporary folder."""
+    """The message names no temporary folder."""
     pytest.importorskip("gguf")
     import coded_checkpoints
 
@@ -139,7 +139,7 @@ def test_error_about_a_gguf_file_names_the_file(here: Path, tmp_path: Path, monk
 
 
 def test_code_beside_a_model_never_runs(here: Path, built: Path) -> None:
-    """The class that the tokenizer's file names is not needed: the file is complete."""
+    """The class in the tokenizer's config is not needed: the tokenizer file is complete."""
     (built / "text" / "evil.py").write_text(CODE)
     path = built / "text" / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **AUTO_MAP}))
@@ -169,7 +169,7 @@ _DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("damage", _DAMAGES)
 def test_damaged_file_beside_a_model_is_told_in_words(here: Path, built: Path, damage: str) -> None:
-    """Never as a bug of this program."""
+    """The damage is not reported as a bug of winml."""
     from PIL import Image
 
     Image.new("RGB", (40, 50)).save(here / "photo.png")
@@ -185,7 +185,7 @@ def test_damaged_file_beside_a_model_is_told_in_words(here: Path, built: Path, d
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "tokenizer.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_special_file_beside_a_model_is_refused(built: Path, name: str, kind: str) -> None:
-    """At once, with its name."""
+    """The refusal is immediate, and names the file."""
     path = built / "text" / name
     path.unlink()
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
@@ -223,7 +223,7 @@ _INPUTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", _INPUTS)
 def test_input_file_that_holds_no_array_is_refused(here: Path, builds: Path, name: str) -> None:
-    """At once, whatever it is, with its name."""
+    """The refusal is immediate for every kind of file, and names it."""
     _INPUTS[name](here / name)
     refused = run_here("run", builds / "text" / "model.onnx", "--input", f"input_ids=@{name}")
     assert refused.code in (1, 2)
@@ -232,7 +232,7 @@ def test_input_file_that_holds_no_array_is_refused(here: Path, builds: Path, nam
 
 
 def test_input_file_is_read(here: Path, builds: Path) -> None:
-    """As numpy writes it, and as JSON."""
+    """The file is one of numpy, or JSON."""
     np.save(here / "tokens.npy", np.array([[2, 5, 3]]))
     (here / "mask.json").write_text("[[1, 1, 1]]")
     named = ("--input", "input_ids=@tokens.npy", "--input", "attention_mask=@mask.json")

@@ -1,4 +1,4 @@
-"""Is metadata that no tool writes ignored or refused in words, whichever command reads it?"""
+"""Metadata that no tool writes: ignored, or refused in words by every command."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ COMMANDS = (
 
 @pytest.fixture(name="whole", scope="module")
 def save_whole(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
-    """A tagged model without metadata of its own."""
+    """A tagged model without further metadata."""
     model = parse(NET)
     for node, name in zip(model.graph, ("first", "act", "last"), strict=True):
         write_tag(node, NodeTag(f"/M/{name.title()}", name, "direct"))
@@ -66,7 +66,7 @@ def save_whole(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
 def test_commands_end_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: onnx.ModelProto, value: str
 ) -> None:
-    """Every key has the value, on the model and on its nodes."""
+    """The value is set for every key, on the model and on its nodes."""
     monkeypatch.chdir(tmp_path)
     onnx.save(whole, "whole.onnx")
     damaged = onnx.ModelProto.FromString(whole.SerializeToString())
@@ -86,7 +86,7 @@ def test_commands_end_in_words(
 def test_number_in_a_record_that_no_graph_has_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: onnx.ModelProto
 ) -> None:
-    """A quantization is that of the file without the record."""
+    """The quantization is that of a file without the record."""
     monkeypatch.chdir(tmp_path)
     onnx.save(whole, "damaged.onnx")
     model = onnx.load("damaged.onnx")

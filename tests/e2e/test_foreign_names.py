@@ -1,4 +1,4 @@
-"""Names in files that somebody else made lead nowhere but below their folder."""
+"""Names in foreign files: they lead to no file outside of the folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipe
 
 @pytest.fixture(name="built")
 def make_hostile_build(here: Path) -> Path:
-    """A folder beside a model that is none of its business."""
+    """A build folder with a link to a model outside."""
     (here / "built").mkdir()
     save_chain(here / "secret.onnx")
     if sys.platform != "win32":
@@ -49,7 +49,7 @@ def write_manifest(built: Path, *names: str) -> None:
 def test_manifest_that_leads_out_of_its_folder_is_refused(
     here: Path, built: Path, names: tuple[str, ...], arguments: tuple[str, ...]
 ) -> None:
-    """With the file, the name and what is expected; the file it leads to is not opened."""
+    """The message has the manifest, the name and the expectation; the file outside is not opened."""
     names = tuple(name.format(here=here) for name in names)
     write_manifest(built, *names)
     refused = run_here(*arguments)
@@ -59,7 +59,7 @@ def test_manifest_that_leads_out_of_its_folder_is_refused(
 
 
 def test_manifest_names_a_file_below_its_folder(here: Path, built: Path) -> None:
-    """As a layout places it."""
+    """A layout may place a model in a subfolder."""
     (built / "onnx").mkdir()
     shutil.copy(here / "secret.onnx", built / "onnx" / "model.onnx")
     write_manifest(built, "onnx/model.onnx")
@@ -70,7 +70,7 @@ def test_manifest_names_a_file_below_its_folder(here: Path, built: Path) -> None
 @pytest.mark.parametrize("verb", ["inspect", "perf", "optimize", "quantize", "compare", "diff", "extract", "compile"])
 @pytest.mark.parametrize("data", ["link", "device", "pipe"])
 def test_data_file_that_is_none_is_never_read(here: Path, verb: str, data: str) -> None:
-    """A link that leaves the folder, a device and a pipe: one sentence, at once."""
+    """A link out of the folder, a device and a pipe are refused at once, in one sentence."""
     (here / "model").mkdir()
     model = onnx.load(save_chain(here / "plain.onnx"))
     onnx.save(model, here / "model" / "model.onnx", save_as_external_data=True, size_threshold=0, location="data.bin")
@@ -96,7 +96,7 @@ def test_data_file_that_is_none_is_never_read(here: Path, verb: str, data: str) 
 
 
 def test_checkpoint_that_a_file_names_is_never_asked_for_at_the_hub(here: Path) -> None:
-    """Without a value, ``--reference`` takes a checkpoint on this disk; the command is refused before it writes."""
+    """Without a value, ``--reference`` accepts a local checkpoint only; the command is refused before it writes."""
     model = onnx.load(save_chain(here / "model.onnx"))
     for name in ("owner/name", "\\\\server\\share", "//server/share/folder", "pack.module:factory"):
         del model.metadata_props[:]

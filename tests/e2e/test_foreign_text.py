@@ -1,4 +1,4 @@
-"""What can the text of a model do to the machine and the terminal: its chat template, and what it generates?"""
+"""Foreign text in a model: limits for its chat template, and escapes for generated text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NESTED_RANGES = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor
     ids=["memory", "length", "its own words", "more than there is"],
 )
 def test_chat_template_is_bounded(llama_copy: Path, template: str, words: str) -> None:
-    """It is ended, and refused in two lines with its folder."""
+    """The template is ended, and the error is two lines with its folder."""
     (llama_copy / "chat_template.jinja").write_text(template)
     started = time.monotonic()
     outcome = run_here("generate", llama_copy, "--chat", "-p", PROMPT)
@@ -41,14 +41,14 @@ def test_chat_template_is_bounded(llama_copy: Path, template: str, words: str) -
 
 
 def test_chat_template_that_takes_too_long_is_ended() -> None:
-    """Loops within loops, each of which the sandbox allows."""
+    """The sandbox allows each of the nested loops."""
     question = {"template": NESTED_RANGES, "messages": [], "variables": {}}
     with pytest.raises(InputError, match=r"0\.5 s"):
         ask_limited(RENDERING, question, "the template", seconds=0.5, resident_bytes=10**9)
 
 
 def test_template_reads_any_message(tmp_path: Path) -> None:
-    """Quotes, other scripts and half a character reach it as they are; a damaged list of templates names none."""
+    """Quotes, other scripts and half a character are passed unchanged; a damaged list entry is skipped."""
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     message = "'\"\\ 日本 \ud800 {{ 1 }}\n"
     assert message == chat_prompt(tmp_path, message)
@@ -59,13 +59,13 @@ def test_template_reads_any_message(tmp_path: Path) -> None:
 
 
 def test_process_that_ends_without_an_answer_is_told() -> None:
-    """A module that answers nothing."""
+    """The module prints no answer."""
     with pytest.raises(InputError, match="terminated its process"):
         ask_limited("this", None, "the test", seconds=5, resident_bytes=10**9)
 
 
 def test_control_characters_of_a_text_are_not_obeyed(llama_copy: Path) -> None:
-    """The terminal is shown their escapes; JSON holds the text as it is."""
+    """The terminal gets escapes; JSON has the text unchanged."""
     path = llama_copy / "tokenizer.json"
     sign = "\x1b]0;title\x07\r\x9b2J\n\t"
     decoder: dict[str, Any] = {"type": "Replace", "pattern": {"String": "e"}, "content": sign}

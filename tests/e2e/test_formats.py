@@ -1,4 +1,4 @@
-"""Do files and answers hold what ``docs/reference/formats.md`` says, row by row, and nothing else?"""
+"""Files and JSON records, compared with every row of ``docs/reference/formats.md``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPAN = re.compile(r"`([^`]+)`")
 
 
 def _tables(heading: str) -> list[dict[str, str]]:
-    """Return the tables of a section, each the first cell of a row → the second."""
+    """Return the tables of a section, each as first cell → second cell of its rows."""
     text = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8")
     section = text.partition(f"\n{heading}\n")[2]
     section = re.split(r"\n##? ", section)[0]
@@ -50,7 +50,7 @@ def _metadata(properties: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def made(bert_tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with files of every kind; the current one as long as the tests run."""
+    """A folder with files of every kind, which is the current one during the tests."""
     folder = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -78,7 +78,7 @@ def _graphs(made: Path) -> list[onnx.ModelProto]:
 
 
 def test_rows_of_tags_are_those_of_an_export(made: Path) -> None:
-    """Each example of the mapping is a node of the model that it is of."""
+    """Each example of the mapping is a node of its model."""
     (table,) = _tables("## Tags (HTP)")
     nodes = {
         node.name: _metadata(node.metadata_props)["winml.hierarchy.tag"]
@@ -89,7 +89,7 @@ def test_rows_of_tags_are_those_of_an_export(made: Path) -> None:
 
 
 def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
-    """Of nodes and of models: what is written is told, and what is told is written by some verb."""
+    """Every written key of nodes and models is documented, and some verb writes every documented key."""
     models = _graphs(made)
     (of_nodes,) = _tables("## Node metadata (`node.metadata_props`, keys unique)")
     # In files of onnxscript's builder: tests/unit/onnx/test_module_tree.py.
@@ -103,7 +103,7 @@ def test_rows_of_metadata_are_the_keys_of_files(made: Path) -> None:
 
 
 def test_rows_of_a_cache_are_the_names_of_inputs(made: Path) -> None:
-    """By the kind that the file says."""
+    """The table lists the kinds in the file's metadata."""
     table = _tables("### A cache")[0]
     model = onnx.load(made / "built" / "decoder.onnx", load_external_data=False)
     inputs = json.loads(_metadata(model.metadata_props)["winml.io.inputs"])
@@ -115,7 +115,7 @@ def test_rows_of_a_cache_are_the_names_of_inputs(made: Path) -> None:
 
 
 def test_rows_of_the_sidecar_are_its_keys(made: Path) -> None:
-    """Those of the table and those of the text behind it."""
+    """The keys are those of the table and of the text after it."""
     (table,) = _tables("## Sidecar `<stem>_htp_metadata.json`")
     sidecar = json.loads((made / "built" / "decoder_htp_metadata.json").read_text(encoding="utf-8"))
     text = (REPOSITORY / "docs/reference/formats.md").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def test_rows_of_the_sidecar_are_its_keys(made: Path) -> None:
 
 
 def test_rows_of_a_manifest_are_its_keys(made: Path) -> None:
-    """Of the build, of a part, of a stage."""
+    """The tables are those of the build, of a part, and of a stage."""
     build, part, stage = map(_keys, _tables("## Manifest of a build `build_manifest.json`"))
     manifest = json.loads((made / "built" / "build_manifest.json").read_text(encoding="utf-8"))
     assert {"manifest_version", *build} == set(manifest)
@@ -134,7 +134,7 @@ def test_rows_of_a_manifest_are_its_keys(made: Path) -> None:
 
 
 def test_rows_of_answers_are_their_keys(made: Path) -> None:
-    """Of the verbs that answer in a second or two."""
+    """The verbs are those that finish in a second or two."""
     perf, by_module, of_modules = _tables("## JSON of `winml perf`")
     timed = ("perf", "model.onnx", "--iterations", "3")
     assert _keys(perf) == set(_done(*timed, "--baseline", "full.onnx"))
@@ -157,7 +157,7 @@ def test_rows_of_answers_are_their_keys(made: Path) -> None:
 
 @pytest.mark.usefixtures("made")
 def test_rows_of_a_plan_are_its_keys() -> None:
-    """Of each verb that has one."""
+    """The verbs are those with ``--dry-run``."""
     (table,) = _tables("## JSON of `--dry-run`")
     keys = {next(iter(_SPAN.findall(cell))) for cell in table}
     for arguments in (

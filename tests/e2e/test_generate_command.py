@@ -1,4 +1,4 @@
-"""Does a built decoder write what PyTorch writes, from the command and from Python?"""
+"""Text of a built decoder, from the command and from Python, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ TEXTS = [PROMPT, "a node runs on the graph and it had text"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small Llama."""
+    """The checkpoint of a small Llama."""
     return save_decoder(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
 def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It with its cache."""
+    """The Llama, built with its cache."""
     return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "llama")
 
 
 @pytest.fixture(scope="module")
 def plain(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It without a cache, for one row of a fixed length."""
+    """The Llama, built without a cache, for one row of a fixed length."""
     return build_decoder(checkpoint, tmp_path_factory.mktemp("plain") / "llama", cache=False)
 
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Any:
-    """It in PyTorch."""
+    """The Llama in PyTorch."""
     return AutoModelForCausalLM.from_pretrained(checkpoint).eval()
 
 
 @pytest.fixture(scope="module")
 def batch(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Two rows, the shorter one filled up on the left."""
+    """Two rows, the shorter one padded on the left."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint, padding_side="left")
     tokens = tokenizer(TEXTS, return_tensors="pt", padding=True)
     return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
 
 def answer(*arguments: str | Path) -> dict[str, Any]:
-    """Return what ``winml generate`` says as JSON."""
+    """Run ``winml generate``, and return its JSON."""
     outcome = run_here("generate", *arguments, "-f", "json", "-q")
     assert 0 == outcome.code, outcome.err
     record: dict[str, Any] = json.loads(outcome.out)
@@ -91,9 +91,9 @@ def test_generate_writes_the_tokens_of_pytorch(
     options: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A padded batch by transformers' own loop: greedy, with beams that take the cache along, and drawn by one seed.
+    """Transformers' loop runs on a padded batch: greedy, with beams that reorder the cache, and sampled with a seed.
 
-    By no name that transformers warns of.
+    No name that transformers warns of is used.
     """
     logging.Logger.warning_once.cache_clear()  # type: ignore[attr-defined]  # transformers adds it
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
@@ -106,7 +106,10 @@ def test_generate_writes_the_tokens_of_pytorch(
 
 
 def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
-    """Prompt and steps by hand, then a second text; the logits are those of PyTorch, and so is a prompt cut in two."""
+    """Prompt and steps are run one by one, then a second text.
+
+    The logits are those of PyTorch, also for a prompt in two pieces.
+    """
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
     tokens = batch["input_ids"][1:]
     with torch.no_grad():
@@ -126,7 +129,7 @@ def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict
 
 
 def test_generate_goes_on_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
-    """In two calls it writes the text of one; the second reads only what the cache does not hold."""
+    """Two calls generate the text of one; the second reads only the tokens that the cache lacks."""
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
     tokens, cache = batch["input_ids"][1:], loop_cache_name()
 
@@ -142,7 +145,7 @@ def test_generate_goes_on_from_the_cache_of_an_earlier_call(built: Path, batch: 
 
 
 def test_pipeline_takes_a_built_model(built: Path) -> None:
-    """Transformers' text-generation pipeline asks for nothing that is not there."""
+    """The text-generation pipeline of transformers works with the model."""
     model = WinMLModelForCausalLM.from_pretrained(built)
     write = pipeline("text-generation", model=model, tokenizer=AutoTokenizer.from_pretrained(built))
     text = write(PROMPT, max_new_tokens=8, do_sample=False)[0]["generated_text"]
@@ -150,7 +153,7 @@ def test_pipeline_takes_a_built_model(built: Path) -> None:
 
 
 def test_command_and_transformers_loop_write_the_same(built: Path, plain: Path) -> None:
-    """Our loop, transformers' loop on the same graph, and a graph without a cache: token by token."""
+    """Our loop, transformers' loop on the same graph, and a graph without a cache give equal tokens."""
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
     uncached: Any = WinMLModelForCausalLM.from_pretrained(plain)
     record = answer(built, "-p", PROMPT, "--max-new-tokens", "9")
@@ -165,7 +168,7 @@ def test_command_and_transformers_loop_write_the_same(built: Path, plain: Path) 
 
 
 def test_text_is_streamed_and_the_rest_is_told_on_stderr(built: Path) -> None:
-    """A prompt from stdin; stdout is the text alone."""
+    """The prompt is read from stdin, and stdout has the text alone."""
     outcome = run_here("generate", built, "-p", "-", "--max-new-tokens", "5", stdin=PROMPT)
     assert (0, answer(built, "-p", PROMPT, "--max-new-tokens", "5")["text"] + "\n") == (outcome.code, outcome.out)
     assert "5 new tokens" in outcome.err
@@ -186,7 +189,7 @@ def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
 
 
 def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
-    """A message is put into the template; one seed gives one text, another one another."""
+    """A message is inserted into the template; a seed repeats its text, and another seed gives another text."""
     message = answer(built, "-p", "who", "--chat", "--max-new-tokens", "2")
     assert "<s>user: who\nassistant: " == message["prompt"]
     drawn = [
@@ -209,7 +212,7 @@ def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
 def test_options_choose_tokens_as_arguments_of_transformers_do(
     built: Path, reference: Any, options: list[str], arguments: dict[str, Any]
 ) -> None:
-    """By our loop or that of transformers: the tokens of the model in PyTorch."""
+    """Both loops give the tokens of the model in PyTorch."""
     told = answer(built, "-p", PROMPT, "--max-new-tokens", "10", *options)
     prompt = torch.tensor([told["prompt_tokens"]])
     expected = reference.generate(prompt, max_new_tokens=10, do_sample=False, **arguments)[0, prompt.shape[1] :]
@@ -218,7 +221,7 @@ def test_options_choose_tokens_as_arguments_of_transformers_do(
 
 
 def test_few_of_the_likeliest_tokens_are_drawn_from(built: Path) -> None:
-    """One of them is the greedy text; a share of 1 of the best's probability as well."""
+    """With one token to draw from, or a minimum share of 1, the text is the greedy one."""
     greedy = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--temperature", "0")
     for option, value in (("--top-k", "1"), ("--min-p", "1")):
         drawn = answer(built, "-p", PROMPT, "--max-new-tokens", "10", option, value, "--seed", "3")
@@ -227,7 +230,7 @@ def test_few_of_the_likeliest_tokens_are_drawn_from(built: Path) -> None:
 
 
 def test_text_ends_where_a_stop_string_does(built: Path, checkpoint: Path) -> None:
-    """With the token that completes it, as transformers' loop ends it; PyTorch with the same option writes the same."""
+    """The text ends with the token that completes the string, in transformers' loop and in PyTorch."""
     whole = answer(built, "-p", PROMPT, "--max-new-tokens", "10")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     word = tokenizer.decode(whole["tokens"][4:6])
@@ -239,7 +242,7 @@ def test_text_ends_where_a_stop_string_does(built: Path, checkpoint: Path) -> No
 
 
 def test_system_message_is_put_before_that_of_the_user(built: Path) -> None:
-    """By the chat template; without a template nothing can be told."""
+    """The chat template inserts it; without a template the command is refused."""
     message = answer(built, "-p", "who", "--chat", "--system", "be brief", "--max-new-tokens", "2")
     assert "<s>system: be brief\n<s>user: who\nassistant: " == message["prompt"]
     refused = run_here("generate", built, "-p", "who", "--system", "be brief")
@@ -248,7 +251,10 @@ def test_system_message_is_put_before_that_of_the_user(built: Path) -> None:
 
 
 def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """The checkpoint that the file names writes the same; one with another weight does not, and the exit code is 3."""
+    """The checkpoint in the metadata gives the same tokens.
+
+    One with another weight does not, and the exit code is 3.
+    """
     same = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--reference")
     assert (same["tokens"], None) == (same["reference"]["tokens"], same["reference"]["difference"])
     other = save_decoder(tmp_path / "other", seed=3)
@@ -264,7 +270,7 @@ def test_reference_finds_the_first_token_that_differs(built: Path, checkpoint: P
 
 
 def test_text_of_a_different_token_is_its_own(tmp_path: Path) -> None:
-    """Where the tokens before it end inside a character, too: here each token is a byte."""
+    """Tokens before the difference may end inside a character: here each token is a byte."""
     from tokenizers import Tokenizer, decoders, models
     from tokenizers.pre_tokenizers import ByteLevel
 
@@ -315,7 +321,7 @@ def test_different_text_of_a_quantized_model_is_a_result(built: Path, checkpoint
 
 
 def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path: Path) -> None:
-    """Beams in ``generation_config.json``: its loop writes what it writes in Python."""
+    """A folder with beams in ``generation_config.json`` gives the tokens of transformers' loop."""
     folder = tmp_path / "beams"
     shutil.copytree(built, folder)
     path = folder / "generation_config.json"
@@ -330,7 +336,7 @@ def test_what_only_transformers_knows_is_left_to_its_loop(built: Path, tmp_path:
 
 
 def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path: Path) -> None:
-    """A vocabulary and merges, as older checkpoints have them."""
+    """Older checkpoints have a vocabulary and merges."""
     from tokenizers import Tokenizer
 
     folder = tmp_path / "older"
@@ -345,7 +351,7 @@ def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path:
 
 
 def test_first_token_needs_no_torch(built: Path) -> None:
-    """Nor any other library that takes seconds to load, where ONNX Runtime checks data files."""
+    """Other libraries that take seconds to import are not needed either, if ONNX Runtime checks data files."""
     program = (
         "import sys\nfrom winml.modelkit.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -360,7 +366,7 @@ def test_first_token_needs_no_torch(built: Path) -> None:
 
 
 def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """Each before the model is opened."""
+    """Each request is refused before the model is opened."""
     bare = tmp_path / "bare"
     shutil.copytree(built, bare)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -384,7 +390,7 @@ def test_wrong_requests_are_refused_with_what_to_do(built: Path, checkpoint: Pat
 
 
 def test_model_that_does_not_generate_is_refused(small_file: Path, built: Path, tmp_path: Path) -> None:
-    """An encoder with a tokenizer beside it."""
+    """The model is an encoder with a tokenizer beside it."""
     shutil.copy(small_file, tmp_path / "encoder.onnx")
     shutil.copy(built / "tokenizer.json", tmp_path)
     outcome = run_here("generate", tmp_path / "encoder.onnx", "-p", "x")
@@ -394,7 +400,7 @@ def test_model_that_does_not_generate_is_refused(small_file: Path, built: Path, 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
 def test_model_of_another_task_is_refused(has_tokenizer: bool, plain: Path, tmp_path: Path) -> None:
-    """Its scores are those of the text itself, also where it has some for each token."""
+    """The scores belong to the text itself, even if there is one for each token."""
     folder = shutil.copytree(plain, tmp_path / "built")
     model = onnx.load(folder / "model.onnx")
     onnx.helper.set_model_props(model, {MODEL_KEY: json.dumps({"task": "fill-mask"})})
@@ -407,7 +413,7 @@ def test_model_of_another_task_is_refused(has_tokenizer: bool, plain: Path, tmp_
 
 
 def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
-    """The lengths the model has positions for; keys and values of two heads of eight numbers in two layers."""
+    """The lengths fit the positions; the cache has keys and values of two heads of eight numbers in two layers."""
     outcome = run_here("perf", built, "--generation", "--iterations", "2", "-f", "json")
     assert 0 == outcome.code, outcome.err
     record = json.loads(outcome.out)
@@ -421,7 +427,7 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
 
 
 def test_perf_by_module_shows_prompt_and_step_apart(built: Path, tmp_path: Path) -> None:
-    """As JSON, as a page with a chart for each, and as a trace with a process for each."""
+    """The JSON has both, the page a chart for each, and the trace a process for each."""
     page, trace, nodes = tmp_path / "time.html", tmp_path / "trace.json", tmp_path / "nodes.json"
     files = ("--report", page, "--trace", trace, "--node-data", nodes)
     outcome = run_here("perf", built, "--by-module", "--iterations", "2", *files, "-f", "json")
@@ -443,14 +449,14 @@ def test_perf_by_module_shows_prompt_and_step_apart(built: Path, tmp_path: Path)
 
 
 def test_perf_by_class_of_a_decoder_measures_a_step(built: Path) -> None:
-    """All layers of a class together, of a prompt and of a step."""
+    """All layers of a class are summed, for a prompt and for a step."""
     classes = run_here("perf", built, "--by-module", "--iterations", "2", "--group", "class", "--top", "2")
     assert 0 == classes.code, classes.err
     assert "a step" in classes.out
 
 
 def test_perf_of_a_decoder_measures_a_step(built: Path) -> None:
-    """One number by itself; longer ones than the model has positions for are refused, and both sizes are one run."""
+    """A step is the default; a length beyond the positions is refused, and both sizes give one run."""
     outcome = run_here("perf", built, "--iterations", "2", "--warmup", "1")
     assert 0 == outcome.code, outcome.err
     assert "1 token after 63" in outcome.out
@@ -463,7 +469,7 @@ def test_perf_of_a_decoder_measures_a_step(built: Path) -> None:
 
 
 def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: Any) -> None:
-    """The token that PyTorch writes there, after as many in the cache as it has read."""
+    """The step has the token that PyTorch generates after the tokens in the cache."""
     side = OnnxSide(built / "model.onnx", by_module=False)
     inputs = graph_inputs(side.session())
     prompt, _ = decoder_feeds(inputs, DecoderRun(6, 0), {}, batch_size=2, seed=3)
@@ -479,7 +485,7 @@ def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: A
 
 
 def test_step_needs_token_ids_and_scores(built: Path, tmp_path: Path) -> None:
-    """A decoder whose input or output is called otherwise is refused before it is run."""
+    """A decoder with another name of its input or output is refused before it runs."""
     for old, new in (("input_ids", "decoder_input_ids"), ("logits", "scores")):
         model = onnx.load(built / "model.onnx")
         for value in (*model.graph.input, *model.graph.output):
@@ -494,7 +500,7 @@ def test_step_needs_token_ids_and_scores(built: Path, tmp_path: Path) -> None:
 
 
 def test_compare_names_the_first_wrong_module_at_a_step(built: Path, checkpoint: Path, tmp_path: Path) -> None:
-    """A file with one weight of another size, against the checkpoint; steps beyond the positions are refused."""
+    """A file with one scaled weight is compared with the checkpoint; a step beyond the positions is refused."""
     model = onnx.load(built / "model.onnx")
     weight = next(tensor for tensor in model.graph.initializer if "layers.1.mlp.up_proj" in tensor.name)
     values = onnx.numpy_helper.to_array(weight) * np.float32(1.1)
@@ -510,7 +516,7 @@ def test_compare_names_the_first_wrong_module_at_a_step(built: Path, checkpoint:
 
 
 def test_compare_at_a_step_needs_a_cache(plain: Path) -> None:
-    """A graph without one has no steps."""
+    """A graph without a cache has no steps."""
     outcome = run_here("compare", plain, plain, "--step", "2")
     assert (2, True) == (outcome.code, "--step 2: the model has no KV cache" in outcome.err)
 
@@ -523,7 +529,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_encoder_decoder_writes_what_pytorch_writes(translator: Path) -> None:
-    """From the command with our own loop, and from Python; the folder says what it was made from."""
+    """The command uses our own loop, Python that of transformers; the folder names its source."""
     record = answer(translator, "-p", PROMPT, "--max-new-tokens", "8", "--reference")
     assert "winml" == record["loop"]
     assert record["tokens"] == record["reference"]["tokens"]
@@ -545,14 +551,14 @@ def test_encoder_decoder_writes_what_pytorch_writes(translator: Path) -> None:
 def test_encoder_decoder_refuses_what_its_encoder_does_not_read(
     translator: Path, arguments: list[str], message: str
 ) -> None:
-    """With what it does read, before a graph is opened."""
+    """The message lists the inputs of the encoder, before a graph is opened."""
     outcome = run_here("generate", translator, *arguments)
     assert 2 == outcome.code
     assert message in outcome.err
 
 
 def test_run_cuts_a_text_to_the_fixed_length_of_an_encoder(tmp_path: Path) -> None:
-    """A note names the length and the option that opens it; a shorter text is padded."""
+    """A note names the length and the option for a dynamic one; a shorter text is padded."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
     folder = tmp_path / "built"
     sizes = ("--shape-config", '{"sequence_length": 6}', "--no-verify")
@@ -566,7 +572,10 @@ def test_run_cuts_a_text_to_the_fixed_length_of_an_encoder(tmp_path: Path) -> No
 
 
 def test_perf_measures_the_parts_of_a_folder(translator: Path) -> None:
-    """Each by itself; with --generation from the text to the first token, and steps by what is cached."""
+    """Each part is measured.
+
+    With --generation, the text up to the first token, and steps by the length of the cache.
+    """
     runs = ("--iterations", "2", "--warmup", "0", "--format", "json", "-q")
     outcome = run_here("perf", translator, *runs)
     assert 0 == outcome.code, outcome.err
@@ -585,7 +594,7 @@ def test_perf_measures_the_parts_of_a_folder(translator: Path) -> None:
 
 
 def test_recording_is_written_down(tmp_path: Path) -> None:
-    """The feature extractor beside the model prepares it."""
+    """The feature extractor beside the model prepares the recording."""
     soundfile = pytest.importorskip("soundfile")
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper")
     config = WinMLBuildConfig.model_validate({"export": {"exporter": "torchscript"}})

@@ -1,4 +1,4 @@
-"""What do the values of generation_config.json do: decide the text, change nothing, or are they refused by name?"""
+"""Values of generation_config.json: they decide the text, change nothing, or are refused by key."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ OF_A_MODEL_TYPE = {
 
 
 def configure(folder: Path, **values: Any) -> Path:
-    """Add values to the settings in a folder, and return it."""
+    """Add values to the settings in a folder, and return the folder."""
     path = folder / SETTINGS
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     return folder
 
 
 def generated(folder: Path, *arguments: str) -> Outcome:
-    """Return what eight tokens after the prompt look like."""
+    """Generate eight tokens after the prompt as JSON."""
     return run_here("generate", folder, "-p", PROMPT, "--max-new-tokens", "8", "-f", "json", *arguments)
 
 
 def record(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Return the JSON of a text that was written."""
+    """Return the JSON of a generated text."""
     outcome = generated(folder, *arguments)
     assert 0 == outcome.code, outcome.err
     answer: dict[str, Any] = json.loads(outcome.out)
@@ -50,7 +50,7 @@ def record(folder: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_stop_strings_end_a_text(llama_copy: Path, as_list: bool) -> None:
-    """The last token is the one that completes the string, as it is in PyTorch; the answer says why it ended."""
+    """The last token completes the string, as in PyTorch; the record has the reason of the end."""
     whole = record(llama_copy)
     stop = whole["text"][-3:]
     ended = record(configure(llama_copy, stop_strings=[stop, "%%"] if as_list else stop), "--reference")
@@ -64,7 +64,7 @@ def test_stop_strings_end_a_text(llama_copy: Path, as_list: bool) -> None:
 
 
 def test_stop_strings_end_a_text_from_python(llama_copy: Path) -> None:
-    """The tokenizer that transformers' loop asks for is not handed to the graph."""
+    """The tokenizer that transformers' loop needs is not passed to the graph."""
     model: Any = WinMLModelForCausalLM.from_pretrained(llama_copy)
     tokenizer = AutoTokenizer.from_pretrained(llama_copy)
     tokens = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
@@ -75,7 +75,7 @@ def test_stop_strings_end_a_text_from_python(llama_copy: Path) -> None:
 
 
 def test_stop_strings_end_a_text_of_an_encoder_decoder(tmp_path: Path) -> None:
-    """The same for two graphs."""
+    """The stop string works with two graphs."""
     folder = build_decoder(save_encoder_decoder(tmp_path / "checkpoint", "t5"), tmp_path / "built")
     drawn = ("--temperature", "9", "--seed", "2")
     whole = record(configure(folder, max_time=1000), *drawn)
@@ -97,7 +97,7 @@ def test_stop_strings_end_a_text_of_an_encoder_decoder(tmp_path: Path) -> None:
     ids=str,
 )
 def test_settings_that_change_no_token_are_ignored(llama: Path, llama_copy: Path, values: dict[str, Any]) -> None:
-    """By our loop and by that of transformers; what switches another way to generate on is told."""
+    """Neither our loop nor that of transformers uses them; a note names a setting of another generation mode."""
     answer = record(configure(llama_copy, **values))
     assert record(llama)["tokens"] == answer["tokens"]
     assert ("prompt_lookup_num_tokens" in values) == any("prompt_lookup_num_tokens" in note for note in answer["notes"])
@@ -116,7 +116,7 @@ def test_settings_that_change_no_token_are_ignored(llama: Path, llama_copy: Path
     ],
 )
 def test_unsupported_way_to_choose_tokens_is_wrong_usage(llama_copy: Path, key: str, value: Any) -> None:
-    """It is refused by its key, and not left out."""
+    """The setting is refused by its key, not ignored."""
     outcome = generated(configure(llama_copy, **{key: value}))
     assert 2 == outcome.code
     assert f"{SETTINGS}: {key} is {value!r}" in outcome.err
@@ -137,7 +137,7 @@ def test_unsupported_way_to_choose_tokens_is_wrong_usage(llama_copy: Path, key: 
     ],
 )  # fmt: skip
 def test_value_of_the_wrong_kind_is_named(llama_copy: Path, key: str, value: Any) -> None:
-    """With the file and its key, in two lines."""
+    """The message names file and key, in two lines."""
     outcome = generated(configure(llama_copy, **{key: value}))
     assert (1, 2) == (outcome.code, len(outcome.complaint)), outcome.err
     assert str(llama_copy / SETTINGS) in outcome.err
@@ -145,7 +145,7 @@ def test_value_of_the_wrong_kind_is_named(llama_copy: Path, key: str, value: Any
 
 
 def test_settings_that_do_not_go_together_are_refused_in_words(llama_copy: Path) -> None:
-    """What transformers' loop says of them is told, with the file."""
+    """The message has the words of transformers' loop, and the file."""
     outcome = generated(configure(llama_copy, num_beams=2, num_return_sequences=5))
     assert 1 == outcome.code
     assert SETTINGS in outcome.err
@@ -153,7 +153,7 @@ def test_settings_that_do_not_go_together_are_refused_in_words(llama_copy: Path)
 
 
 def test_every_key_of_transformers_is_known() -> None:
-    """A key that transformers adds is looked at before it is handed to its loop."""
+    """A key that a new transformers adds has to be examined before it is passed to its loop."""
     own = {key for key in vars(GenerationConfig()) if not key.startswith("_")}
     kinds = set(settings._GenerationConfig.model_fields)
     without_effect = {
@@ -166,7 +166,7 @@ def test_every_key_of_transformers_is_known() -> None:
 
 
 def test_token_that_is_none_of_the_model_is_refused() -> None:
-    """As the only one that may stand somewhere; among those that may not, it changes nothing."""
+    """As the only allowed token at a position it is an error; among the suppressed tokens it has no effect."""
     import numpy as np
 
     logits = np.arange(4.0)
@@ -176,7 +176,7 @@ def test_token_that_is_none_of_the_model_is_refused() -> None:
 
 
 def test_config_of_an_older_checkpoint_is_checked_as_well(tmp_path: Path) -> None:
-    """A decoder that is no object names no token; a list of tokens that is none is named."""
+    """A decoder that is no object has no tokens; a wrong list of tokens is an error with its key."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"decoder": "none", "decoder_start_token_id": 3, "suppress_tokens": [7]}))
     assert ((7,), 3) == (read_decoder_prompt(tmp_path)[0].suppressed, read_decoder_prompt(tmp_path)[0].start)

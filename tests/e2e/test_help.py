@@ -1,4 +1,4 @@
-"""Does ``--help`` fit a screen, and does ``--help-all`` show every option, in the same groups?"""
+"""``--help`` on one screen, and ``--help-all`` with every option in the same groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _headings(text: str) -> list[str]:
 @pytest.mark.parametrize("verb", COMMANDS)
 @pytest.mark.parametrize("columns", [80, 100])
 def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, verb: str, columns: int) -> None:
-    """On a narrow terminal as well, and the complete help fits its width."""
+    """The help fits a narrow terminal, and the complete help fits its width."""
     text, whole = (_help(monkeypatch, verb, option, columns) for option in ("--help", "--help-all"))
     assert len(text.splitlines()) <= MOST_LINES
     assert [] == [line for line in (text + whole).splitlines() if len(line) > MOST_COLUMNS]
@@ -43,7 +43,7 @@ def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, verb: str, columns:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_whole_help_has_every_option_once(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    """Each row of options begins with one that no row before had."""
+    """Each row begins with an option that no earlier row has."""
     text = _help(monkeypatch, verb, "--help-all", 100)
     command = _command(verb)
     inner = command.commands.values() if isinstance(command, click.Group) else ()
@@ -56,7 +56,7 @@ def test_whole_help_has_every_option_once(monkeypatch: pytest.MonkeyPatch, verb:
 
 @pytest.mark.parametrize("verb", sorted({*COMMANDS} - {"cache"}))
 def test_help_names_every_group(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    """Those without a common option stand in the last line, which also counts all options."""
+    """The last line names the groups without a common option, and counts all options."""
     brief, whole = (_help(monkeypatch, verb, option, 200) for option in ("--help", "--help-all"))
     found = _LAST.match(brief.splitlines()[-1])
     assert found is not None
@@ -69,7 +69,7 @@ def test_help_names_every_group(monkeypatch: pytest.MonkeyPatch, verb: str) -> N
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_help_shows_what_is_marked_as_common(monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
-    """The mark of an option decides, and nothing else."""
+    """The mark of an option decides alone."""
     text = _help(monkeypatch, verb, "--help", 100)
     listed = {line.split()[0].rstrip(",") for line in text.splitlines() if re.match(r"^  -", line)}
     options = [param for param in _command(verb).params if isinstance(param, click.Option)]
@@ -78,7 +78,7 @@ def test_help_shows_what_is_marked_as_common(monkeypatch: pytest.MonkeyPatch, ve
 
 
 def test_width_of_the_help_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the width that a reader takes in."""
+    """The width has an upper limit for readability."""
     narrow, wide = (_help(monkeypatch, "build", "--help-all", columns) for columns in (80, 300))
     assert len(narrow.splitlines()) > len(wide.splitlines())
     assert max(map(len, wide.splitlines())) <= MOST_COLUMNS

@@ -1,4 +1,4 @@
-"""``winml inspect`` on checkpoints tells an export beforehand, in both forms, and takes bad input calmly."""
+"""``winml inspect`` on checkpoints: facts of a future export as table and JSON, and refusals of bad input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LLAMA_68B = {
 
 
 def write_config(folder: Path, content: dict[str, Any] | str) -> Path:
-    """Write a folder that holds a config and nothing else."""
+    """Write a folder with a config alone."""
     folder.mkdir()
     text = content if isinstance(content, str) else json.dumps(content)
     (folder / "config.json").write_text(text, encoding="utf-8")
@@ -38,7 +38,7 @@ def test_inspect_bert_tiny_in_both_forms(workplace: Workplace, bert_tiny: Path) 
 
 
 def test_inspect_minilm_is_what_its_export_is(workplace: Workplace, minilm_folder: Path) -> None:
-    """Of a published checkpoint, the tokenizer is told by its files."""
+    """The tokenizer of a published checkpoint is found by its files."""
     told = workplace.winml("inspect", "-m", minilm_folder, "--format", "json")
     assert 0 == told.code, told.err
     record = json.loads(told.out)
@@ -48,7 +48,7 @@ def test_inspect_minilm_is_what_its_export_is(workplace: Workplace, minilm_folde
 
 
 def test_inspect_a_68b_config_shows_its_tree(workplace: Workplace, tmp_path: Path) -> None:
-    """Eight layers and 68 billion parameters are told without one of them."""
+    """Eight layers and 68 billion parameters are shown without creating one."""
     told = workplace.winml("inspect", "-m", write_config(tmp_path / "llama", LLAMA_68B), "-H", "--format", "json")
     assert (0, "") == (told.code, told.err)
     record = json.loads(told.out)
@@ -58,7 +58,7 @@ def test_inspect_a_68b_config_shows_its_tree(workplace: Workplace, tmp_path: Pat
 
 @pytest.mark.parametrize("model_type", ["vit", "whisper"])
 def test_inspect_model_type_needs_no_checkpoint(workplace: Workplace, model_type: str) -> None:
-    """A type alone has tasks, inputs and outputs."""
+    """A model type has tasks, inputs and outputs."""
     told = workplace.winml("inspect", "--model-type", model_type, "-H", "--format", "json")
     assert (0, "") == (told.code, told.err)
     record = json.loads(told.out)
@@ -98,7 +98,7 @@ def test_inspect_model_type_needs_no_checkpoint(workplace: Workplace, model_type
 def test_inspect_bad_config_is_told_in_one_sentence(
     workplace: Workplace, tmp_path: Path, content: dict[str, Any] | str, words: str
 ) -> None:
-    """No traceback, no hang, no word on stdout; what is wrong, and what to do."""
+    """The command ends with an error and a remedy, without a traceback or output on stdout."""
     refused = workplace.winml("inspect", "-m", write_config(tmp_path / "bad", content), "-H", "--format", "json")
     assert (1, "") == (refused.code, refused.out)
     assert words in refused.err
@@ -108,7 +108,7 @@ def test_inspect_bad_config_is_told_in_one_sentence(
 
 
 def test_inspect_a_config_that_asks_for_values_says_so(workplace: Workplace, tmp_path: Path) -> None:
-    """Where the forward cannot run without weights, a small model gets random ones, and a note tells it."""
+    """If the forward cannot run without weights, a small model gets random ones, and a note says so."""
     content = {
         "model_type": "longformer", "architectures": ["LongformerModel"], "vocab_size": 120, "hidden_size": 32,
         "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "attention_window": 8,

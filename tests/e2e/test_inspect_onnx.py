@@ -1,4 +1,4 @@
-"""``winml inspect`` on ONNX files, as a user starts it."""
+"""``winml inspect`` on ONNX files, as a user runs it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_inspect_of_our_export_in_both_formats_agrees(exported: Path) -> None:
-    """The table and the JSON tell the tree the export wrote, and stderr stays empty."""
+    """The table and the JSON have the tree of the export, and stderr stays empty."""
     code, table, words = _run("inspect", "-m", exported, "-H")
     assert (0, "") == (code, words)
     assert "Block.1" in table
@@ -76,14 +76,14 @@ def test_inspect_of_our_export_in_both_formats_agrees(exported: Path) -> None:
 
 
 def test_inspect_of_the_folder_of_an_export_is_that_of_its_file(exported: Path) -> None:
-    """As for every verb that reads ONNX files."""
+    """The folder is accepted as by every verb that reads ONNX files."""
     code, text, words = _run("inspect", exported.parent, "--format", "json")
     assert (0, "") == (code, words)
     assert json.loads(_run("inspect", exported, "--format", "json")[1]) == json.loads(text)
 
 
 def test_inspect_module_lists_the_nodes_of_what_it_names(exported: Path) -> None:
-    """A selector over paths gives one block, and JSON its nodes."""
+    """A selector over paths gives one block, and the JSON has its nodes."""
     code, text, _ = _run("inspect", exported, "--module", "blocks.1", "--format", "json")
     assert 0 == code
     record = json.loads(text)
@@ -93,14 +93,14 @@ def test_inspect_module_lists_the_nodes_of_what_it_names(exported: Path) -> None
 
 
 def test_inspect_unknown_selector_lists_the_nearest(exported: Path) -> None:
-    """A wrong name is wrong usage, and stdout stays clean in JSON mode."""
+    """A wrong name is a usage error, and stdout stays empty in JSON mode."""
     code, text, words = _run("inspect", exported, "--module", "Blokc", "--format", "json")
     assert (2, "") == (code, text)
     assert "error: no module matches 'Blokc'\nNearest: Block, blocks.1, blocks.0. Classes: Block, Net.\n" == words
 
 
 def test_inspect_of_an_onnx_file_imports_no_model_library(exported: Path) -> None:
-    """Neither torch nor transformers nor ONNX Runtime is needed to read a file."""
+    """Neither torch nor transformers nor ONNX Runtime is imported to read a file."""
     program = (
         "import sys\n"
         "from winml.modelkit.cli.main import main\n"
@@ -154,7 +154,7 @@ def _broken(folder: Path, kind: str) -> Path:
 def test_inspect_of_a_broken_file_is_one_sentence(
     tmp_path: Path, kind: str, code: int, reason: str, format_: str
 ) -> None:
-    """Each names the file and what to do; stdout stays empty."""
+    """Each error names the file and a remedy; stdout stays empty."""
     path = _broken(tmp_path, kind)
     found = _run("inspect", "-m", path, "--format", format_)
     assert (code, "") == found[:2]
@@ -164,7 +164,7 @@ def test_inspect_of_a_broken_file_is_one_sentence(
 
 
 def test_inspect_with_missing_data_file_answers(tmp_path: Path) -> None:
-    """Weights are not needed to say what is in a model."""
+    """An inspection does not need the weights."""
     path = tmp_path / "model.onnx"
     onnx.save(
         helper.make_model(helper.make_graph([], "main", [], [], [numpy_helper.from_array(np.ones(500), "w")])),
@@ -196,7 +196,7 @@ def test_inspect_with_missing_data_file_answers(tmp_path: Path) -> None:
     ],
 )
 def test_inspect_wrong_usage_is_refused(arguments: list[str], reason: str) -> None:
-    """Before any file is looked at, with exit code 2."""
+    """The exit code is 2, before any file is read."""
     code, text, words = _run("inspect", *arguments)
     assert (2, "") == (code, text)
     assert reason in words

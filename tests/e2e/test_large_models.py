@@ -1,4 +1,4 @@
-"""Weights are cargo: they go from the checkpoint to the output by way of the disk, whole or not at all."""
+"""Exports of large models: weights go from the checkpoint to the output through the disk, whole or not at all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ main()
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT whose embeddings, most of its 8 MB, are its output weights too; bf16, in several shards."""
+    """A BERT in bf16, in several shards, whose embeddings, most of its 8 MB, are also its output weights."""
     import torch
 
     from checkpoints import build_model
@@ -65,7 +65,7 @@ def experts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sharded(tied: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """A copy of the tied BERT, to be damaged."""
     return Path(shutil.copytree(tied, tmp_path / "sharded"))
 
 
@@ -78,7 +78,7 @@ def _weight_bytes(folder: Path) -> int:
 
 
 def test_export_without_weights_in_memory_is_verified(workplace: Workplace, tied: Path) -> None:
-    """Cast on the way, from several shards: the file answers as PyTorch does with its own cast weights."""
+    """The weights of several shards are cast, and the file has the outputs of PyTorch with cast weights."""
     outcome = workplace.export(*_export(tied, "--dtype", "fp32", "--format", "json", "-q"))
     assert 0 == outcome.code, outcome.err
     result = json.loads(outcome.out)
@@ -90,7 +90,7 @@ def test_export_without_weights_in_memory_is_verified(workplace: Workplace, tied
 
 
 def test_export_keeps_the_type_of_the_checkpoint_and_writes_tied_weights_once(workplace: Workplace, tied: Path) -> None:
-    """The bytes of the checkpoint, and a graph."""
+    """The file has the weights of the checkpoint, and a graph."""
     outcome = workplace.export(*_export(tied, "--no-verify"))
     assert 0 == outcome.code, outcome.err
     proto = onnx.load(workplace.folder / "model.onnx")
@@ -102,7 +102,7 @@ def test_export_keeps_the_type_of_the_checkpoint_and_writes_tied_weights_once(wo
 
 
 def test_experts_are_exported_without_their_weights_in_memory(workplace: Workplace, experts: Path) -> None:
-    """The kernel that multiplies them in one go works with values only; an export goes another way."""
+    """The kernel that multiplies all experts at once needs values, so an export uses another one."""
     outcome = workplace.export(*_export(experts, "--format", "json", "-q"))
     assert 0 == outcome.code, outcome.err
     assert "" == outcome.err
@@ -112,7 +112,10 @@ def test_experts_are_exported_without_their_weights_in_memory(workplace: Workpla
 
 
 def test_bfloat16_is_verified_in_float32(workplace: Workplace, tied: Path) -> None:
-    """ONNX Runtime's CPU does not multiply bfloat16: both sides compute in float32, and the file keeps its type."""
+    """Both sides compute in float32, and the file keeps its dtype.
+
+    The CPU provider of ONNX Runtime cannot multiply bfloat16.
+    """
     outcome = workplace.export(*_export(tied, "--format", "json", "-q"))
     assert 0 == outcome.code, outcome.err
     verification = json.loads(outcome.out)["verification"]
@@ -123,7 +126,7 @@ def test_bfloat16_is_verified_in_float32(workplace: Workplace, tied: Path) -> No
 
 
 def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None:
-    """An encoder and its decoder; that no text was generated is noted."""
+    """The parts are an encoder and its decoder; a note says that no text was generated."""
     import torch
 
     from checkpoints import build_model, one_layer
@@ -138,7 +141,7 @@ def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None
 
 
 def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert_tiny: Path) -> None:
-    """The TorchScript exporter takes the same option."""
+    """The TorchScript exporter has the same option."""
     options = ("--no-dynamo", "--dtype", "fp16", "--no-verify", "-q", "--shape-config", '{"sequence_length": 8}')
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
     assert 0 == outcome.code, outcome.err
@@ -149,7 +152,7 @@ def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert
 
 
 def test_dtype_of_a_factory_is_refused(workplace: Workplace, nets: Path) -> None:
-    """Only its author casts its weights."""
+    """The weights of a factory are cast by its author only."""
     words = ("--dtype fp16", "creates the weights")
     workplace.refuse("-m", f"{nets}:good", "-o", "model.onnx", "--dtype", "fp16", code=2, words=words)
 
@@ -205,7 +208,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_shards_are_told_in_one_sentence(workplace: Workplace, sharded: Path, damage: str) -> None:
-    """Before anything is traced, and before anything is written."""
+    """The error comes before a trace and before a file is written."""
     spoil, words = DAMAGES[damage]
     spoil(sharded)
     workplace.refuse(*_export(sharded, "--no-verify"), code=1, words=(str(sharded), *words))
@@ -213,7 +216,7 @@ def test_damaged_shards_are_told_in_one_sentence(workplace: Workplace, sharded: 
 
 @_POSIX
 def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: Path) -> None:
-    """Some megabytes of the weights are written when it is."""
+    """Some megabytes of the weights are written by then."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier")
     limit = _weight_bytes(tied) // 2
     limited = replace(workplace, program=(sys.executable, "-c", WITH_A_LIMIT, str(limit)), is_warm=True)
@@ -225,7 +228,7 @@ def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: 
 
 @_POSIX
 def test_interruption_half_way_changes_no_file(workplace: Workplace, tied: Path) -> None:
-    """Ctrl-C while the weights are on their way."""
+    """Ctrl-C comes while the weights are written."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier")
     interrupted = replace(workplace, program=(sys.executable, "-c", _INTERRUPTED_WHILE_WRITING), is_warm=True)
     outcome = interrupted.export(*_export(tied, "--dtype", "fp32", "--overwrite"))

@@ -1,4 +1,4 @@
-"""How much of a module tree ``inspect`` and ``export`` show: levels, and equal modules once."""
+"""Displayed part of a module tree in ``inspect`` and ``export``: levels, and equal modules once."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_equal_layers_are_folded_unless_asked_for_twice(layers: Path) -> None:
 
 
 def test_depth_hides_deeper_levels_and_says_how_many(layers: Path) -> None:
-    """What is hidden is counted."""
+    """Hidden modules are counted."""
     assert [["M · 6 more below", "7", "1"]] == _modules(layers, "-H", "--depth", "1")
     assert ["Layer.0 … .2 × 3, equal · 1 more below", "2", "1"] == _modules(layers, "-H", "--depth", "2")[-1]
 
@@ -65,14 +65,14 @@ def test_json_folds_nothing(layers: Path) -> None:
     [(("inspect", "layers.onnx"), "-H"), (("export", "-m", "./net", "-o", "net.onnx"), "-v")],
 )
 def test_depth_of_no_tree_is_refused(arguments: tuple[str, ...], option: str) -> None:
-    """Nothing is read; the option that shows the tree is named."""
+    """Nothing is read; the message names the option that shows the tree."""
     outcome = run_here(*arguments, "--depth", "2")
     assert 2 == outcome.code
     assert all(word in outcome.err for word in ("--depth 2", option))
 
 
 def test_functions_without_tags_are_refused_early() -> None:
-    """Functions go by the tags."""
+    """Functions are made of tags."""
     outcome = run_here("export", "-m", "./net", "-o", "net.onnx", "--functions", "all", "--no-hierarchy")
     assert 2 == outcome.code
     assert "--no-hierarchy" in outcome.err

@@ -1,4 +1,4 @@
-"""``winml optimize`` from a shell: what it says, what it writes, how it ends."""
+"""``winml optimize``: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_full_level_fuses_and_says_what_and_where(workplace: Workplace) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_no_flags_pass_the_export_on_and_say_so(workplace: Workplace) -> None:
-    """An export is in its plain form already."""
+    """An export is normalized already."""
     outcome = workplace.winml("optimize", "-m", "model.onnx", "-o", "same.onnx")
     assert 0 == outcome.code, outcome.err
     assert "already normalized" in outcome.out
@@ -64,7 +64,7 @@ def test_no_flags_pass_the_export_on_and_say_so(workplace: Workplace) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_pair_of_flags_switches_one_capability(workplace: Workplace) -> None:
-    """Enabled alone it is all that happens; disabled it is all that does not; a config says the same."""
+    """An enabled capability is the only one, a disabled one is the only one left out; a config has the same effect."""
     (workplace.folder / "optim.json").write_text('{"optim": {"gelu_fusion": true}}', encoding="utf-8")
     for name, arguments in {
         "only.onnx": ["--enable-gelu-fusion"],
@@ -110,7 +110,7 @@ def test_list_shows_what_is_on_where(workplace: Workplace) -> None:
 def test_wrong_request_is_refused_and_writes_nothing(
     workplace: Workplace, arguments: list[str], code: int, words: str
 ) -> None:
-    """Exit code and words say what to change; no file appears."""
+    """Exit code and message tell the error; no file appears."""
     before = workplace.files()
     outcome = workplace.winml("optimize", "-m", "model.onnx", *arguments)
     assert (code, "") == (outcome.code, outcome.out)
@@ -120,7 +120,7 @@ def test_wrong_request_is_refused_and_writes_nothing(
 
 @pytest.mark.usefixtures("model")
 def test_fusion_for_an_npu_fires_at_the_opset_that_the_refusal_names(workplace: Workplace) -> None:
-    """All of the GELUs become operators of ONNX, none of ONNX Runtime."""
+    """Every GELU becomes an operator of ONNX, none one of ONNX Runtime."""
     asked = ("-m", "model.onnx", "-o", "npu.onnx", "--ep", "qnn", "--enable-gelu-fusion", "--opset", "20")
     outcome = workplace.winml("optimize", *asked)
     assert 0 == outcome.code, outcome.err
@@ -149,7 +149,7 @@ def test_optimizing_imports_no_torch(workplace: Workplace) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_functions_of_classes_are_written_and_read_back_byte_by_byte(workplace: Workplace) -> None:
-    """Layers share a function; what reads the file sees the graph it was made of."""
+    """Layers share a function; a reader of the file gets the original graph."""
     outcome = workplace.winml(
         "optimize", "-m", "model.onnx", "-o", "functions.onnx", "--functions", "classes", "--format", "json"
     )

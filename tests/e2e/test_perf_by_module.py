@@ -1,4 +1,4 @@
-"""``winml perf --by-module`` on a tagged file: what it prints, what it writes, and what it refuses."""
+"""``winml perf --by-module`` on a tagged file: output, files and refusals."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ BODY = f"""g (float[8,16] x) => (float[8,16] y)
 
 @pytest.fixture
 def model(workplace: Workplace) -> Path:
-    """A file ONNX Runtime fuses nodes of."""
+    """A file with nodes that ONNX Runtime fuses."""
     path = workplace.folder / "net.onnx"
     write_model(graphs.parse(BODY), path)
     return path
 
 
 def test_by_module_prints_the_tree_and_what_is_left(workplace: Workplace, model: Path) -> None:
-    """Every module has a line; all of the kernel time is attributed; nothing but the model stays in the folder."""
+    """Every module has a line, all of the kernel time is attributed, and no file is left beside the model."""
     done = workplace.winml("perf", model.name, "--by-module", "--iterations", "5")
     assert 0 == done.code, done.err
     for segment in ("M ", "MatMul ", "Relu "):
@@ -46,7 +46,7 @@ def test_by_module_prints_the_tree_and_what_is_left(workplace: Workplace, model:
 
 
 def test_by_module_json_adds_up(workplace: Workplace, model: Path) -> None:
-    """The JSON has the keys of the whole model and ``by_module``, whose self times make up the kernel time."""
+    """The JSON has the keys of the whole model and ``by_module``; the self times add up to the kernel time."""
     done = workplace.winml("perf", model.name, "--by-module", "--iterations", "5", "--format", "json", "-q")
     record = json.loads(done.out)
     by_module = record["by_module"]
@@ -62,7 +62,7 @@ def test_by_module_json_adds_up(workplace: Workplace, model: Path) -> None:
 
 
 def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, model: Path) -> None:
-    """Page, node data and trace are whole, name the file's own nodes, and are not replaced unasked."""
+    """Page, node data and trace are complete, name the file's own nodes, and need ``--overwrite`` to be replaced."""
     arguments = ["perf", model.name, "--by-module", "--iterations", "3"]
     files = ["--report", "time.html", "--node-data", "nodes.json", "--trace", "trace.json"]
     done = workplace.winml(*arguments, *files)
@@ -105,7 +105,7 @@ def test_by_module_writes_the_files_that_were_asked_for(workplace: Workplace, mo
 def test_by_module_refuses_what_does_not_go_together(
     workplace: Workplace, model: Path, options: list[str], sentence: str
 ) -> None:
-    """Wrong usage is told before anything runs, with exit code 2."""
+    """The exit code is 2, before anything runs."""
     before = workplace.files()
     done = workplace.winml("perf", model.name, *options)
     assert (2, "") == (done.code, done.out)
@@ -115,7 +115,7 @@ def test_by_module_refuses_what_does_not_go_together(
 
 @pytest.mark.parametrize("read", ["net.onnx", "weights.bin", "net_htp_metadata.json", "values.npz"])
 def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: Path, read: str) -> None:
-    """Model, data, sidecar and values stay, also with --overwrite."""
+    """Model, data, sidecar and values stay, even with --overwrite."""
     content = onnx.load(model)
     onnx.save(content, model, save_as_external_data=True, location="weights.bin", size_threshold=0)
     model.with_name("net_htp_metadata.json").write_text("{}", encoding="utf-8")
@@ -139,7 +139,7 @@ def test_by_module_never_writes_over_what_it_reads(workplace: Workplace, model: 
     ids=" ".join,
 )
 def test_modules_of_a_compiled_file_are_those_of_its_source(here: Path, asked: tuple[str, ...], source: object) -> None:
-    """One node stands for them: the file to take is named where it is known, and none elsewhere."""
+    """One node replaces all modules: the error names the source file if it is known."""
     (here / "built" / "sub").mkdir(parents=True)
     for path in (here / "net.onnx", here / "built" / "sub" / "net.onnx"):
         write_model(graphs.parse(BODY), path)

@@ -1,4 +1,4 @@
-"""``winml perf`` as a user runs it: what it tells, and what it says about a wrong request."""
+"""``winml perf``, as a user runs it: results, and refusals of wrong requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALTERNATIVES = ("--baseline", "other.onnx")
 
 
 def save(text: str, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a graph given as text; the values it declares besides inputs and outputs become weights."""
+    """Write a graph given as text; declared values other than inputs and outputs become weights."""
     model = onnx.parser.parse_model(text)
     for key, value in (metadata or {}).items():
         model.metadata_props.add(key=key, value=value)
@@ -42,20 +42,20 @@ def save(text: str, path: Path, metadata: dict[str, str] | None = None) -> None:
 
 @pytest.fixture
 def place(workplace: Workplace) -> Workplace:
-    """A folder with a model whose ids must stay below 6, which only its metadata says."""
+    """A workplace with a model whose ids must be below 6, which only its metadata states."""
     save(NET, workplace.folder / "net.onnx", {"winml.io.inputs": '[{"name": "ids", "value_range": [0, 5]}]'})
     return workplace
 
 
 def record(outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON a command answered, and nothing else."""
+    """Return the JSON of a command, which is all of stdout."""
     assert 0 == outcome.code, outcome.err
     value: dict[str, Any] = json.loads(outcome.out)
     return value
 
 
 def refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...]) -> None:
-    """Check that a request is refused with one sentence and a next step, and leaves no file."""
+    """Check that a request is refused with one sentence and a remedy, and leaves no file."""
     before = place.files()
     outcome = place.winml("perf", *arguments)
     assert (code, "") == (outcome.code, outcome.out), outcome.err
@@ -65,7 +65,7 @@ def refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...])
 
 
 def test_json_has_the_keys_of_its_format(place: Workplace) -> None:
-    """One object on stdout, with the numbers of FORMATS, and samples that give the summary."""
+    """Stdout is one object with the documented numbers, and the samples give the summary."""
     found = record(place.winml("perf", "net.onnx", *FEW, "--batch-size", "3", "--format", "json"))
     assert [
         "schema_version", "benchmark_info", "model_info", "latency_ms", "throughput", "raw_samples_ms", "memory",
@@ -86,7 +86,7 @@ def test_json_has_the_keys_of_its_format(place: Workplace) -> None:
 
 
 def test_arrays_are_passed_in_every_run_where_binding_is_declined(place: Workplace) -> None:
-    """JSON and table say which way it was; binding is the default, and its table says nothing."""
+    """JSON and table name the mode; binding is the default, which the table does not mention."""
     bound = record(place.winml("perf", "net.onnx", *FEW, "--format", "json"))["benchmark_info"]
     assert (True, ["cpu"]) == (bound["io_binding"], bound["output_memory"])
     passed = place.winml("perf", "net.onnx", *FEW, "--no-io-binding", "--baseline", "net.onnx", "-o", "passed.json")
@@ -97,7 +97,7 @@ def test_arrays_are_passed_in_every_run_where_binding_is_declined(place: Workpla
 
 
 def test_table_tells_the_same_and_leaves_no_file(place: Workplace) -> None:
-    """People get the times, what was fed and the batch; nothing is written."""
+    """The table has the times, the inputs and the batch; no file is written."""
     before = place.files()
     outcome = place.winml("perf", "-m", "net.onnx", *FEW)
     assert (0, "") == (outcome.code, outcome.err)
@@ -108,14 +108,14 @@ def test_table_tells_the_same_and_leaves_no_file(place: Workplace) -> None:
 
 
 def test_duration_decides_how_many_runs(place: Workplace) -> None:
-    """A second holds more runs of this model than the hundred that are usual."""
+    """Half a second holds more runs of this model than the default of one hundred."""
     found = record(place.winml("perf", "net.onnx", "--duration", "0.5", "--threads", "1", "--format", "json"))
     assert found["benchmark_info"]["iterations"] > 100
     assert (0.5, 1) == (found["benchmark_info"]["duration_s"], found["benchmark_info"]["threads"])
 
 
 def test_input_data_is_what_is_fed(place: Workplace) -> None:
-    """Values come from the file, sizes with them."""
+    """Values and sizes come from the file."""
     arrays = {"x": np.ones((5, 8), np.float32), "ids": np.zeros(5, np.int64)}
     np.savez(place.folder / "values.npz", **arrays)
     found = record(place.winml("perf", "net.onnx", *FEW, "--input-data", "values.npz", "--format", "json"))
@@ -123,7 +123,7 @@ def test_input_data_is_what_is_fed(place: Workplace) -> None:
 
 
 def test_nan_and_what_is_no_number_are_noted(workplace: Workplace) -> None:
-    """Outputs that hold NaN, text or sequences do not stop a measurement."""
+    """Outputs with NaN, text or sequences do not stop a measurement."""
     text = """<ir_version: 10, opset_import: ["" : 17]>
 g (string[2] s, float[2, 2] x) => (string[2] t, seq(float[1, 2]) parts, float[2, 2] root)
 { t = Identity(s)  parts = SplitToSequence(x)  root = Sqrt(x) }"""
@@ -138,7 +138,7 @@ g (string[2] s, float[2, 2] x) => (string[2] t, seq(float[1, 2]) parts, float[2,
 
 
 def test_baseline_of_the_same_file_shows_no_difference(place: Workplace) -> None:
-    """Both are measured on the same values; the interval holds 1 or is not called a difference."""
+    """Both files are measured on the same values; an interval around 1 is not called a difference."""
     shutil.copy(place.folder / "net.onnx", place.folder / "same.onnx")
     arguments = ("net.onnx", "--baseline", "same.onnx", "--iterations", "30", "--threads", "1")
     found = record(place.winml("perf", *arguments, "--format", "json"))["baseline"]
@@ -148,7 +148,7 @@ def test_baseline_of_the_same_file_shows_no_difference(place: Workplace) -> None
 
 
 def test_baseline_that_does_far_more_is_found_slower(place: Workplace) -> None:
-    """A model with a hundred large products is slower, and the sentence says by how much."""
+    """A model with a hundred large products is slower, and the sentence has the ratio."""
     products = "\n".join(f"a{number} = MatMul(a{number - 1}, w)" for number in range(1, 101))
     text = f"""<ir_version: 10, opset_import: ["" : 17]>
 g (float[batch, 8] x, int64[batch] ids) => (float[1, 1] y) <float[128, 128] w> {{
@@ -166,7 +166,7 @@ one = ReduceSum<keepdims = 1>(x)  a0 = Mul(one, w)  {products}  y = ReduceSum<ke
 
 
 def test_pytorch_baseline_of_a_script_is_measured_on_the_same_values(workplace: Workplace) -> None:
-    """A model is exported once, kept, and compared with what it was exported from; then found in the cache."""
+    """The model is exported once, cached, and compared with its source; the second run finds the export."""
     script = """
 import torch
 class Net(torch.nn.Module):
@@ -201,7 +201,7 @@ def example_inputs():
 def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
     workplace: Workplace, metadata: dict[str, str], words: str
 ) -> None:
-    """What a file names may be anybody's: no network is asked and no script run."""
+    """The name in a foreign file is untrusted: no network is used and no script runs."""
     (workplace.folder / "evil.py").write_text("open('was_here', 'w').close()\ndef build(): pass\n", encoding="utf-8")
     save(NET, workplace.folder / "net.onnx", metadata)
     refuse(workplace, "net.onnx", "--baseline", "pytorch", "-q", *FEW, code=2, words=(words, "-m"))
@@ -251,7 +251,7 @@ def test_pytorch_baseline_of_a_file_runs_and_fetches_nothing_it_names(
 def test_wrong_request_is_told_in_one_sentence(
     place: Workplace, arguments: tuple[str, ...], code: int, words: tuple[str, ...]
 ) -> None:
-    """What failed, with which value, what was expected and what to do; no traceback, no file."""
+    """The message has the failure, the value, the expectation and a remedy, without a traceback or a file."""
     relu = '<ir_version: 10, opset_import: ["" : 17]> g (float[2, 8] x) => (float[2, 8] y) { y = Relu(x) }'
     save(relu, place.folder / "relu.onnx")
     save(relu.replace("8]", "9]"), place.folder / "wide.onnx")

@@ -1,4 +1,4 @@
-"""``--dry-run``: a plan lists exactly what the command then does, refuses what it would refuse, and writes nothing."""
+"""Plans of ``--dry-run``: exactly the files of the run, the refusals of the run, and no file written."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from winml.modelkit.onnx.files.recovery import STAGED, write_journal
 
 FEW = ("--iterations", "2", "--warmup", "0")
 ONES = f"x={json.dumps([[1.0] * 32])}"
-"""An input of the model, as ``winml run`` takes it."""
+"""An input of the model, as ``winml run`` accepts it."""
 CASES = {
     "optimize": ("optimize", "-m", "models/model.onnx", "-o", "models/new.onnx", "--level", "basic"),
     "optimize, no output": ("optimize", "-m", "models/model.onnx"),
@@ -85,12 +85,12 @@ EARLIER = {
     "deployed": ("build", "-m", "models/model.onnx", "-o", "deployed"),
     "quantized": ("build", "-m", "models/model.onnx", "-o", "quantized", "--precision", "int8", "--no-verify"),
 }
-"""Folder → the build that made it, for the commands that build in it once more."""
+"""Folder → the build that made it, for commands that build into the folder again."""
 
 
 @pytest.fixture(scope="module")
 def prepared(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, one of them to be replaced with its weights, and the folder of an export with what lies beside it."""
+    """Models, one of them with weights to be replaced, and the folder of an export with its other files."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "net.py").write_text(NET, encoding="utf-8")
     shutil.copytree(small_bert, folder / "checkpoint")
@@ -108,18 +108,18 @@ def prepared(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(name="place", autouse=True)
 def make_place(here: Path, prepared: Path) -> Path:
-    """A copy of these models as the current directory."""
+    """A copy of the models as the current directory."""
     return Path(shutil.copytree(prepared, here, dirs_exist_ok=True))
 
 
 def make_earlier_build(arguments: tuple[str, ...]) -> None:
-    """Make the folder that a command builds in once more, if it does."""
+    """Run the build of a folder that a command builds into again."""
     for folder in EARLIER.keys() & {*arguments}:
         assert 0 == run_here(*EARLIER[folder]).code
 
 
 def leave_interrupted(folder: Path) -> None:
-    """Leave what a command that was killed does: a journal of finished files, and a folder of unfinished ones."""
+    """Leave the files of a killed command: a journal of finished files, and a folder of unfinished ones."""
     hidden = folder / f"{PARTIAL_PREFIX}x"
     (hidden / STAGED).mkdir(parents=True)
     (hidden / OWNER_LOCK_NAME).touch()
@@ -133,7 +133,7 @@ def leave_interrupted(folder: Path) -> None:
 
 
 def states(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Size, time of change and file of everything in a folder, hidden files and folders included."""
+    """Return size, time of change and inode of everything in a folder, hidden entries included."""
     found = {path.relative_to(folder).as_posix(): path.lstat() for path in (folder, *folder.rglob("*"))}
     return {name: (state.st_size, state.st_mtime_ns, state.st_ino) for name, state in found.items()}
 
@@ -147,7 +147,7 @@ def planned(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("arguments", CASES.values(), ids=CASES)
 def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[str, ...]) -> None:
-    """Each file that appears or changes is one of the plan, and each of the plan without a condition is written."""
+    """Each file that appears or changes is in the plan, and each unconditional file of the plan is written."""
     make_earlier_build(arguments)
     before = states(place)
     plan = planned(*arguments)
@@ -177,13 +177,14 @@ def test_plan_lists_exactly_what_the_run_writes(place: Path, arguments: tuple[st
 RECOVERED = {
     name: arguments for name, arguments in CASES.items() if name not in ("build", "tune", "perf, only on stdout")
 }
-"""Without folders of a build and a tuning where recovery puts a model that is not theirs, which is refused, and without
-what writes nothing."""
+"""Commands without folders of a build or a tuning, where recovery puts a foreign model, which is refused, and without
+commands that write nothing.
+"""
 
 
 @pytest.mark.parametrize("arguments", RECOVERED.values(), ids=RECOVERED)
 def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, arguments: tuple[str, ...]) -> None:
-    """The plan says what recovery would do, and the run does it first."""
+    """The plan lists the recovery, and the run does it first."""
     make_earlier_build(arguments)
     output = Path(arguments[arguments.index("-o") + 1] if "-o" in arguments else "models/model_opt.onnx")
     folder = output.parent if output.suffix else output
@@ -255,7 +256,7 @@ def test_plan_writes_nothing_beside_what_a_killed_command_left(place: Path, argu
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_plan_refuses_as_the_run_does(place: Path, code: int, arguments: tuple[str, ...]) -> None:
-    """With the words and the exit code of the run, and nothing is changed by either."""
+    """Plan and run have the same message and exit code, and neither changes a file."""
     (place / "models" / "broken.onnx").write_bytes(b"no model")
     leave_interrupted(place / "models")
     before = states(place)
@@ -265,7 +266,7 @@ def test_plan_refuses_as_the_run_does(place: Path, code: int, arguments: tuple[s
 
 
 def test_plan_of_a_build_says_what_becomes_of_each_stage(place: Path) -> None:
-    """Up to date, run again with the reason, run if the stage before it makes another graph, and left out."""
+    """A stage is up to date, runs again with a reason, runs after a stage that makes another graph, or is skipped."""
     build = EARLIER["quantized"]
     make_earlier_build(build)
     made = {step["name"]: step["does"] for step in planned(*build)["steps"]}
@@ -282,7 +283,7 @@ def test_plan_of_a_build_says_what_becomes_of_each_stage(place: Path) -> None:
 
 
 def test_plan_of_a_build_in_the_cache_changes_nothing_there(place: Path) -> None:
-    """The folder that would be made is named; another build of the cache gives what it has in common."""
+    """The plan names the new folder; another build of the cache shares its common stages."""
     build = ("build", "-m", "models/model.onnx", "--use-cache")
     cache = Path(os.environ["WINML_CACHE"])
     first = planned(*build)
@@ -306,7 +307,7 @@ def test_plan_of_a_build_in_the_cache_changes_nothing_there(place: Path) -> None
 def test_cache_that_cannot_be_written_is_refused_by_the_plan_and_the_run(
     place: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    """The export of the model would go there."""
+    """The export of the model would be stored there."""
     monkeypatch.setenv("WINML_CACHE", str(place / "net.py"))
     before = states(place)
     planned, run = run_here(*arguments, "--dry-run"), run_here(*arguments)
@@ -322,14 +323,14 @@ def test_cache_that_cannot_be_written_is_refused_by_the_plan_and_the_run(
 def test_inspect_for_a_provider_is_refused_before_the_model_is_exported(
     place: Path, monkeypatch: pytest.MonkeyPatch, code: int, cache: str, more: tuple[str, ...]
 ) -> None:
-    """A cache that cannot be written, and what the provider does not take."""
+    """The cache cannot be written, or the provider does not accept the option."""
     monkeypatch.setenv("WINML_CACHE", str(place / cache))
     before = states(place)
     assert (code, before) == (run_here("inspect", "net.py:build", "--ep", "cpu", *more).code, states(place))
 
 
 def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(place: Path) -> None:
-    """Each build with its size, and what is freed in all."""
+    """The plan has each build with its size, and the total."""
     cache = Path(os.environ["WINML_CACHE"])
     assert 0 == run_here("build", "-m", "models/model.onnx", "--use-cache").code
     before = states(cache)
@@ -345,7 +346,7 @@ def test_dry_run_of_cache_clean_removes_nothing_and_names_what_the_run_removes(p
 
 
 def test_plan_of_a_sweep_says_which_cells_are_finished(place: Path) -> None:
-    """A step for each cell; a second configuration is a cell that is still to be done."""
+    """Each cell is a step; a second configuration is an unfinished cell."""
     sweep = ("sweep", "models/models.txt", "-o", "out")
     assert 0 == run_here(*sweep, "--set", "optim.level=none").code
     before = states(place)

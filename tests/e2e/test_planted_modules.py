@@ -1,4 +1,4 @@
-"""No verb runs what lies in the working directory: modules called like those of Python and of libraries."""
+"""Modules in the working directory with names of Python's and libraries' modules: no verb runs them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ IN_THEIR_OWN = (
     ("tune", *CHAIN, "tuned", "--target", "size", "--only", "dynamic", "--min-sqnr", "20"),
     ("sweep", "models.txt", "-o", "swept", "--do", "build"),
 )
-"""These start processes, or none."""
+"""Commands that start processes, or none."""
 
 
 @pytest.fixture(scope="module", name="hostile")
@@ -79,7 +79,7 @@ def make_hostile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(hostile: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run a program there, with nothing in its environment that keeps the folder off the path."""
+    """Run a program in the folder, without environment variables that keep the folder off the path."""
     hidden = ("PYTHONSAFEPATH", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     own = {"WINML_CACHE": str(hostile.parent / "cache"), "HF_HUB_OFFLINE": "1"}
@@ -90,7 +90,7 @@ def run(hostile: Path, *command: str | Path) -> subprocess.CompletedProcess[str]
 
 
 def marks(hostile: Path) -> list[str]:
-    """Return which planted modules ran."""
+    """Return the names of planted modules that ran."""
     return sorted(path.name for path in (hostile.parent / "marks").iterdir())
 
 
@@ -99,7 +99,7 @@ def test_every_verb_is_run_here() -> None:
 
 
 def test_verbs_run_no_planted_module(hostile: Path) -> None:
-    """One process does them all: the first import of each library is in one of them."""
+    """One process runs all verbs, so that the first import of each library is in one of them."""
     script, commands = hostile.parent / "several.py", hostile.parent / "commands"
     script.write_text(SEVERAL, encoding="utf-8")
     commands.write_text("".join("\t".join(command) + "\n" for command in IN_ONE_PROCESS), encoding="utf-8")
@@ -113,14 +113,14 @@ def test_verbs_run_no_planted_module(hostile: Path) -> None:
 
 @pytest.mark.parametrize("command", IN_THEIR_OWN, ids=lambda command: command[0])
 def test_verb_that_starts_processes_runs_no_planted_module(hostile: Path, command: tuple[str, ...]) -> None:
-    """Neither in the command nor in what it starts: workers, the server that is forked and its tracker."""
+    """The module runs neither in the command nor in its workers, the fork server or its tracker."""
     done = run(hostile, Path(sys.executable).with_name("winml"), *command)
     assert 0 == done.returncode, done.stderr
     assert [] == marks(hostile)
 
 
 def test_module_run_by_python_runs_no_planted_module(hostile: Path) -> None:
-    """``python -m winml.modelkit`` searches the folder for nothing but itself."""
+    """``python -m winml.modelkit`` searches the folder for the package itself only."""
     done = run(hostile, "-m", "winml.modelkit", "inspect", "chain.onnx", "-f", "json")
     assert 0 == done.returncode, done.stderr
     assert json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""A package that adds to winml: installed into an environment of its own, used, and removed again."""
+"""A package that extends winml: installed into a separate environment, used, and removed again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _packages(folder: Path) -> Path:
 
 
 def _environment(folder: Path) -> Path:
-    """Make a virtual environment that sees the packages of this one; return its interpreter."""
+    """Make a virtual environment with access to the packages of this one, and return its interpreter."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     places = [sysconfig.get_path("purelib"), *site.getsitepackages(), str(package_folder().parents[1])]
     lines = (f"import site; site.addsitedir({place!r})\n" for place in dict.fromkeys(places))
@@ -90,7 +90,7 @@ def _place(workplace: Workplace, python: Path) -> Workplace:
 
 @pytest.fixture
 def extended(workplace: Workplace, python: Path) -> Workplace:
-    """A workplace whose winml has the example, with a model."""
+    """A workplace with a model, whose winml has the example."""
     return _place(workplace, python)
 
 
@@ -100,7 +100,7 @@ def _answer(outcome: Outcome) -> str:
 
 
 def test_verb_of_a_package_is_listed_and_run(extended: Workplace) -> None:
-    """It stands among the others, and its options are those of its command."""
+    """The verb is among the others, and its options are those of its command."""
     assert "operators  Count the operators of an ONNX file." in _answer(extended.winml("--help"))
     (extended.folder / "text.onnx").write_text("text", encoding="utf-8")
     counted, refused = extended.winml_in_turn(("operators", "net.onnx", "--format", "json"), ("operators", "text.onnx"))
@@ -111,7 +111,7 @@ def test_verb_of_a_package_is_listed_and_run(extended: Workplace) -> None:
 
 
 def test_layout_of_a_package_lays_out_a_build(extended: Workplace) -> None:
-    """From the command and from a config; what it writes stands beside the model."""
+    """Command and config accept the layout; its files are beside the model."""
     config = '{"layout": "triton"}'
     *_, schema = map(
         _answer,
@@ -132,7 +132,7 @@ def _operators(path: Path) -> list[str]:
 
 
 def test_pass_of_a_package_optimizes_from_command_config_and_python(extended: Workplace) -> None:
-    """It is listed, runs where it is enabled by name or by its level, and its version is part of a stage's request."""
+    """The pass is listed, runs if enabled by name or level, and its version is part of a stage's request."""
     config = '{"optim": {"idempotent_removal": true}}'
     listed, *_ = map(
         _answer,
@@ -165,7 +165,7 @@ rating (int64[batch, length] input_ids) => (float[batch, 1] logits)
 
 
 def test_task_of_a_package_judges_a_model(extended: Workplace) -> None:
-    """Its metric, its limit and its agreement, on a model whose file names no task."""
+    """The task has a metric, a limit and an agreement, for a model whose file names no task."""
     pytest.importorskip("datasets")
     here = extended.folder
     onnx.save(onnx.parser.parse_model(_RATING), here / "rating.onnx")
@@ -198,11 +198,11 @@ void *CreateEpFactories(const char *asked, const void *api, const void *log, voi
 }
 void *ReleaseEpFactory(void *made) { return NULL; }
 """
-"""The least that ONNX Runtime takes for the library of a provider: one that finds no supported device."""
+"""The smallest library that ONNX Runtime accepts as a provider's: one that finds no supported device."""
 
 
 def test_provider_of_a_package_is_registered_by_its_library(extended: Workplace, tmp_path: Path) -> None:
-    """A file that is none is refused by ONNX Runtime; a library is loaded, and says which devices it finds."""
+    """ONNX Runtime refuses another file; the library is loaded, and reports its devices."""
     measured = ("perf", "net.onnx", "--ep", "example", "--iterations", "2")
     printed, outcome = extended.winml_in_turn(("sys", "--format", "json"), measured)
     listed = json.loads(_answer(printed))["execution_providers"]
@@ -222,7 +222,7 @@ def test_provider_of_a_package_is_registered_by_its_library(extended: Workplace,
 
 @pytest.fixture
 def added_here(python: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Lets this process see the packages that are installed in the environment of the example."""
+    """A function that gives this process the packages in the environment of the example."""
     return lambda: monkeypatch.syspath_prepend(str(_packages(python.parents[1])))
 
 
@@ -266,7 +266,7 @@ class HaltingModel(PreTrainedModel):
 def test_family_of_a_package_exports_a_model_that_no_other_knows(
     added_here: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every token but one halts after a round: only the family's graph is right for that one as well."""
+    """Every token but one halts after a round: only the family's graph is right for that token as well."""
     checkpoint = tmp_path / "halting"
     checkpoint.mkdir()
     classes = {"AutoConfig": "halting.HaltingConfig", "AutoModel": "halting.HaltingModel"}
@@ -294,7 +294,7 @@ def test_family_of_a_package_exports_a_model_that_no_other_knows(
 
 
 def test_queue_sweeps(extended: Workplace) -> None:
-    """Every cell is done once, a damaged model fails alone, and an address that is none is refused."""
+    """Every cell is done once, a damaged model fails alone, and a wrong address is refused."""
     write_models(extended.folder)
     (extended.folder / "plan.txt").write_text("first.onnx\ndamaged.onnx\n", encoding="utf-8")
     asked = ("sweep", "plan.txt", "-o", "swept", "--format", "json")
@@ -309,7 +309,7 @@ def test_queue_sweeps(extended: Workplace) -> None:
 def test_names_of_a_removed_package_are_refused_as_any_other(
     wheel: Path, make_workplace: Callable[[], Workplace], tmp_path: Path
 ) -> None:
-    """Nothing of it is left, and a folder that was laid out by it says so."""
+    """Its names are unknown, and an error about a folder in its layout names the layout."""
     interpreter = _environment(tmp_path / "venv")
     _pip(interpreter, "install", "--no-deps", "--no-index", wheel)
     place = _place(make_workplace(), interpreter)
@@ -337,7 +337,7 @@ def test_names_of_a_removed_package_are_refused_as_any_other(
 
 
 def test_page_shows_parts_of_the_example() -> None:
-    """What ``docs/how_to/extend.md`` shows is what is tested here."""
+    """Each code block of ``docs/how_to/extend.md`` is part of the tested example."""
     page = (REPOSITORY / "docs" / "how_to" / "extend.md").read_text(encoding="utf-8")
     shown = re.findall(r"^<!-- not run: part of examples/plugin -->\n```\w+\n(.*?)^```$", page, re.M | re.S)
     texts = [path.read_text(encoding="utf-8") for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")]
@@ -346,7 +346,7 @@ def test_page_shows_parts_of_the_example() -> None:
 
 
 def _described(folder: Path, name: str, entry_points: str) -> None:
-    """Write what an installer writes of a package, in version 0.3."""
+    """Write the metadata of an installed package, in version 0.3."""
     described = folder / f"{name}-0.3.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.3\n", encoding="utf-8")
@@ -423,7 +423,7 @@ def _broken_package(folder: Path) -> None:
 
 
 def test_broken_package_is_named_and_left_out(workplace: Workplace, tmp_path: Path) -> None:
-    """``winml sys`` says what is wrong with each name; help and other verbs go on, and a request names the package."""
+    """``winml sys`` has the problem of each name; help and other verbs work, and a request names the package."""
     _broken_package(tmp_path)
     place = replace(_place(workplace, Path(sys.executable)), variables={"PYTHONPATH": str(tmp_path)})
     printed, page, written, *refusals = place.winml_in_turn(

@@ -1,4 +1,4 @@
-"""``winml quantize`` from a shell: what it says, what it writes, how it ends."""
+"""``winml quantize``: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(here: Path) -> Path:
 
 @pytest.mark.usefixtures("here")
 def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
-    """Every node keeps its module; summary, record of the file and tree agree; it is timed and cut by module."""
+    """Every node keeps its module; summary, record and tree agree; the file can be timed and extracted by module."""
     outcome = run_here("quantize", "-m", small_file, "-o", "int8.onnx", "--exclude", "BertPooler", "--format", "json")
     assert 0 == outcome.code, outcome.err
     record = json.loads(outcome.out)
@@ -57,7 +57,7 @@ def test_export_is_quantized_and_all_readers_know_it(small_file: Path) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_summary_shows_each_module_left_ones_first() -> None:
-    """Nobody takes float32 for int8: requested and actual precision by module, and the reasons."""
+    """The summary has requested and actual precision by module with reasons, so that float32 is not taken for int8."""
     outcome = run_here("quantize", "-m", "model.onnx", "-o", "out.onnx", "--per-module", '{"Gemm": "fp32"}')
     assert 0 == outcome.code, outcome.err
     lines = outcome.out.splitlines()
@@ -70,7 +70,7 @@ def test_summary_shows_each_module_left_ones_first() -> None:
 
 @pytest.mark.usefixtures("model")
 def test_quiet_says_nothing() -> None:
-    """Errors only."""
+    """Only errors are printed."""
     outcome = run_here("quantize", "-m", "model.onnx", "-o", "out.onnx", "-q")
     assert (0, "", "") == (outcome.code, outcome.out, outcome.err)
 
@@ -98,7 +98,7 @@ def test_quiet_says_nothing() -> None:
     ],
 )
 def test_wrong_request_is_refused_and_writes_nothing(here: Path, arguments: list[str], code: int, words: str) -> None:
-    """Exit code and words say what to change; no file appears."""
+    """Exit code and message tell the error; no file appears."""
     ir.save(parse(CONVOLUTION), here / "convolution.onnx")
     ir.save(
         parse("m (float[2] x) => (uint8[2] y) { y, s, z = DynamicQuantizeLinear (x) }"),
@@ -114,7 +114,7 @@ def test_wrong_request_is_refused_and_writes_nothing(here: Path, arguments: list
 
 @pytest.mark.usefixtures("model")
 def test_config_and_options_mean_the_same(here: Path) -> None:
-    """The section of a build config, and options that win over it."""
+    """The section of a build config is the same request, and options win over it."""
     (here / "config.json").write_text('{"quant": {"precision": "int8"}}', encoding="utf-8")
     run = ("quantize", "-m", "model.onnx", "--format", "json")
     by_config = json.loads(run_here(*run, "-o", "a.onnx", "-c", "config.json").out)
@@ -127,7 +127,7 @@ def test_config_and_options_mean_the_same(here: Path) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_build_and_quantize_take_the_same_options() -> None:
-    """And a config says the same with its keys."""
+    """The keys of a config have the same effect."""
     asked = ("--precision", "int4", "--block-size", "16", "--algorithm", "k_quant", "--min-sqnr", "5")
     alone = run_here("quantize", "-m", "model.onnx", "-o", "a.onnx", *asked)
     assert 0 == alone.code, alone.err
@@ -143,7 +143,7 @@ def test_build_and_quantize_take_the_same_options() -> None:
 
 
 def test_untagged_file_is_quantized_and_told(here: Path) -> None:
-    """Coverage is unknown rather than zero, and the note says what selectors mean."""
+    """Coverage is unknown rather than zero, and a note says that selectors match node names."""
     graph = parse(PERCEPTRON)
     for node in graph.graph:
         node.metadata_props.clear()

@@ -1,4 +1,4 @@
-"""``winml quantize --mode qdq`` from a shell: what it says, what it writes, how it ends."""
+"""``winml quantize --mode qdq``: output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def model(exported: Path, workplace: Workplace) -> Path:
 
 @pytest.mark.usefixtures("model")
 def test_layers_between_conversions_keep_their_modules(workplace: Workplace) -> None:
-    """Every node is tagged, an excluded module reads floats, and the file says where the ranges came from."""
+    """Every node is tagged, an excluded module computes with floats, and the record has the source of the ranges."""
     outcome = workplace.winml(
         "quantize", "-m", "model.onnx", "-o", "out.onnx", "--mode", "qdq", "--precision", "w8a8", "--format", "json",
         "--calibration-data", "samples", "--exclude", "BertPooler", "--min-sqnr", "15",
@@ -67,7 +67,7 @@ def test_layers_between_conversions_keep_their_modules(workplace: Workplace) -> 
 
 @pytest.mark.usefixtures("model")
 def test_summary_without_data_says_so(workplace: Workplace) -> None:
-    """Random values are no data."""
+    """Random values do not count as data."""
     outcome = workplace.winml("quantize", "-m", "model.onnx", "-o", "out.onnx", "--mode", "qdq", "--samples", "2")
     assert 0 == outcome.code, outcome.err
     words = " ".join(outcome.out.split())
@@ -77,7 +77,7 @@ def test_summary_without_data_says_so(workplace: Workplace) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> None:
-    """ONNX Runtime's CPU provider computes them in float32; the answer is nearer."""
+    """ONNX Runtime's CPU provider computes them in float32; the outputs are more exact."""
     outcome = workplace.winml(
         "quantize", "-m", "model.onnx", "-o", "out.onnx", "--precision", "w8a16", "--calibration-data", "samples"
     )
@@ -96,7 +96,7 @@ def test_16_bit_activations_are_told_to_be_slow_here(workplace: Workplace) -> No
     ],
 )
 def test_failure_writes_nothing(workplace: Workplace, arguments: tuple[str, ...], code: int, words: str) -> None:
-    """One sentence, one next step."""
+    """The error is one sentence with a remedy."""
     outcome = workplace.winml("quantize", "-m", "model.onnx", "-o", "out.onnx", *arguments)
     assert code == outcome.code, outcome.err
     assert words in outcome.complaint[0]
@@ -114,7 +114,7 @@ def _quantized(workplace: Workplace, output: str, *arguments: str) -> dict[str, 
 
 @pytest.mark.usefixtures("model")
 def test_second_placement_reads_the_statistics_of_the_first(workplace: Workplace) -> None:
-    """A file of statistics by module is extended by what another placement or method adds, and changes no result."""
+    """Another placement or method extends the file of statistics by module, and the file changes no result."""
     cache = workplace.folder / "statistics.json"
     data = ("--calibration-data", "samples", "--calibration-cache", "statistics.json")
     for number, arguments in enumerate((("-p", "w8a8"), ("-p", "w8a8", "--ep", "qnn"), ("-p", "w8a16", "--ep", "qnn"))):
@@ -135,7 +135,7 @@ def test_second_placement_reads_the_statistics_of_the_first(workplace: Workplace
 
 @pytest.mark.usefixtures("model")
 def test_statistics_of_other_samples_are_refused(workplace: Workplace) -> None:
-    """The file says what it was measured with; a file of something else is not written over."""
+    """The file names its samples; another file is not replaced."""
     cache = workplace.folder / "statistics.json"
     _quantized(workplace, "one.onnx", "--calibration-cache", "statistics.json", "--calibration-data", "samples")
     stored = cache.read_bytes()
@@ -151,7 +151,7 @@ def test_statistics_of_other_samples_are_refused(workplace: Workplace) -> None:
 
 @pytest.mark.usefixtures("model")
 def test_smoothed_model_is_quantized_by_both_ways(workplace: Workplace) -> None:
-    """SmoothQuant measures activations also where ranges are found in each run; new nodes have a module."""
+    """SmoothQuant measures activations in dynamic mode, too, and new nodes have a module."""
     for mode in ("dynamic", "qdq"):
         record = _quantized(workplace, f"{mode}.onnx", "--mode", mode, "--smooth-quant", "0.5")
         assert 100.0 == record["coverage"]["percent"]

@@ -1,6 +1,6 @@
-"""Does what a refusal advises help? Each command is refused; what its message says to do is then done.
+"""Remedies in refusals: each command is refused, and the remedy of its message is applied.
 
-The remedy is taken from the message itself. That every verb and option named in any message exists is tested in
+The remedy is taken from the message itself. The existence of each verb and option in messages is tested in
 ``tests/architecture/test_remedies.py``.
 """
 
@@ -31,19 +31,18 @@ from winml.modelkit.cli.main import VERBS
 
 @dataclass(frozen=True)
 class Remedy:
-    """One way out of one refusal."""
+    """One remedy of one refusal."""
 
     asked: str
     """The command that is refused."""
     advice: str
-    """Where the message says what to do, as a pattern whose group is the remedy: a command, an option to add, or one
-    to leave out."""
+    """Pattern of the message with the remedy as group: a command, an option to add, or one to leave out."""
     then: str = ""
-    """For a command that makes a file: what takes the place of what in the refused one, ``OLD=NEW``."""
+    """Replacement ``OLD=NEW`` in the refused command, if the remedy makes a file."""
 
 
 CACHED = ("t5", "llama", "whisper", "llava", "blip")
-"""Checkpoints of the test whose graphs take a cache, one for each kind of parts."""
+"""Checkpoints whose graphs have a cache, one for each kind of parts."""
 FIXED_SIZES = r"(--shape-config '.*?')"
 
 REMEDIES = (
@@ -114,7 +113,7 @@ def models(small_bert: Path, small_file: Path, nets: Path, tmp_path_factory: pyt
 
 @pytest.mark.parametrize("remedy", REMEDIES, ids=lambda remedy: f"{remedy.asked} {remedy.advice}")
 def test_remedy_of_the_message_helps(remedy: Remedy, models: Path, here: Path) -> None:
-    """The command is refused without it, and done with it."""
+    """The command is refused without the remedy, and works with it."""
     for path in models.iterdir():
         (here / path.name).symlink_to(path) if path.is_dir() else shutil.copyfile(path, here / path.name)
     words = shlex.split(remedy.asked)
@@ -128,7 +127,7 @@ def test_remedy_of_the_message_helps(remedy: Remedy, models: Path, here: Path) -
 
 @pytest.mark.parametrize("name", CACHED)
 def test_sizes_of_a_cache_are_fixed_for_a_provider_that_needs_them(name: str, models: Path, here: Path) -> None:
-    """Nobody asked for open ones; the note says how others are given, and with these it is the same."""
+    """The sizes are fixed unrequested; a note has the option for others, which gives the same file."""
     asked = ("export", "-m", models / name, "--ep", "qnn", "--no-verify", "-o")
     exported = run_here(*asked, "m/m.onnx")
     assert 0 == exported.code, exported.err
@@ -160,7 +159,7 @@ def test_sizes_of_a_cache_are_fixed_for_a_provider_that_needs_them(name: str, mo
 def test_open_size_is_written_as_the_message_shows(
     wrong: dict[str, Any], option: str, small_bert: Path, here: Path
 ) -> None:
-    """The form that it shows is read, and leaves the size open."""
+    """The spelling in the message is accepted, and makes the size dynamic."""
 
     def export(entry: dict[str, Any]) -> Outcome:
         entries = [{"name": "input_ids", "dtype": "int64", **entry}]
@@ -178,7 +177,7 @@ def test_open_size_is_written_as_the_message_shows(
 
 
 def _followed(words: list[str], advice: re.Match[str], then: str) -> Outcome:
-    """Return what comes of doing what a message says."""
+    """Return the outcome of the remedy in a message."""
     advised = shlex.split(advice[1])
     if advised[0] == "winml":
         told = run_here(*advised[1:])

@@ -1,4 +1,4 @@
-"""``winml retag`` gives files of other tools their tags back, and changes nothing else."""
+"""``winml retag``: tags for files of other tools, and no other change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRAPH = f"""agraph (float[2, 4] x) => (float[2, 4] z)
 
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
-    """A folder with a tagged model, and what ONNX Runtime made of it: no tag is left."""
+    """A workplace with a tagged model, and an untagged one that ONNX Runtime made of it."""
     made = Workplace(tmp_path)
     made.folder.mkdir()
     ir.save(graphs.parse(GRAPH), made.folder / "before.onnx")
@@ -74,7 +74,7 @@ def test_retag_writes_a_tagged_copy_and_tells_how(place: Workplace) -> None:
 
 
 def test_retag_json_is_the_only_thing_on_stdout(place: Workplace) -> None:
-    """One object with the counts of every way; they add up."""
+    """Stdout is one object with the counts of each matching rule, which add up."""
     outcome = place.winml("retag", "before.onnx", "after.onnx", "-o", "tagged.onnx", "--format", "json")
     record = json.loads(outcome.out)
     assert (record["nodes"], 100.0) == (record["coverage"]["tagged"], record["coverage"]["percent"])
@@ -97,14 +97,14 @@ def test_retag_in_place_needs_to_be_asked_for(place: Workplace) -> None:
 
 @pytest.fixture
 def external(place: Workplace) -> Workplace:
-    """The same with the weights of ``after.onnx`` in a file of their own, in a folder of their own."""
+    """The workplace with the weights of ``after.onnx`` as external data, in a separate folder."""
     (place.folder / "big").mkdir()
     keep_outside(place.folder / "after.onnx", place.folder / "big" / "after.onnx")
     return place
 
 
 def test_retag_in_the_same_folder_shares_the_weights(external: Workplace) -> None:
-    """Weights outside are not copied beside themselves; the note says that two files name them."""
+    """External data is not copied within its folder; a note says that two files use it."""
     before = external.files()
     outcome = external.winml("retag", "before.onnx", "big/after.onnx", "-o", "big/tagged.onnx")
     assert 0 == outcome.code
@@ -116,7 +116,7 @@ def test_retag_in_the_same_folder_shares_the_weights(external: Workplace) -> Non
 
 
 def test_retag_into_another_folder_takes_the_weights_along(external: Workplace) -> None:
-    """The file written elsewhere is whole."""
+    """A file in another folder gets a copy of the data."""
     outcome = external.winml("retag", "before.onnx", "big/after.onnx", "-o", "new/tagged.onnx")
     assert 0 == outcome.code
     written = external.files()
@@ -131,7 +131,7 @@ def test_retag_into_another_folder_takes_the_weights_along(external: Workplace) 
 
 
 def untagged(place: Workplace) -> None:
-    """Take the tags of the model before away."""
+    """Remove the tags of the model before."""
     model = ir.load(place.folder / "before.onnx")
     for node in model.graph:
         node.metadata_props.clear()
@@ -139,7 +139,7 @@ def untagged(place: Workplace) -> None:
 
 
 def unrelated(place: Workplace) -> None:
-    """Put another model in the place of the one after."""
+    """Replace the model after by another model."""
     text = "agraph (float[3] u) => (float[3] v) { t = Tanh(u)  v = Exp(t) }"
     model = graphs.parse(text)
     for node in model.graph:
@@ -149,7 +149,7 @@ def unrelated(place: Workplace) -> None:
 
 
 def unrelated_of_the_same_signature(place: Workplace) -> None:
-    """Put another model in the place of the one after; its input and its output bear the same names."""
+    """Replace the model after by another model with the same names of input and output."""
     unrelated(place)
     model = ir.load(place.folder / "after.onnx")
     model.graph.inputs[0].name, model.graph.outputs[0].name = "x", "z"
@@ -157,28 +157,28 @@ def unrelated_of_the_same_signature(place: Workplace) -> None:
 
 
 def no_onnx(place: Workplace) -> None:
-    """Put a text in the place of the model after."""
+    """Replace the model after by a text."""
     (place.folder / "after.onnx").write_text("no model")
 
 
 def missing(place: Workplace) -> None:
-    """Take the model after away."""
+    """Remove the model after."""
     (place.folder / "after.onnx").unlink()
 
 
 def data_missing(place: Workplace) -> None:
-    """Take the weights of the model after away."""
+    """Remove the weights of the model after."""
     keep_outside(place.folder / "after.onnx", place.folder / "after.onnx")
     (place.folder / "after.data").unlink()
 
 
 def output_exists(place: Workplace) -> None:
-    """Put a file where the output goes."""
+    """Create a file at the output path."""
     (place.folder / "tagged.onnx").write_text("mine")
 
 
 def output_is_a_file_below(place: Workplace) -> None:
-    """Put a folder where the output goes."""
+    """Create a folder at the output path."""
     (place.folder / "tagged.onnx").mkdir()
 
 
@@ -198,7 +198,7 @@ def output_is_a_file_below(place: Workplace) -> None:
 def test_retag_refusals_say_what_to_do_and_leave_everything(
     damage: object, code: int, words: tuple[str, ...], place: Workplace
 ) -> None:
-    """One sentence, one next step, the right exit code, and no file changed."""
+    """The refusal has one sentence, a remedy and the right exit code, and no file changes."""
     assert callable(damage)
     damage(place)
     before = place.files()
@@ -219,7 +219,7 @@ def test_retag_refusals_say_what_to_do_and_leave_everything(
     ],
 )
 def test_retag_output_that_cannot_be_is_refused(output: str, words: str, place: Workplace) -> None:
-    """The original is never overwritten, and an output is an ONNX file."""
+    """The original is never replaced, and an output is an ONNX file."""
     before = place.files()
     outcome = place.winml("retag", "before.onnx", "after.onnx", "-o", output, "--overwrite")
     assert 2 == outcome.code
@@ -229,7 +229,7 @@ def test_retag_output_that_cannot_be_is_refused(output: str, words: str, place: 
 
 @pytest.mark.parametrize("holder", ["before.onnx", "after.onnx"])
 def test_retag_output_never_replaces_weights(holder: str, place: Workplace) -> None:
-    """A file of weights may be called like a model; whatever may be overwritten, it stays."""
+    """A data file may have the name of a model; it stays even with --overwrite."""
     model = ir.load(place.folder / holder)
     ir.save(model, place.folder / holder, external_data="weights.onnx", size_threshold_bytes=0)
     files = place.files()

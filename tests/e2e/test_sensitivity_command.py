@@ -1,4 +1,4 @@
-"""``winml quantize --sensitivity``: what it prints, what it writes, and what it refuses."""
+"""``winml quantize --sensitivity``: output, files and refusals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from module_chains import SIZE, save_chain
 
 @pytest.fixture
 def model(workplace: Workplace) -> Path:
-    """A file of nested modules; one of its weights has an outlier."""
+    """A file of nested modules with an outlier in one of its weights."""
     return save_chain(workplace.folder / "chain.onnx", outlier="w2")
 
 
@@ -28,7 +28,7 @@ _PER_TENSOR = ("--per-tensor", "--samples", "2")
 
 
 def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: Path) -> None:
-    """The module with the outlier comes first of those that are no other's whole."""
+    """The module with the outlier is first, apart from modules that contain it."""
     done = workplace.winml("quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR)
     assert 0 == done.code, done.err
     rows = [line.split("  ")[0] for line in done.out.splitlines() if re.match(r"(a\.|c |/M)", line)]
@@ -39,7 +39,7 @@ def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: 
 
 
 def test_answer_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
-    """JSON on stdout is that of the file; the page needs no network; no measurements stay behind."""
+    """JSON on stdout equals the file, the page needs no network, and no measurements are left."""
     done = workplace.winml(
         "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "-o", "r.json", "--report", "r.html",
         "--format", "json", "--jobs", "2",
@@ -54,7 +54,7 @@ def test_answer_and_page_are_written_together(workplace: Workplace, model: Path)
 
 
 def test_list_that_is_found_reaches_its_target_with_per_module(workplace: Workplace, model: Path) -> None:
-    """The file goes straight into ``--per-module``; without it, the same least ratio is not reached."""
+    """``--per-module`` accepts the file; without it, the same minimum ratio is missed."""
     found = workplace.winml(
         "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "--target", "sqnr_db=14",
         "--exclude-list", "rules.json", "-o", "r.json",
@@ -73,7 +73,7 @@ def test_list_that_is_found_reaches_its_target_with_per_module(workplace: Workpl
 
 
 def test_target_out_of_reach_ends_with_3_and_writes_no_list(workplace: Workplace, model: Path) -> None:
-    """The answer holds the best that was reached."""
+    """The record holds the best result."""
     done = workplace.winml(
         "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "--target", "sqnr_db=190",
         "--exclude-list", "rules.json", "-o", "r.json",
@@ -86,7 +86,7 @@ def test_target_out_of_reach_ends_with_3_and_writes_no_list(workplace: Workplace
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
 def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path) -> None:
-    """Ctrl-C leaves the measurements beside the answer; the next run has fewer to make, and removes them."""
+    """Ctrl-C leaves the measurements beside the result; the next run makes the missing ones, and removes all."""
     arguments = ("quantize", "-m", model.name, "--sensitivity", "-o", "r.json", "--samples", "3000")
     process = subprocess.Popen(
         [*workplace.program, *arguments], cwd=workplace.folder, env=workplace.environment(),
@@ -130,7 +130,7 @@ def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path
     ],
 )
 def test_wrong_use_is_refused(workplace: Workplace, model: Path, arguments: tuple[str, ...], words: str) -> None:
-    """One line says what does not go together."""
+    """One line names the conflict."""
     done = workplace.winml("quantize", "-m", model.name, *arguments)
     assert 2 == done.code, done.err
     assert any(words in line for line in done.complaint), done.err
@@ -138,7 +138,7 @@ def test_wrong_use_is_refused(workplace: Workplace, model: Path, arguments: tupl
 
 
 def test_what_is_read_is_never_replaced(workplace: Workplace) -> None:
-    """Neither the file that holds the weights nor the data that ranges are found with, whatever may be overwritten."""
+    """Neither the data file of the weights nor the calibration data is replaced, even with --overwrite."""
     folder = workplace.folder
     onnx.save(onnx.load(save_chain(folder / "inline.onnx")), folder / "chain.onnx", save_as_external_data=True,
               location="chain.weights", size_threshold=0)  # fmt: skip
@@ -153,7 +153,7 @@ def test_what_is_read_is_never_replaced(workplace: Workplace) -> None:
 
 
 def test_quiet_run_prints_nothing(workplace: Workplace, model: Path) -> None:
-    """The answer is in its file; JSON on stdout is what a program asked for."""
+    """The result is in its file; JSON is printed only on request."""
     quiet = workplace.winml("quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "-q", "-o", "r.json")
     assert (0, "", "") == (quiet.code, quiet.out, quiet.err)
     answer = json.loads((workplace.folder / "r.json").read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def test_quiet_run_prints_nothing(workplace: Workplace, model: Path) -> None:
 
 
 def test_answer_that_exists_is_not_replaced(workplace: Workplace, model: Path) -> None:
-    """Nothing is measured before that is refused."""
+    """The command is refused before a measurement."""
     (workplace.folder / "r.json").write_text("{}", encoding="utf-8")
     done = workplace.winml("quantize", "-m", model.name, "--sensitivity", "-o", "r.json")
     assert (2, "{}") == (done.code, (workplace.folder / "r.json").read_text(encoding="utf-8"))

@@ -1,4 +1,7 @@
-"""What becomes of stdout, stderr and stdin decides how an answer is told, never whether the work is done."""
+"""Commands with closed, full and early-ending streams.
+
+The streams decide how a result is reported, never whether the work is done.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def example_inputs():
 
 @pytest.fixture(scope="module")
 def place(make_workplace: Callable[[], Workplace]) -> Workplace:
-    """A workplace with an ONNX file whose inspection is longer than a pipe holds, and one of a few nodes."""
+    """A workplace with an ONNX file whose inspection exceeds the buffer of a pipe, and one of a few nodes."""
     import onnx_ir as ir
 
     workplace = make_workplace()
@@ -56,7 +59,7 @@ def _shell(place: Workplace, command: str, *, unbuffered: bool = False) -> subpr
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", ["inspect model.onnx -H --module '**'", "inspect model.onnx --format json -v"])
 def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str, unbuffered: bool) -> None:
-    """Exit code 0, and not a word."""
+    """The exit code is 0, and stderr is empty."""
     done = _shell(place, f"{{ $WINML {arguments}; echo $? >&2; }} | true", unbuffered=unbuffered)
     assert "0\n" == done.stderr
 
@@ -67,7 +70,7 @@ def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str
 def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
     place: Workplace, arguments: str, unbuffered: bool
 ) -> None:
-    """On stderr, exit code 1."""
+    """The reason is on stderr, and the exit code is 1."""
     done = _shell(place, f"$WINML {arguments} > /dev/full", unbuffered=unbuffered)
     assert 1 == done.returncode
     assert re.match(r"error: .* stdout: No space left on device\n", done.stderr)
@@ -75,7 +78,7 @@ def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
 def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
-    """The file is there and whole: nothing that was meant for a stream has found its way into it."""
+    """The file is complete: no text of a stream was written into it."""
     (place.folder / "new.onnx").unlink(missing_ok=True)
     done = _shell(place, f"$WINML optimize -m small.onnx -o new.onnx {closed}")
     assert 0 == done.returncode, done.stderr
@@ -85,14 +88,14 @@ def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
 
 @pytest.mark.parametrize("arguments", ["sys", "inspect model.onnx", "--help"])
 def test_answer_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: str) -> None:
-    """It is all that was asked for."""
+    """The result was the only request."""
     done = _shell(place, f"$WINML {arguments} >&-")
     assert 1 == done.returncode
     assert "stdout: Bad file descriptor" in done.stderr
 
 
 def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
-    """Who measures a checkpoint asked for the numbers, not for the export that is kept."""
+    """The request is for the times of a checkpoint, not for the cached export."""
     (place.folder / "closed.py").write_text(_NET)
     command = "$WINML perf -m closed.py:net --iterations 2 --warmup 0"
     done = _shell(place, f"{command} >&-")
@@ -102,14 +105,14 @@ def test_what_is_kept_in_the_cache_is_no_answer(place: Workplace) -> None:
 
 @pytest.mark.parametrize("place_of_words", ["2>&-", "2>/dev/full"])
 def test_stderr_that_takes_nothing_changes_no_exit_code(place: Workplace, place_of_words: str) -> None:
-    """Of a failure, or of a success whose progress nobody sees."""
+    """Neither the exit code of a failure nor that of a success depends on stderr."""
     assert 2 == _shell(place, f"$WINML nosuchverb {place_of_words}").returncode
     done = _shell(place, f"$WINML optimize -m small.onnx -o new.onnx --overwrite {place_of_words}")
     assert 0 == done.returncode
 
 
 def test_closed_stdin_is_an_empty_one(place: Workplace) -> None:
-    """A config that is read from there is told to be no JSON."""
+    """A config read from it is no valid JSON."""
     done = _shell(place, "$WINML config --check - <&-")
     assert 2 == done.returncode
     assert "stdin: not valid JSON" in done.stderr
@@ -130,7 +133,7 @@ main()
 
 
 def test_interruption_after_the_files_are_in_place_says_what_was_written(place: Workplace) -> None:
-    """Nothing is lost and nothing is denied."""
+    """The message lists the written files."""
     command = [sys.executable, "-c", _LATE, "optimize", "-m", "small.onnx", "-o", "late.onnx", "--format", "table"]
     done = subprocess.run(
         command, cwd=place.folder, env=place.environment(), capture_output=True, text=True, check=False, timeout=300
@@ -167,7 +170,7 @@ def test_ctrl_c_before_the_command_is_read_shows_no_traceback(place: Workplace) 
 
 
 def test_entry_point_is_the_one_that_expects_an_early_interruption() -> None:
-    """The command as it is installed starts where ``python -m`` starts."""
+    """The installed command starts in the function of ``python -m``."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'winml = "winml.modelkit.__main__:main"' in text
 
@@ -183,12 +186,12 @@ from winml.modelkit.cli.main import main
 atexit.register(print, "tidied up")
 main()
 """
-"""A program with a library that talks when Python frees its modules, as that of torch for CUDA does."""
+"""A program with a library that prints when Python frees its modules, as torch for CUDA does."""
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["--no-such"], 2)])
 def test_library_that_talks_at_the_end_is_not_heard_and_nothing_else_is_lost(arguments: list[str], code: int) -> None:
-    """The status, all that was printed, and what others do at the end are as ever."""
+    """Exit status, output and exit handlers of others are unchanged."""
     command = [sys.executable, "-c", _HELD_TO_THE_END, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert code == done.returncode

@@ -1,4 +1,4 @@
-"""``winml sys`` as a user runs it for a bug report."""
+"""``winml sys``, as a user runs it for a bug report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from e2e.workplace import Workplace
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """A folder, empty all the time."""
+    """A workplace that stays empty."""
     root = tmp_path_factory.mktemp("sys")
     for name in ("here", "home", "temporary"):
         (root / name).mkdir()
@@ -24,7 +24,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 
 def test_json_tells_versions_providers_devices_and_memory(place: Workplace) -> None:
-    """What is installed, as its own metadata says."""
+    """The versions are those of the installed metadata."""
     outcome = place.winml("sys", "--format", "json")
     assert (0, "") == (outcome.code, outcome.err)
     found = json.loads(outcome.out)
@@ -39,7 +39,7 @@ def test_json_tells_versions_providers_devices_and_memory(place: Workplace) -> N
 
 
 def test_table_tells_how_to_install_what_is_missing(place: Workplace) -> None:
-    """Each provider that is present has a line, and what is not has the package that brings it."""
+    """Each provider has a line; a missing one has the package that installs it."""
     outcome = place.winml("sys")
     assert (0, "") == (outcome.code, outcome.err)
     assert version("torch") in outcome.out
@@ -49,7 +49,7 @@ def test_table_tells_how_to_install_what_is_missing(place: Workplace) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("--format", "json")])
 def test_answer_names_no_place_and_nobody(place: Workplace, arguments: tuple[str, ...]) -> None:
-    """It can be pasted anywhere."""
+    """The output can be published anywhere."""
     out = place.winml("sys", *arguments).out
     secrets = {str(Path.home()), str(place.root), platform.node()}
     # A user called as a library is would be found everywhere.

@@ -1,4 +1,4 @@
-"""Is a task called what the user, or the card of the model, calls it?"""
+"""Names of tasks, as the user or the model card spells them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_image_feature_extraction_keeps_its_name(here: Path, vit: Path) -> None:
-    """In the summary, the JSON, the sidecar, the file and the config, and for who calls the model."""
+    """Summary, JSON, sidecar, file, config and Python have the requested name."""
     asked = ("-m", vit, "-t", "image-feature-extraction", "--random-weights")
     exported = run_here("export", *asked, "-o", "m.onnx", "--no-verify")
     assert "task       image-feature-extraction (from --task)" in exported.out
@@ -74,7 +74,7 @@ def test_variant_of_a_task_is_taken_where_the_architecture_serves_it(vit: Path, 
 def test_model_card_decides_where_the_config_names_no_architecture(
     tmp_path: Path, small_bert: Path, card: str, task: str, words: str
 ) -> None:
-    """A card that is damaged, or speaks of what the architecture lacks, decides nothing."""
+    """A damaged card, or one with a task that the architecture lacks, is ignored."""
     folder = Path(shutil.copytree(small_bert, tmp_path / "bert"))
     (folder / "README.md").write_text(card, encoding="utf-8")
     assert "architecture BertModel" in run_here("inspect", "-m", folder).out

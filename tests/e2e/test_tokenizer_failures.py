@@ -1,4 +1,4 @@
-"""What does the command say of a tokenizer whose library panics, and of a text that it has no memory for?"""
+"""Errors of a tokenizer whose library panics, and of a text that exceeds the memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from winml.modelkit.generate.generation.text import TextTokenizer, open_tokenize
 from winml.modelkit.samples.processors import LONGEST_TEXT_CHARACTERS, tokenizer_call
 
 PRECOMPILED = {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}
-"""The library panics while it reads the file."""
+"""Tokenizer that makes the library panic while it reads the file."""
 RETRIES = {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}}
-"""It panics while it encodes a text, after so many tries."""
+"""Tokenizer that makes the library panic while it encodes a text, after too many attempts."""
 WORDS = "a" * 60 + "b"
 
 
 def change(folder: Path, **values: Any) -> Path:
-    """Change parts of the tokenizer in a folder, and return it."""
+    """Change parts of the tokenizer in a folder, and return the folder."""
     path = folder / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     return folder
@@ -33,7 +33,7 @@ def change(folder: Path, **values: Any) -> Path:
 def test_panic_is_told_as_an_error_of_the_file(
     llama_copy: Path, workplace: Workplace, part: dict[str, Any], prompt: str
 ) -> None:
-    """In two lines, without the traceback that Rust writes to the descriptor itself."""
+    """The error has two lines, without the traceback that Rust writes to the descriptor itself."""
     change(llama_copy, **part)
     outcome = workplace.winml("generate", llama_copy, "-p", prompt)
     assert (1, "", 2) == (outcome.code, outcome.out, len(outcome.err.splitlines())), outcome.err
@@ -41,7 +41,7 @@ def test_panic_is_told_as_an_error_of_the_file(
 
 
 def test_panic_is_told_by_eval(llama_copy: Path, workplace: Workplace) -> None:
-    """Which rows it was is said as well."""
+    """The error names the samples, too."""
     rows = workplace.folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in (PROMPT, WORDS)))
     change(llama_copy, **RETRIES)
@@ -54,7 +54,7 @@ def test_panic_is_told_by_eval(llama_copy: Path, workplace: Workplace) -> None:
 
 @pytest.mark.parametrize("open_one", [read_tokenizer, lambda folder: _Whole(open_tokenizer(folder))])
 def test_text_that_is_too_long_is_refused(llama: Path, open_one: Any) -> None:
-    """Before the library is given it: what it needs of memory ends the process."""
+    """The library does not get the text, because its memory would end the process."""
     tokenizer: TextTokenizer = open_one(llama)
     assert tokenizer.encode(PROMPT)
     with pytest.raises(InputError, match=f"{LONGEST_TEXT_CHARACTERS + 1} characters"):
@@ -73,7 +73,7 @@ class _Whole:
 
 
 def test_words_of_others_on_stderr_stay(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """They come after the call; errors of another kind are left as they are."""
+    """Foreign text on stderr appears after the call; errors of another kind are passed on."""
     with tokenizer_call(llama):
         os.write(2, b"some words\n")
     assert "some words\n" == capfd.readouterr().err

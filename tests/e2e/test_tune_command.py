@@ -1,4 +1,4 @@
-"""``winml tune``: what it tries, what it answers and writes, what it goes on from, and what it refuses."""
+"""``winml tune``: candidates, results, files, resumption and refusals."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ CHAIN = ("--only", "dynamic,compile", "--min-sqnr", "20", "--format", "json")
 
 @dataclass(frozen=True)
 class Tuned:
-    """A tuning that was done."""
+    """A finished tuning."""
 
     folder: Path
     record: dict[str, Any]
     arguments: tuple[str, ...]
     kept: dict[str, Any]
-    """What the tuning itself wrote into its folder; a resumed one writes it anew."""
+    """Record that the tuning wrote into its folder; a resumed tuning writes it anew."""
 
 
 @pytest.fixture(scope="module")
 def tuned(make_workplace: Callable[[], Workplace]) -> Tuned:
-    """A file of nested modules, tuned for its size; int8 is near enough."""
+    """A file of nested modules, tuned for size; int8 is within the limit."""
     place = make_workplace()
     save_chain(place.folder / "chain.onnx", outlier="w2")
     arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", *CHAIN)
@@ -51,18 +51,18 @@ def tuned(make_workplace: Callable[[], Workplace]) -> Tuned:
 
 
 def tune_record(place: Workplace) -> dict[str, Any]:
-    """Return what a tuning wrote into its folder."""
+    """Return the record that a tuning wrote into its folder."""
     record: dict[str, Any] = json.loads((place.folder / "tuned" / "tune.json").read_text(encoding="utf-8"))
     return record
 
 
 def rows(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the candidates of an answer by name."""
+    """Return the candidates of a record by name."""
     return {row["name"]: row for row in record["candidates"]}
 
 
 def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
-    """Units are in the names; the plain file is the one that all others are measured beside."""
+    """Names of keys include units; all candidates are compared with the plain file."""
     record = tuned.record
     assert (1, "size", 20.0) == (record["schema_version"], record["target"], record["limits"]["min_sqnr_db"])
     assert ["plain", "dynamic-int8", "dynamic-int8-part"] == [row["name"] for row in record["candidates"]]
@@ -79,7 +79,7 @@ def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
 
 
 def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
-    """The losers are gone; what was measured of them stays."""
+    """The files of the other candidates are removed; their measurements stay."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
     # Some versions of filelock take their file away.
@@ -90,7 +90,7 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
 
 
 def test_config_of_the_winner_makes_it_again(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte by byte."""
+    """The files are equal byte by byte."""
     monkeypatch.chdir(tuned.folder)
     done = run_here("build", "-c", tuned.record["winner"]["config"], "-o", "again", "-q")
     assert 0 == done.code, done.err
@@ -100,7 +100,7 @@ def test_config_of_the_winner_makes_it_again(tuned: Tuned, monkeypatch: pytest.M
 
 
 def test_page_shows_all_candidates_without_a_network(tuned: Tuned) -> None:
-    """A chart, and a table to sort and filter."""
+    """The page has a chart, and a table to sort and filter."""
     page = (tuned.folder / "tuned" / "tune.html").read_text(encoding="utf-8")
     assert "fastest variant" in page
     for name in rows(tuned.record):
@@ -109,7 +109,7 @@ def test_page_shows_all_candidates_without_a_network(tuned: Tuned) -> None:
 
 
 def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is changed; other options are refused as the run refuses them, and start anew with --overwrite."""
+    """Nothing is changed; other options are refused as in the run, and start anew with --overwrite."""
     monkeypatch.chdir(tuned.folder)
     before = {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
     done = run_here(*tuned.arguments, "--dry-run")
@@ -124,7 +124,7 @@ def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.Mo
 
 
 def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No candidate is made or measured again, and nothing in the answer changes but that."""
+    """No candidate is made or measured again, and the record is equal apart from the note about it."""
     monkeypatch.chdir(tuned.folder)
     best = tuned.folder / "tuned" / "best" / "model.onnx"
     before = best.stat().st_mtime_ns
@@ -138,7 +138,7 @@ def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytes
 
 
 def test_other_options_are_refused_and_nothing_is_lost(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names what changed."""
+    """The message names the changed options."""
     monkeypatch.chdir(tuned.folder)
     state = (tuned.folder / "tuned" / "tune_state.json").read_bytes()
     done = run_here("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", "--only", "dynamic", "-q")
@@ -149,7 +149,7 @@ def test_other_options_are_refused_and_nothing_is_lost(tuned: Tuned, monkeypatch
 
 @pytest.fixture(scope="module")
 def mixed(make_workplace: Callable[[], Workplace]) -> Tuned:
-    """The same, with more asked for than int8 reaches as a whole, and a budget that is over at once."""
+    """A tuning with a limit that int8 of the whole model misses, and a budget that ends at once."""
     place = make_workplace()
     save_chain(place.folder / "chain.onnx", outlier="w2")
     arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--target", "size", "--only", "dynamic", "--min-sqnr", "42")
@@ -161,7 +161,7 @@ def mixed(make_workplace: Callable[[], Workplace]) -> Tuned:
 def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
     mixed: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain file wins where nothing else was tried; then the wrong whole is mended by its modules."""
+    """The plain file wins if nothing else was tried; later the failed whole candidate is mended by its modules."""
     assert ("plain", "not tried") == (mixed.record["winner"]["name"], rows(mixed.record)["dynamic-int8"]["status"])
     assert any("--budget" in note for note in mixed.record["notes"])
     monkeypatch.chdir(mixed.folder)
@@ -179,12 +179,15 @@ def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
 
 
 def found_order(record: dict[str, Any]) -> list[str]:
-    """Return the names with the whole first, the plain file second, the mixed form last."""
+    """Return the names with the whole candidate first, the plain file second, the mixed one last."""
     return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
 
 
 def test_winner_that_its_build_refuses_leaves_the_others_in(here: Path) -> None:
-    """Integers of one step for an input a thousand times as large: right by what is asked of the tuning alone."""
+    """An input a thousand times as large gets integers of one step.
+
+    The error is within the limit of the tuning, but not of its build.
+    """
     weights = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)
     weights[0] = 0
     scales = np.array([3000, *[1] * 255], np.float32)
@@ -203,7 +206,7 @@ def test_winner_that_its_build_refuses_leaves_the_others_in(here: Path) -> None:
 
 
 def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the plain file to the winner; with other values in the same file it is another tuning."""
+    """The candidates are measured in few rounds; other values in the data file make another tuning."""
     monkeypatch.setattr(contest, "RUNGS", (1, 2))
     monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
     model, values = save_chain(tmp_path / "chain.onnx"), tmp_path / "values.npz"
@@ -220,7 +223,7 @@ def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch
 
 
 def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
-    """It returns other weights each time; with other options the export is kept, and refused."""
+    """The factory returns other weights each time; with other options the export is kept, and refused."""
     lines = ("import torch", "def factory():", "    return torch.nn.Linear(64, 64).eval()", "")
     (here / "model.py").write_text("\n".join(lines), encoding="utf-8")
     specs = '[{"name": "input", "shape": [1, 64], "dtype": "float32"}]'
@@ -237,7 +240,7 @@ def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
 
 
 def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
-    """The same each time, in words and as JSON."""
+    """The plan is the same each time, as text and as JSON."""
     save_chain(here / "chain.onnx")
     arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--dry-run", "--only", "dynamic")
     planned = run_here(*arguments)
@@ -265,7 +268,7 @@ def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
     ],
 )
 def test_wrong_usage_is_refused_before_anything_is_done(here: Path, arguments: tuple[str, ...], words: str) -> None:
-    """Exit code 2, and the folder is not made."""
+    """The exit code is 2, and the folder is not made."""
     save_chain(here / "chain.onnx")
     (here / "full").mkdir()
     (here / "full" / "thesis.txt").write_text("mine", encoding="utf-8")
@@ -279,7 +282,7 @@ def test_wrong_usage_is_refused_before_anything_is_done(here: Path, arguments: t
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no limits to stop writing with")
 def test_full_disk_names_the_file_and_leaves_nothing_half_written(make_workplace: Callable[[], Workplace]) -> None:
-    """The values of the runs are larger than the file; the process of a candidate says which cannot be written."""
+    """The values of the runs exceed the limit; the process of a candidate names the file."""
     place = make_workplace()
     wide = '<ir_version: 10, opset_import: ["" : 17]> g (float[1,100000] x) => (float[1,100000] y) { y = Abs(x) }'
     onnx.save(onnx.parser.parse_model(wide), place.folder / "wide.onnx")

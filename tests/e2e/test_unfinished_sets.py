@@ -1,4 +1,4 @@
-"""Who reads beside what a killed command left is told so; who writes there finishes it, and leaves nothing."""
+"""Commands beside files of a killed command: readers report them, writers complete them and leave nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ main()
 
 @pytest.fixture(name="unfinished")
 def make_unfinished(here: Path) -> Path:
-    """A folder with a model, whose new form and report a killed command had not put in place."""
+    """A folder with a model, whose new version and report a killed command had not put in place."""
     folder = here / "models"
     folder.mkdir()
     save_chain(folder / "model.onnx")
@@ -43,7 +43,7 @@ def make_unfinished(here: Path) -> Path:
 
 
 def states(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of everything in a folder, hidden files included."""
+    """Return size and time of change of everything in a folder, hidden files included."""
     found = ((path.relative_to(folder).as_posix(), path.lstat()) for path in folder.rglob("*"))
     return {name: (state.st_size, state.st_mtime_ns) for name, state in found}
 
@@ -63,7 +63,7 @@ def states(folder: Path) -> dict[str, tuple[int, int]]:
     ids=lambda value: value[0] if isinstance(value, tuple) else str(value),
 )
 def test_reader_is_told_once_and_changes_nothing(unfinished: Path, code: int, arguments: tuple[str, ...]) -> None:
-    """On stderr, also where the file is not there yet."""
+    """The note is on stderr, even if the file does not exist yet."""
     before = states(unfinished)
     done = run_here(*arguments)
     assert code == done.code, done.err
@@ -73,7 +73,7 @@ def test_reader_is_told_once_and_changes_nothing(unfinished: Path, code: int, ar
 
 
 def test_writer_finishes_and_tells_no_more_than_that(unfinished: Path) -> None:
-    """The set is whole before the file is read."""
+    """The set is complete before the file is read."""
     done = run_here("optimize", "-m", "models/model.onnx", "-o", "models/optimized.onnx")
     assert 0 == done.code, done.err
     assert "report.md, model.onnx" in done.err
@@ -83,7 +83,7 @@ def test_writer_finishes_and_tells_no_more_than_that(unfinished: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there, a process cannot kill itself by a signal")
 def test_killed_compilation_leaves_nothing_that_is_seen(here: Path) -> None:
-    """What it leaves is hidden, and goes with the next command of whatever verb that writes there."""
+    """The leftovers are hidden, and the next command that writes into the folder removes them."""
     save_chain(here / "model.onnx")
     command = [sys.executable, "-c", KILLED, "compile", "-m", "model.onnx", "-o", "compiled.onnx", "--ep", "cpu"]
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, check=False)

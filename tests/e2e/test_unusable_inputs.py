@@ -1,4 +1,4 @@
-"""What does the command say of a model or a file that it cannot read at all?"""
+"""Errors about models and files that cannot be read at all."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG = "a" * 300
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[CommandProcess]:
-    """A process with a bound on time: what waits for a pipe is a failure."""
+    """A process with a time limit, so that waiting for a pipe is a failure."""
     process = CommandProcess()
     yield process
     process.close()
@@ -48,7 +48,7 @@ def commands() -> Iterator[CommandProcess]:
     ids=lambda value: "-".join(value)[:30] if isinstance(value, tuple) else None,
 )
 def test_name_that_is_none_is_wrong_usage(commands: CommandProcess, arguments: tuple[str, ...], words: str) -> None:
-    """Whatever library would trip over it, the name is refused before."""
+    """The name is refused before a library fails on it."""
     ending = commands.run(*arguments)
     assert 2 == ending.code
     assert words in ending.stderr
@@ -58,7 +58,7 @@ def test_name_that_is_none_is_wrong_usage(commands: CommandProcess, arguments: t
 @pytest.mark.parametrize("verb", ["inspect", "export", "build", "perf", "optimize", "config"])
 @pytest.mark.parametrize("name", ["pipe", "pipe.onnx", "pipe.json"])
 def test_pipe_is_no_model(commands: CommandProcess, verb: str, name: str, tmp_path: Path) -> None:
-    """Nobody writes to it: opening it would wait for ever."""
+    """Without a writer, opening the pipe would wait for ever."""
     os.mkfifo(tmp_path / name)
     written = {"export": tmp_path / "o.onnx", "build": tmp_path / "o", "optimize": tmp_path / "o.onnx"}
     output = ("-o", str(written[verb])) if verb in written else ()
@@ -67,7 +67,7 @@ def test_pipe_is_no_model(commands: CommandProcess, verb: str, name: str, tmp_pa
 
 
 def test_endless_json_is_refused_at_the_limit(commands: CommandProcess, tmp_path: Path) -> None:
-    """Not read until memory ends."""
+    """The file is not read until memory ends."""
     large = tmp_path / "large.json"
     with large.open("wb") as file:
         file.truncate(JSON_LIMIT_BYTES + 1)
@@ -77,7 +77,7 @@ def test_endless_json_is_refused_at_the_limit(commands: CommandProcess, tmp_path
 
 
 def test_deep_config_is_refused(commands: CommandProcess, tmp_path: Path) -> None:
-    """A config whose values nest a hundredfold is no recursion error."""
+    """A deeply nested config is no recursion error."""
     (tmp_path / "config.json").write_text('{"model_type": "bert", "a": ' + "[" * 5000 + "]" * 5000 + "}")
     ending = commands.run("inspect", "-m", str(tmp_path))
     assert 1 == ending.code
@@ -102,7 +102,7 @@ main()
     ],
 )
 def test_deep_metadata_of_a_model_is_none(here: Path, key: str, verbs: tuple[str, ...]) -> None:
-    """What no command can read counts as not said, or as damaged; never as a mistake of ours."""
+    """Unreadable metadata counts as absent or as damaged, never as a bug of winml."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 17]> g (float[1,4] x) => (float[1,4] y) { a = Relu(x) y = Abs(a) }'
     )
@@ -123,7 +123,7 @@ def test_deep_metadata_of_a_model_is_none(here: Path, key: str, verbs: tuple[str
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the address space of a process")
 def test_too_little_memory_is_told_of_as_that(tmp_path: Path) -> None:
-    """The libraries do not even load, each in its own words; advice on the file would mislead."""
+    """The libraries fail to load, each with its own message; a hint about the file would mislead."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     arguments = ("inspect", "-m", str(tmp_path))
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""Do verbs write where people expect it, and list what they can do?"""
+"""Default outputs of verbs, and lists of their abilities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from winml.modelkit.optimize.options import OptimizeOptions
 
 
 def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None:
-    """The table goes to stdout all the same; a file that is there is not replaced unless asked."""
+    """The table goes to stdout all the same; an existing file is not replaced without ``--overwrite``."""
     measuring = ("perf", small_file, "--iterations", "3", "--shape-config", '{"sequence": 8}', "-o", "latency.json")
     measured = run_here(*measuring)
     assert 0 == measured.code, measured.err
@@ -42,7 +42,7 @@ def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None
 def test_perf_output_that_cannot_be_meant_is_refused(
     here: Path, small_file: Path, options: tuple[str, ...], words: str
 ) -> None:
-    """Before anything is measured; nothing is written."""
+    """The option is refused before a measurement, and nothing is written."""
     refused = run_here("perf", small_file, *(option.format(file=small_file) for option in options))
     assert (2, "") == (refused.code, refused.out)
     assert words in refused.err
@@ -50,7 +50,7 @@ def test_perf_output_that_cannot_be_meant_is_refused(
 
 
 def test_optimize_without_output_writes_beside_the_input(here: Path, small_file: Path) -> None:
-    """``<stem>_opt.onnx``; what is there is not replaced unless asked."""
+    """The output is ``<stem>_opt.onnx``, which is not replaced without ``--overwrite``."""
     source = here / "folder" / "model.onnx"
     source.parent.mkdir()
     source.write_bytes(small_file.read_bytes())
@@ -65,7 +65,7 @@ def test_optimize_without_output_writes_beside_the_input(here: Path, small_file:
 
 @pytest.mark.parametrize("ep", [None, "qnn"])
 def test_optimize_list_shows_the_default_of_each_level(ep: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the optimizer itself decides it, for the execution provider that is named."""
+    """The defaults are those of the optimizer for the execution provider."""
     provider = [] if ep is None else ["--ep", ep]
     rows = json.loads(run_here("optimize", "--list", "-f", "json", *provider).out)["capabilities"]
     for row in rows:
@@ -82,7 +82,7 @@ def test_optimize_list_shows_the_default_of_each_level(ep: str | None, monkeypat
 
 
 def test_inspect_class_stands_for_a_model_or_beside_one(small_bert: Path) -> None:
-    """The class decides the task; one that is none of the architecture is refused with the nearest."""
+    """The class decides the task; a class of another architecture is refused with the nearest."""
     alone = json.loads(run_here("inspect", "--model-class", "BertForMaskedLM", "-f", "json").out)
     beside = json.loads(run_here("inspect", "-m", small_bert, "--model-class", "BertForMaskedLM", "-f", "json").out)
     for record in (alone["model"], beside["model"]):
@@ -105,7 +105,7 @@ def test_inspect_class_stands_for_a_model_or_beside_one(small_bert: Path) -> Non
 
 
 def test_export_of_a_chosen_class_is_that_class(here: Path, small_bert: Path) -> None:
-    """The option decides what is loaded, not only what is shown."""
+    """The option decides the loaded model, not only the displayed one."""
     exported = run_here(
         "export", "-m", small_bert, "--model-class", "BertForMaskedLM", "--random-weights", "-o", "m.onnx", "-f", "json"
     )
@@ -118,7 +118,7 @@ def test_export_of_a_chosen_class_is_that_class(here: Path, small_bert: Path) ->
 
 
 def test_list_tasks_without_a_model_lists_all() -> None:
-    """With the names that are understood besides; of one architecture those that it has."""
+    """Aliases are listed as well; an architecture has its own tasks only."""
     record = json.loads(run_here("inspect", "--list-tasks", "-f", "json").out)
     assert ["AutoModelForMaskedLM"] == record["tasks"]["fill-mask"]
     assert "token-classification" == record["aliases"]["ner"]
@@ -132,7 +132,7 @@ def test_list_tasks_without_a_model_lists_all() -> None:
 
 
 def test_selector_that_matches_nothing_lists_the_classes(small_file: Path) -> None:
-    """The most similar ones first."""
+    """The most similar classes come first."""
     refused = run_here("inspect", small_file, "--module", "BertLayr")
     assert (2, "") == (refused.code, refused.out)
     assert "Nearest: BertLayer, " in refused.err
@@ -142,7 +142,7 @@ def test_selector_that_matches_nothing_lists_the_classes(small_file: Path) -> No
 
 @pytest.mark.parametrize("verb", [("perf",), ("extract", "--module", "Block", "-o", "out")])
 def test_folder_that_is_neither_checkpoint_nor_build_is_said_to_be(here: Path, verb: tuple[str, ...]) -> None:
-    """With what could have been meant."""
+    """The message lists the accepted kinds of model."""
     (here / "models").mkdir()
     refused = run_here(*verb, "models")
     assert (2, "") == (refused.code, refused.out)

@@ -1,4 +1,4 @@
-"""Is what people type by habit understood: short flags, options before the verb, a verb with a typo?"""
+"""Common spellings: short flags, options before the verb, and a verb with a typo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml.modelkit.cli.main import COMMANDS, VERBS
 
 SHORT = {"--task": "-t", "--format": "-f", "--device": "-d", "--precision": "-p", "--model": "-m", "--output": "-o"}
 OTHERWISE = {"generate": {"--prompt": "-p"}}
-"""Verb → its short forms of something else: there is no precision to choose for a built model."""
+"""Verb → its different short forms: a built model has no precision to choose."""
 
 
 def _options(verb: str) -> list[click.Parameter]:
@@ -22,7 +22,7 @@ def _options(verb: str) -> list[click.Parameter]:
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_short_flags_mean_the_same_in_every_verb(verb: str) -> None:
-    """Each long option that has a short form has it everywhere, and the form means nothing else."""
+    """A long option with a short form has it in every verb, and the short form has no other meaning."""
     for option in _options(verb):
         for long, short in SHORT.items():
             if any(OTHERWISE.get(verb, {}).get(name) == short for name in option.opts):
@@ -32,7 +32,7 @@ def test_short_flags_mean_the_same_in_every_verb(verb: str) -> None:
 
 
 def test_short_flags_are_read() -> None:
-    """The help shows them, and the values arrive."""
+    """The help shows short flags, and their values are read."""
     assert "-p, --precision NAME" in run_here("config", "--help").out
     refused = run_here("config", "-m", "x", "-p", "int3", "-d", "tpu")
     assert "'-d' / '--device': 'tpu'" in refused.err
@@ -50,7 +50,7 @@ def test_short_flags_are_read() -> None:
     ],
 )
 def test_verb_or_option_with_a_typo_is_met_with_the_nearest(arguments: tuple[str, ...], words: str) -> None:
-    """Exit code 2, one sentence, and the help that shows the right one."""
+    """The exit code is 2, with one sentence and the help that lists the right name."""
     refused = run_here(*arguments)
     assert (2, "") == (refused.code, refused.out)
     assert words in refused.err
@@ -58,7 +58,7 @@ def test_verb_or_option_with_a_typo_is_met_with_the_nearest(arguments: tuple[str
 
 
 def test_quiet_and_verbose_before_the_verb_mean_what_they_mean_behind_it(tmp_path: Path, small_file: Path) -> None:
-    """A verb that lacks the option says so."""
+    """A verb without the option says so."""
     quiet = run_here("-q", "optimize", "-m", small_file, "-o", tmp_path / "quiet.onnx")
     assert (0, "", "") == (quiet.code, quiet.out, quiet.err)
     assert run_here("-v", "inspect", small_file).out == run_here("inspect", small_file, "-v").out
@@ -70,7 +70,7 @@ def test_quiet_and_verbose_before_the_verb_mean_what_they_mean_behind_it(tmp_pat
 
 
 def test_completion_offers_verbs_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a shell asks for is answered in its form."""
+    """The answer has the protocol of the shell."""
     monkeypatch.setenv("_WINML_COMPLETE", "bash_complete")
     monkeypatch.setenv("COMP_WORDS", "winml ex")
     monkeypatch.setenv("COMP_CWORD", "1")

@@ -1,4 +1,4 @@
-"""torch will drop its TorchScript exporter: every verb works where it is gone, and says so where it was requested."""
+"""Verbs with a torch without its TorchScript exporter, which torch will drop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for attribute in [name for name in vars(torch.onnx) if name == "utils" or name.s
 torch.onnx.is_in_onnx_export = lambda: False  # it looks into the exporter that is gone
 sys.meta_path.insert(0, Remover())
 """
-"""Run by Python before everything else, in every process: torch as it will be."""
+"""Run by Python at the start of every process: torch as it will be."""
 
 VERBS = (
     ("export", "-m", "model", "-o", "model.onnx", "--format", "json"),
@@ -59,7 +59,7 @@ REFUSED = ("export", "-m", "model", "-o", "other.onnx", "--no-dynamo")
 
 @pytest.fixture
 def later(make_workplace: Callable[[], Workplace]) -> Workplace:
-    """A place whose torch has no TorchScript exporter, with a classifier, a decoder and texts."""
+    """A workplace whose torch has no TorchScript exporter, with a classifier, a decoder and texts."""
     workplace = make_workplace()
     site = workplace.root / "site"
     site.mkdir()
@@ -82,7 +82,7 @@ def later(make_workplace: Callable[[], Workplace]) -> Workplace:
 
 
 def test_every_verb_works_without_the_exporter_and_a_request_for_it_is_refused(later: Workplace) -> None:
-    """The graphs are dynamo's, verified and tagged as before; the exporter that is gone is named with the way out."""
+    """The graphs are dynamo's, verified and tagged; the refusal names the missing exporter and a remedy."""
     *outcomes, refused = later.winml_in_turn(*VERBS, REFUSED)
     failed = {command[0]: each.err for command, each in zip(VERBS, outcomes, strict=True) if each.code != 0}
     assert {} == failed

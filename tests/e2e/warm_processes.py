@@ -1,10 +1,10 @@
-"""How does a test run the command in a process of its own that need not import torch first?
+"""Commands of tests in separate processes that need not import torch first.
 
 A warm process imports the libraries and every module of ours once, and runs nothing; every command is a fork of it,
-with its own directory, environment and streams, and its own exit code. What depends on a fresh interpreter is not run
-this way: tests/architecture starts one for each verb, and says that modules can be imported in any order.
+with its own directory, environment and streams, and its own exit code. Tests that depend on a fresh interpreter do not
+use it: tests/architecture starts one for each verb, and shows that modules can be imported in any order.
 
-As a program it serves: requests are lines of JSON on stdin, answers are exit codes on stdout.
+The module is also the server program: requests are lines of JSON on stdin, answers are exit codes on stdout.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ LIBRARIES = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
 )
-"""What commands import: the large ones of both exporters, and small ones."""
+"""Libraries that commands import: the large ones of both exporters, and small ones."""
 READY = "ready"
 
 
 def can_run_warm() -> bool:
-    """Say whether this system has forks."""
+    """Return True if this system has forks."""
     return hasattr(os, "fork")
 
 
@@ -100,7 +100,7 @@ def run_warm(
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Start the warm process of this test process; it ends with it."""
+    """Start the warm process of this test process, which ends together with it."""
     kept = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "HF_HUB_CACHE")}
     home = tempfile.TemporaryDirectory()
     server = subprocess.Popen(
@@ -122,7 +122,7 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _is_there(name: str) -> bool:
-    """Not every version of a library has each module."""
+    """Return True if a module exists; versions of a library differ."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -161,7 +161,7 @@ def _names_of_ours() -> Iterator[str]:
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """Be the command that is asked for, to the end of this process."""
+    """Run the requested command, to the end of this process."""
     os.chdir(str(request["folder"]))
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -191,9 +191,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
 
 
 def _leave(code: object) -> NoReturn:
-    """End this process in the order of the interpreter, without taking every module of the libraries apart.
+    """End this process in the interpreter's order, without freeing every module of the libraries.
 
-    That takes ten times as long as most commands. Tests with processes of their own end in the ordinary way.
+    That takes ten times as long as most commands. Tests with separate processes end in the ordinary way.
     """
     if code is not None and not isinstance(code, int):
         raise SystemExit(code)

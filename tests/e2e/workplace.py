@@ -1,4 +1,4 @@
-"""Where does a command run in these tests, and what did it answer? A folder of its own, a home of its own."""
+"""Workplaces of commands, with a folder and a home of their own, and the outcome of a command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ limit = int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 main()
 """
-"""Runs the command, its first argument taken for the largest file it may write, in bytes."""
+"""Runs the command; its first argument is the size limit of written files, in bytes."""
 SEVERAL = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -48,7 +48,7 @@ _PROGRESS = re.compile(r"^\[\d/\d\] |^\w+ … \d+ s$")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
+    """Outcome of a command: exit code, stdout and stderr."""
 
     code: int
     out: str
@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def complaint(self) -> list[str]:
-        """The lines of stderr that are not progress."""
+        """Return the lines of stderr that are not progress."""
         return [line for line in self.err.splitlines() if line and not _PROGRESS.match(line)]
 
 
@@ -68,17 +68,17 @@ class Workplace:
     program: tuple[str, ...] = PROGRAM
     variables: Mapping[str, str] = field(default_factory=dict)
     is_warm: bool = False
-    """Whether a program of its own, behind ``-c``, may run where the libraries are imported already."""
+    """True if a program behind ``-c`` may run in a process that has imported the libraries already."""
     runs_here: bool = False
-    """True to run ``winml`` in the process of the test: where no test looks at the process or its streams."""
+    """True to run ``winml`` in the process of the test, if no test looks at the process or its streams."""
 
     @property
     def folder(self) -> Path:
-        """The current directory of the commands."""
+        """Return the current directory of the commands."""
         return self.root / "here"
 
     def environment(self) -> dict[str, str]:
-        """The environment of the commands: nothing of the developer's caches, and no network."""
+        """Return the environment of the commands: without the developer's caches, and without network."""
         places = {name: str(self.root / "home") for name in ("HOME", "USERPROFILE", "LOCALAPPDATA", "XDG_CACHE_HOME")}
         places |= {name: str(self.root / "temporary") for name in ("TMPDIR", "TEMP", "TMP")}
         places["WINML_CACHE"] = str(self.root / "cache")
@@ -139,7 +139,7 @@ class Workplace:
             return run_here(*arguments, stdin=stdin)
 
     def files(self) -> dict[str, bytes]:
-        """Everything in the current directory, hidden files included: path below it to content."""
+        """Return the content of every file in the current directory, by path, hidden files included."""
         return {
             path.relative_to(self.folder).as_posix(): path.read_bytes() if path.is_file() else b"(folder)"
             for path in self.folder.rglob("*")
