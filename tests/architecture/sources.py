@@ -63,7 +63,7 @@ def subpackage_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name, wherever the statement stands."""
+    """One imported name, anywhere in a module."""
 
     target: str
     """Absolute dotted name; for ``from a import b`` it is ``a.b``, since b may be a module."""
@@ -72,7 +72,7 @@ class Import:
 
 @functools.cache
 def repository_files() -> tuple[Path, ...]:
-    """Return the files that git tracks, so that no leftover counts.
+    """Return the files that git tracks, so leftovers do not count.
 
     Without git, as in an unpacked source archive, return every file outside of caches and environments.
     """

@@ -20,10 +20,10 @@ from architecture_picture import (
 
 _LINES = re.compile(r" ([\d,]+) \|$", re.MULTILINE)
 _SOURCE_FILE = re.compile(r"`((?:\w+/)+\w*(?:\.py)?)`")
-"""A file or folder of the package or the repository, as documents write it: with a slash, and no glob in it."""
+"""A file or folder of the package or the repository, as documents name it: with a slash, and without a glob."""
 
 _CREATED = re.compile(r"^Create `([^`]+)`:$", re.MULTILINE)
-"""A file that a recipe creates, so that it does not exist."""
+"""A file that a recipe creates: the file need not exist."""
 
 _PARTS = generated_parts()
 
@@ -80,7 +80,7 @@ def _documents_about_code() -> list[str]:
 
 @pytest.mark.parametrize("document", _documents_about_code())
 def test_source_files_named_in_documents_exist(document: str) -> None:
-    """A document that names ``onnx/stage.py`` or ``cli/`` names something of the package or the repository."""
+    """A document that names ``onnx/stage.py`` or ``cli/`` names a path of the package or the repository."""
     text = (REPOSITORY / document).read_text(encoding="utf-8")
     named = {found for found in _SOURCE_FILE.findall(text) if found.endswith((".py", "/"))}
     named -= set(_CREATED.findall(text))

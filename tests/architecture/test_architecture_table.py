@@ -18,7 +18,7 @@ _LEAST_COUNT = 100
 _LEAST_SHARE_WITH_CACHE = 0.93
 """Measured: the present share."""
 _LEAST_SHARE_OF_CAUSAL = 0.95
-"""Specified: share of the types whose class is named ``…ForCausalLM``."""
+"""Specified: share of the types with a class named ``…ForCausalLM``."""
 
 
 @pytest.fixture(scope="module")

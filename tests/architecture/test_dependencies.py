@@ -38,7 +38,7 @@ def _project() -> dict[str, Any]:
 
 
 OF_AN_EXTRA = {"evaluate": "eval", "models": "gguf", "samples": "eval", "sweep": "ray"}
-"""Subpackage → the extra whose libraries it imports when it needs them; its errors say how to install the extra."""
+"""Subpackage → the extra with the libraries that it imports on demand. Errors name the installation of the extra."""
 
 
 def _declared() -> set[str]:
@@ -59,7 +59,7 @@ def _foreign_imports() -> set[str]:
 
 
 def test_every_imported_library_is_declared() -> None:
-    """A library that is only installed as a dependency of another one is not imported."""
+    """A library installed only as a dependency of another library is not imported."""
     declared = _declared()
     used = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in _foreign_imports()}
     assert set() == used - declared

@@ -18,7 +18,7 @@ _CONTRIBUTING = REPOSITORY / "CONTRIBUTING.md"
 _WORDS = REPOSITORY / "docs" / "words.md"
 _CODE = re.compile(r"``.*?``|`[^`]*`|'[^']*'|\"[^\"]*\"", re.DOTALL)
 _REMARKS = {"NOTE", "TODO"}
-"""Signals to the reader of a comment (STYLE), not abbreviations."""
+"""Remarks to the reader of a comment, which are no abbreviations."""
 _ACRONYM = re.compile(r"\b[A-Z][A-Z0-9]+s?\b(?![_.(/])")
 
 
@@ -36,7 +36,7 @@ def test_contributing_draws_the_order_of_subpackages() -> None:
 
 
 def test_make_commands_in_documents_are_targets() -> None:
-    """Every ``make`` command a document shows exists."""
+    """Every ``make`` command in a document exists."""
     targets = set(re.findall(r"^([\w-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     shown = {
         target
@@ -52,7 +52,7 @@ def test_make_commands_in_documents_are_targets() -> None:
 
 
 def test_winml_commands_in_documents_use_real_options() -> None:
-    """Every ``winml VERB --option`` a document shows is understood by that verb."""
+    """Every ``winml VERB --option`` in a document is an option of the verb."""
     unknown = []
     for document in _documents():
         text = (REPOSITORY / document).read_text(encoding="utf-8").replace("\\\n", " ")
@@ -119,7 +119,7 @@ def test_relative_links_lead_somewhere(document: str) -> None:
 
 
 def test_decisions_are_listed_in_their_index() -> None:
-    """Every decision can be found from the index."""
+    """The index has every decision."""
     folder = REPOSITORY / "docs" / "decisions"
     index = (folder / "README.md").read_text(encoding="utf-8")
     assert [] == [path.name for path in sorted(folder.glob("[0-9]*.md")) if f"({path.name})" not in index]

@@ -26,7 +26,7 @@ _POINTING = frozenset(
     )
 )
 _MOST_POINTING = 0.25
-"""Share of a sentence's words, from five such words on."""
+"""Largest share of pointing words in a sentence with at least five such words."""
 _QUOTED = re.compile(r"(?<!`)`{1,2}([^`]+)`{1,2}(?!`)")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?:\(\))?")
 _FOREIGN = frozenset(

@@ -28,7 +28,7 @@ WITHOUT = {
     "run": "its plan refuses (verb.py of its subject)",
     "retag": "its plan refuses (verb.py of its subject)",
 }
-"""Verb to the reason why it needs no early refusal of its own."""
+"""Verb → the reason why it needs no early refusal of its own."""
 
 VERBS = sorted(COMMANDS)
 

@@ -19,9 +19,9 @@ CALLED_GUARDED: dict[str, str] = {
     "models.resolution:_build_without_storage": "resolve_model enters local_libraries",
     "generate.answering:TaskRunner._pipeline": "every answer enters local_files_only (TaskRunner.__call__)",
 }
-"""``module:qualified.name`` of functions whose callers enter a guard → the callers."""
+"""``module:qualified.name`` of functions called inside a guard → the callers."""
 OWN = frozenset({"WinMLAutoModel"})
-"""Classes of this package with methods of these names."""
+"""Classes of this package with methods of the same names."""
 
 
 def _called_name(call: ast.Call) -> str:
@@ -63,7 +63,7 @@ def _unguarded() -> tuple[set[str], int]:
 
 
 def test_every_call_of_a_library_is_guarded() -> None:
-    """A call is inside a block of a guard, or in a function whose callers are inside one."""
+    """A call is inside a block of a guard, or in a function with guarded callers."""
     found, count = _unguarded()
     assert set(CALLED_GUARDED) == found
     assert count >= 10

@@ -77,7 +77,7 @@ INSIDE: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("models", ("checkpoints", "inputs", "")),
     ("models", ("checkpoints", "caches", "families")),
 )
-"""A subpackage and the order of its folders; ``""`` stands for the files of the subpackage itself."""
+"""Subpackage → the order of its folders; ``""`` stands for the files of the subpackage itself."""
 
 
 def _folder_inside(name: str) -> str:
@@ -121,13 +121,13 @@ def test_modules_stand_in_known_subpackages() -> None:
 
 
 def test_modules_import_only_subpackages_before_them() -> None:
-    """No import, deferred or for types only, points to the right."""
+    """No import, deferred or for types only, leads to the right."""
     assert [] == [found for module in modules() if module.name not in FREE for found in _violations(module)]
 
 
 @pytest.mark.parametrize(("subpackage", "order"), INSIDE)
 def test_folders_of_a_subpackage_import_only_those_before_them(subpackage: str, order: tuple[str, ...]) -> None:
-    """Inside a subpackage, too, nothing points to the right."""
+    """The same rule holds for the folders inside a subpackage."""
     strays = [
         f"{module.name} imports {found.target}"
         for module in modules()
@@ -156,12 +156,12 @@ def test_modules_have_no_circle() -> None:
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
-        # graphlib names each before the one that imports it.
+        # graphlib lists each module before its importer.
         pytest.fail(f"a circle of modules: {' <- '.join(error.args[1])}; move what is shared below both")
 
 
 def test_library_with_a_home_is_imported_there_only() -> None:
-    """A library that belongs to one subpackage is imported in no other."""
+    """A library reserved for a subpackage is imported in no other subpackage."""
     strays = [
         f"{module.name}:{found.line} imports {found.target}"
         for module in modules()

@@ -1,4 +1,4 @@
-"""Private names of libraries: the files that use them, and the tests that fail when they move.
+"""Private names of libraries: files with such names, and tests that fail when a name moves.
 
 A private name is one with a leading underscore, or one below ``onnxruntime.capi``. Imports, attributes of imported
 modules, names in ``patch(owner, "_name")`` calls, and private attributes of other objects count. Reasons of these
@@ -200,8 +200,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "._to_copy": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
     },
 }
-"""Module → prefix of the private names it uses (``.name``: an attribute of an object) → the test that fails when they
-move."""
+"""Module → prefix of its private names (``.name``: an attribute of an object) → the test that fails when they move."""
 
 
 def _is_private(dotted: str) -> bool:

@@ -95,7 +95,7 @@ def test_forms_read_the_document_only() -> None:
 
 
 def test_subjects_know_no_form() -> None:
-    """A subject lists its columns once for every format, so it imports no library that draws and no markup."""
+    """A subject lists columns once for every format, and imports neither a drawing library nor markup."""
     forms = tuple(f"{PACKAGE}.{form.name}" for form in FORMS)
     assert [] == [
         f"{module.name} imports {found.target}"

@@ -93,7 +93,7 @@ def test_markers_are_the_documented_ones(request: pytest.FixtureRequest) -> None
 
 
 def test_no_file_is_named_after_its_history() -> None:
-    """The name of a file states its subject, not that it replaced another file."""
+    """The name of a file states the subject, not the history of the file."""
     stems = {path.stem for path in repository_files() if path.suffix == ".py"}
     assert [] == sorted(
         s for s in stems if re.search(r"_(new|old|extended|isolated|v\d+|final|fixed|utils|helpers)$", s)

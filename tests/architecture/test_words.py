@@ -22,7 +22,7 @@ _PROGRAMMING = """
     row seconds self sequence set stack start state std str suffix table target text thread time total tuple type
     us width
 """
-"""Words of Python and of every program."""
+"""Words of Python and of programming in general."""
 _PLAIN = """
     add after again all answer as asked at before by changed check chosen compare declared default described dynamic
     earlier ending external fail failed find first fixed found from given passed guess in inner kept retained known

@@ -20,7 +20,7 @@ def _workplace(root: Path) -> Workplace:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
-    """An empty workplace, whose commands run in the process of the test."""
+    """An empty workplace that runs commands in the process of the test."""
     return _workplace(tmp_path)
 
 
@@ -87,7 +87,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def llama_copy(llama: Path, tmp_path: Path) -> Path:
-    """A copy of the built Llama, whose files may be changed."""
+    """A copy of the built Llama, to be changed."""
     return Path(shutil.copytree(llama, tmp_path / "built"))
 
 

@@ -32,7 +32,7 @@ class Singular(nn.Module):
 
 
 class Deciding(nn.Module):
-    """A module that branches on the example and on other values, which a trace cannot."""
+    """A module that branches on the example, which a trace cannot represent."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x[0, 0].item() == -1.0 else x - 1

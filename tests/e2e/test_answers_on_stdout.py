@@ -1,4 +1,4 @@
-"""Stdout of the command: the result alone, whatever the user's code prints."""
+"""Stdout of the command: the result alone, although the user's code prints."""
 
 from __future__ import annotations
 

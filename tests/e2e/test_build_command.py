@@ -76,7 +76,7 @@ def test_second_build_reuses_all_without_importing_torch(place: Workplace, bert_
 
 
 def test_precision_on_the_command_line_wins_over_a_config_that_leaves_it_out(place: Workplace, bert_tiny: Path) -> None:
-    """The model has the precision of the command line; without one, the stage says that none was requested."""
+    """The model has the precision of the command line; without a precision, the stage says that none was requested."""
     flags = ("-c", '{"optim": {"gelu_fusion": true}, "quant": null}', "--precision", "int8", "--exclude", "BertPooler")
     outcome = place.winml("build", "-m", bert_tiny, "-o", "out", *flags)
     assert 0 == outcome.code, outcome.err
@@ -219,7 +219,7 @@ def test_place_that_cannot_be_written_is_refused(place: Workplace) -> None:
 
 
 def test_manifest_of_a_newer_version_is_not_used_and_said(place: Workplace) -> None:
-    """Its list of files still tells which ones may be replaced."""
+    """The list of files in the manifest still tells which files may be replaced."""
     arguments = ("-m", "out/export.onnx", "-o", "new")
     assert 0 == place.winml("build", *arguments).code
     path = place.folder / "new" / "build_manifest.json"

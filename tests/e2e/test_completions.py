@@ -31,7 +31,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 """
 """Runs a shell with a terminal of its own as stdin, which fish needs."""
 _PATIENCE_S = 60
-"""Longest wait for a shell, on a machine that does other work."""
+"""Longest wait for a shell on a loaded machine."""
 
 
 def _answer(**variables: str) -> str:

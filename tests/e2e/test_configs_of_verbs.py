@@ -163,7 +163,7 @@ def test_config_of_winml_cli_is_read_where_it_means_the_same(here: Path, small_b
     assert ("w8a16", None) == (record["quant"]["precision"], record["compile"])
     for words in ("loader.model_type bert", "export.output_tensors", "export.verbose", "optim.clamp_values"):
         assert words in told
-    # Read where the quantizer has calibration samples, else named.
+    # ``samples`` is read if the quantizer has calibration samples, else named in a note.
     assert ("samples" in told) != ("samples" in record["quant"])
     exported = run_here("export", "-c", "theirs.json", "-m", small_bert, "-o", "m.onnx", "-f", "json")
     assert 0 == exported.code, exported.err

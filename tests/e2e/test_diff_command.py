@@ -72,7 +72,7 @@ def change_attribute(model: ir.Model) -> None:
 
 
 def spell_default(model: ir.Model) -> None:
-    """Remove the attribute, so that LeakyRelu has its default slope."""
+    """Remove the attribute: LeakyRelu then has the default slope."""
     del list(model.graph)[-1].attributes["alpha"]
 
 
@@ -118,7 +118,7 @@ def test_files_of_the_same_model_are_the_same(before: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("outside", [False, True])
 def test_changed_weight_is_found_by_content(before: Path, tmp_path: Path, *, outside: bool) -> None:
-    """A change of one number is reported as a change of that weight in that module, wherever it is stored.
+    """A change of one number is reported as a change of the weight and the module, wherever the weight is stored.
 
     No value is shown.
     """

@@ -325,7 +325,7 @@ def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_tuning_judges_candidates_by_what_a_metric_loses(tmp_path: Path) -> None:
-    """A file with opposite outputs loses the whole accuracy, and so does a file without a score."""
+    """A file with opposite outputs loses the whole accuracy, and a file without a score is wrong as well."""
     shutil.copytree("model", tmp_path / "model")
     wrong = onnx.load(tmp_path / MODEL)
     (maker,) = (node for node in wrong.graph.node if wrong.graph.output[0].name in node.output)

@@ -60,7 +60,7 @@ def test_export_shows_eight_steps_with_their_times(told: tuple[Workplace, Outcom
 
 
 def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, Outcome]) -> None:
-    """The tree of a bert-tiny has 18 modules, whose own nodes add up to the nodes of the file; all are tagged."""
+    """The tree of a bert-tiny has 18 modules, with own nodes that add up to the nodes of the file; all are tagged."""
     workplace, outcome = told
     tree, _, summary = outcome.out.partition("\n\n")
     counts = re.findall(r" · (\d+) nodes?(?: \((\d+) own\))?(?: ·|$)", tree, re.MULTILINE)
@@ -188,7 +188,7 @@ def test_companion_of_somebody_else_is_told_once(workplace: Workplace, bert_tiny
 
 
 def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, bert_tiny: Path) -> None:
-    """With ``--random-weights`` a seed gives the same file each time, and a note says that the weights are random."""
+    """A seed gives the same file each time with ``--random-weights``, and a note says that the weights are random."""
     request = ("-m", bert_tiny / "config.json", "--random-weights", "--seed", "7", "--no-verify", "--clean-onnx")
     first = workplace.export(*request, "-o", "first.onnx")
     again = workplace.export(*request, "-o", "again.onnx")

@@ -155,7 +155,7 @@ def test_factory_whose_model_cannot_be_exported_is_refused(
 
 
 def test_operator_of_a_newer_opset_is_told_with_that_opset(workplace: Workplace, tmp_path: Path) -> None:
-    """If another opset has the operator, the hint has the option for it, and the option works."""
+    """The hint has the option for an opset with the operator, and the option works."""
     script = tmp_path / "image.py"
     script.write_text(
         "import torch\nfrom torch import nn\n"

@@ -15,7 +15,7 @@ HEAVY = ("torch", "transformers", "onnx", "onnx_ir", "onnxruntime", "onnxscript"
 
 @pytest.fixture
 def light(workplace: Workplace, tmp_path: Path) -> Workplace:
-    """A workplace in which importing a model library fails."""
+    """A workplace in which the import of a model library fails."""
     traps = tmp_path / "traps"
     traps.mkdir()
     for name in HEAVY:

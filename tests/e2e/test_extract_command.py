@@ -93,9 +93,9 @@ def _refuse(place: Workplace, *arguments: str, code: int, words: tuple[str, ...]
 
 
 def test_each_call_becomes_a_file_and_the_rest_is_told(extracted: tuple[Workplace, Outcome]) -> None:
-    """Other modules are written.
+    """A module that cannot be extracted makes the exit code 1, and a module without nodes does not count.
 
-    One that cannot be extracted makes the exit code 1, one without nodes does not count.
+    Other modules are written.
     """
     place, outcome = extracted
     assert 1 == outcome.code
@@ -161,7 +161,7 @@ def test_words_name_file_module_and_boundary(place: Workplace) -> None:
 
 
 def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
-    """With every module refused there is no folder, and the reasons are printed."""
+    """No folder is made if every module is refused, and the reasons are printed."""
     before = place.files()
     outcome = place.winml("extract", "net.onnx", "--module", "branch", "-o", "out")
     assert (1, before) == (outcome.code, place.files())

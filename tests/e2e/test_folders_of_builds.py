@@ -147,7 +147,7 @@ def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
     assert 0 == run_here(*arguments).code
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert 2 == run_here(*arguments).code  # it is there
+    assert 2 == run_here(*arguments).code  # the folder exists
     assert 3 == run_here(*arguments, "--overwrite", "--min-sqnr", "200").code
     assert before == {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
 

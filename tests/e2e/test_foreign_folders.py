@@ -55,14 +55,14 @@ def builds(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="text")
 def copy_text(here: Path, checkpoints: Path) -> Path:
-    """A copy of the text checkpoint beside a secret, whose files may be changed."""
+    """A copy of the text checkpoint beside a secret, to be changed."""
     (here / "id_rsa").write_text("SECRET")
     return Path(shutil.copytree(checkpoints / "text", here / "text"))
 
 
 @pytest.fixture(name="built")
 def copy_builds(here: Path, builds: Path) -> Path:
-    """A copy of the builds, whose files may be changed."""
+    """A copy of the builds, to be changed."""
     return Path(shutil.copytree(builds, here / "built"))
 
 

@@ -142,7 +142,7 @@ def test_rows_of_answers_are_their_keys(made: Path) -> None:
     measured = _done(*timed, "--module", "BertPooler")
     assert {"schema_version", "benchmark_info", *_keys(of_modules)} == set(measured)
     (quantized,) = _tables("## JSON of `winml quantize`")
-    # Without a budget there is none in the answer; with one: tests/e2e/test_bits_by_data_command.py.
+    # The record has a budget only on request: tests/e2e/test_bits_by_data_command.py.
     assert _keys(quantized) - {"budget"} == set(
         _done("quantize", "-m", "model.onnx", "-o", "again.onnx", "--no-verify")
     )

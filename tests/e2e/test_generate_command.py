@@ -189,7 +189,7 @@ def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
 
 
 def test_chat_and_seed_decide_what_is_written(built: Path) -> None:
-    """A message is inserted into the template; a seed repeats its text, and another seed gives another text."""
+    """A message is inserted into the template. A seed repeats its text, and different seeds give different texts."""
     message = answer(built, "-p", "who", "--chat", "--max-new-tokens", "2")
     assert "<s>user: who\nassistant: " == message["prompt"]
     drawn = [
@@ -221,7 +221,7 @@ def test_options_choose_tokens_as_arguments_of_transformers_do(
 
 
 def test_few_of_the_likeliest_tokens_are_drawn_from(built: Path) -> None:
-    """With one token to draw from, or a minimum share of 1, the text is the greedy one."""
+    """A draw from one token, or with a minimum share of 1, gives the greedy text."""
     greedy = answer(built, "-p", PROMPT, "--max-new-tokens", "10", "--temperature", "0")
     for option, value in (("--top-k", "1"), ("--min-p", "1")):
         drawn = answer(built, "-p", PROMPT, "--max-new-tokens", "10", option, value, "--seed", "3")
@@ -351,7 +351,7 @@ def test_tokenizer_in_other_files_is_read_by_transformers(built: Path, tmp_path:
 
 
 def test_first_token_needs_no_torch(built: Path) -> None:
-    """Other libraries that take seconds to import are not needed either, if ONNX Runtime checks data files."""
+    """Neither torch nor transformers is imported, and neither onnx nor onnx_ir from ONNX Runtime 1.24 on."""
     program = (
         "import sys\nfrom winml.modelkit.cli.main import main\n"
         "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
@@ -485,7 +485,7 @@ def test_step_of_a_comparison_is_that_of_the_reference(built: Path, reference: A
 
 
 def test_step_needs_token_ids_and_scores(built: Path, tmp_path: Path) -> None:
-    """A decoder with another name of its input or output is refused before it runs."""
+    """A decoder with another name of the input or output is refused before a run."""
     for old, new in (("input_ids", "decoder_input_ids"), ("logits", "scores")):
         model = onnx.load(built / "model.onnx")
         for value in (*model.graph.input, *model.graph.output):
@@ -602,7 +602,7 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", np.sin(np.arange(12_000) / 9, dtype=np.float32), 12_000)
     record = answer(built, "--audio", str(tmp_path / "a.wav"), "--max-new-tokens", "6")
     assert 6 == len(record["tokens"])
-    # It is read once: what is prepared needs the file no more.
+    # The recording is read once: the prepared inputs need no file.
     once = tmp_path / "once.wav"
     soundfile.write(once, np.sin(np.arange(12_000) / 9, dtype=np.float32), 12_000)
     files = {name: Path(built) / f"{name}.onnx" for name in ("encoder", "decoder")}
@@ -624,7 +624,7 @@ def test_recording_is_written_down(tmp_path: Path) -> None:
         soundfile.write(tmp_path / "b.wav", np.zeros(count, np.float32), 16_000)
         assert words in run_here("generate", built, "--audio", str(tmp_path / "b.wav")).err
 
-    # Longer than the second that the encoder takes: as the loop that transformers has for it writes it.
+    # A recording longer than the encoder's second gives the text of transformers' long-form loop.
     told = {"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60}
     for folder in (checkpoint, Path(built)):
         (folder / "generation_config.json").write_text(json.dumps(told), encoding="utf-8")

@@ -166,7 +166,7 @@ def test_every_key_of_transformers_is_known() -> None:
 
 
 def test_token_that_is_none_of_the_model_is_refused() -> None:
-    """As the only allowed token at a position it is an error; among the suppressed tokens it has no effect."""
+    """The token is an error as the only allowed one at a position, and has no effect among suppressed tokens."""
     import numpy as np
 
     logits = np.arange(4.0)

@@ -108,7 +108,7 @@ def test_inspect_bad_config_is_told_in_one_sentence(
 
 
 def test_inspect_a_config_that_asks_for_values_says_so(workplace: Workplace, tmp_path: Path) -> None:
-    """If the forward cannot run without weights, a small model gets random ones, and a note says so."""
+    """A small model gets random weights if the forward cannot run without values, and a note says so."""
     content = {
         "model_type": "longformer", "architectures": ["LongformerModel"], "vocab_size": 120, "hidden_size": 32,
         "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48, "attention_window": 8,

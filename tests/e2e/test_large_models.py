@@ -37,13 +37,13 @@ main()
 
 @pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT in bf16, in several shards, whose embeddings, most of its 8 MB, are also its output weights."""
+    """A BERT in bf16, in several shards, with embeddings, most of its 8 MB, that are also the output weights."""
     import torch
 
     from checkpoints import build_model
 
     folder = tmp_path_factory.mktemp("checkpoints") / "tied"
-    # As many positions as are exported: the file holds no others.
+    # The number of positions is the exported one: the file holds no others.
     sizes = {"vocab_size": 120_000, "num_hidden_layers": 1, "max_position_embeddings": 8}
     model = build_model("bert", class_name="BertForMaskedLM", **sizes).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="1MB")
@@ -102,7 +102,7 @@ def test_export_keeps_the_type_of_the_checkpoint_and_writes_tied_weights_once(wo
 
 
 def test_experts_are_exported_without_their_weights_in_memory(workplace: Workplace, experts: Path) -> None:
-    """The kernel that multiplies all experts at once needs values, so an export uses another one."""
+    """The kernel that multiplies all experts at once needs values, so an export uses another kernel."""
     outcome = workplace.export(*_export(experts, "--format", "json", "-q"))
     assert 0 == outcome.code, outcome.err
     assert "" == outcome.err

@@ -41,7 +41,7 @@ def _modules(*arguments: str | Path) -> list[list[str]]:
 
 
 def test_equal_layers_are_folded_unless_asked_for_twice(layers: Path) -> None:
-    """Both counts of nodes are those of one layer; the root's are those of the file."""
+    """Both counts of nodes are those of one layer; the root counts the nodes of the file."""
     folded = _modules(layers, "-H")
     assert [["M", "7", "1"], ["Layer.0 … .2 × 3, equal", "2", "1"], ["Act", "1", "1"]] == folded
     assert 7 == len(_modules(layers, "-H", "-vv"))

@@ -42,7 +42,7 @@ def save(text: str, path: Path, metadata: dict[str, str] | None = None) -> None:
 
 @pytest.fixture
 def place(workplace: Workplace) -> Workplace:
-    """A workplace with a model whose ids must be below 6, which only its metadata states."""
+    """A workplace with a model that needs ids below 6, as stated only in the metadata."""
     save(NET, workplace.folder / "net.onnx", {"winml.io.inputs": '[{"name": "ids", "value_range": [0, 5]}]'})
     return workplace
 
@@ -138,7 +138,7 @@ g (string[2] s, float[2, 2] x) => (string[2] t, seq(float[1, 2]) parts, float[2,
 
 
 def test_baseline_of_the_same_file_shows_no_difference(place: Workplace) -> None:
-    """Both files are measured on the same values; an interval around 1 is not called a difference."""
+    """Both files are measured in pairs on the same values, and the ratio lies inside its interval."""
     shutil.copy(place.folder / "net.onnx", place.folder / "same.onnx")
     arguments = ("net.onnx", "--baseline", "same.onnx", "--iterations", "30", "--threads", "1")
     found = record(place.winml("perf", *arguments, "--format", "json"))["baseline"]
@@ -157,7 +157,7 @@ one = ReduceSum<keepdims = 1>(x)  a0 = Mul(one, w)  {products}  y = ReduceSum<ke
     save(text, place.folder / "other.onnx")
     outcome = place.winml("perf", "net.onnx", "--iterations", "12", "--warmup", "2", *ALTERNATIVES)
     assert 0 == outcome.code, outcome.err
-    # A machine that a note calls busy comes to no verdict.
+    # A busy machine, as a note says, gives no verdict.
     is_busy = "the machine seems busy" in outcome.out
     words = "no verdict, since the machine seems busy" if is_busy else "net.onnx is faster than other.onnx"
     assert f"{words}: ratio 0." in outcome.out

@@ -85,12 +85,12 @@ EARLIER = {
     "deployed": ("build", "-m", "models/model.onnx", "-o", "deployed"),
     "quantized": ("build", "-m", "models/model.onnx", "-o", "quantized", "--precision", "int8", "--no-verify"),
 }
-"""Folder → the build that made it, for commands that build into the folder again."""
+"""Folder → command of its first build, for commands that build into the folder again."""
 
 
 @pytest.fixture(scope="module")
 def prepared(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models, one of them with weights to be replaced, and the folder of an export with its other files."""
+    """Models, one with weights to be replaced, and the folder of an export with a tokenizer."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "net.py").write_text(NET, encoding="utf-8")
     shutil.copytree(small_bert, folder / "checkpoint")

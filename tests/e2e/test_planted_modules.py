@@ -99,7 +99,7 @@ def test_every_verb_is_run_here() -> None:
 
 
 def test_verbs_run_no_planted_module(hostile: Path) -> None:
-    """One process runs all verbs, so that the first import of each library is in one of them."""
+    """One process runs all verbs, so the first import of each library happens in one of these verbs."""
     script, commands = hostile.parent / "several.py", hostile.parent / "commands"
     script.write_text(SEVERAL, encoding="utf-8")
     commands.write_text("".join("\t".join(command) + "\n" for command in IN_ONE_PROCESS), encoding="utf-8")

@@ -90,7 +90,7 @@ def _place(workplace: Workplace, python: Path) -> Workplace:
 
 @pytest.fixture
 def extended(workplace: Workplace, python: Path) -> Workplace:
-    """A workplace with a model, whose winml has the example."""
+    """A workplace with a model, and with a winml that has the example."""
     return _place(workplace, python)
 
 
@@ -100,7 +100,7 @@ def _answer(outcome: Outcome) -> str:
 
 
 def test_verb_of_a_package_is_listed_and_run(extended: Workplace) -> None:
-    """The verb is among the others, and its options are those of its command."""
+    """The verb is listed among the others, with the options of its command."""
     assert "operators  Count the operators of an ONNX file." in _answer(extended.winml("--help"))
     (extended.folder / "text.onnx").write_text("text", encoding="utf-8")
     counted, refused = extended.winml_in_turn(("operators", "net.onnx", "--format", "json"), ("operators", "text.onnx"))
@@ -165,7 +165,7 @@ rating (int64[batch, length] input_ids) => (float[batch, 1] logits)
 
 
 def test_task_of_a_package_judges_a_model(extended: Workplace) -> None:
-    """The task has a metric, a limit and an agreement, for a model whose file names no task."""
+    """The task has a metric, a limit and an agreement, for a model without a task in the file."""
     pytest.importorskip("datasets")
     here = extended.folder
     onnx.save(onnx.parser.parse_model(_RATING), here / "rating.onnx")
@@ -403,7 +403,7 @@ def test_precision_of_a_package_quantizes_by_its_engine(workplace: Workplace, tm
 
 
 def _broken_package(folder: Path) -> None:
-    """Write a package whose every name is wrong in its own way."""
+    """Write a package with many names, each wrong in a different way."""
     _described(
         folder,
         "broken",

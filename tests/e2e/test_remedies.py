@@ -42,7 +42,7 @@ class Remedy:
 
 
 CACHED = ("t5", "llama", "whisper", "llava", "blip")
-"""Checkpoints whose graphs have a cache, one for each kind of parts."""
+"""Checkpoints with a cache in the exported graphs, one for each kind of parts."""
 FIXED_SIZES = r"(--shape-config '.*?')"
 
 REMEDIES = (

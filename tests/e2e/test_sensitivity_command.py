@@ -91,7 +91,7 @@ def test_interrupted_command_is_taken_up_again(workplace: Workplace, model: Path
     process = subprocess.Popen(
         [*workplace.program, *arguments], cwd=workplace.folder, env=workplace.environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        # What a shell starts in the background ignores it, with all that it starts.
+        # A background process of a shell ignores the signal, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )  # fmt: skip
     measured = workplace.folder / "r.json.measured.json"

@@ -34,7 +34,7 @@ def example_inputs():
 
 @pytest.fixture(scope="module")
 def place(make_workplace: Callable[[], Workplace]) -> Workplace:
-    """A workplace with an ONNX file whose inspection exceeds the buffer of a pipe, and one of a few nodes."""
+    """A workplace with a large ONNX file, which fills the buffer of a pipe when inspected, and a small one."""
     import onnx_ir as ir
 
     workplace = make_workplace()

@@ -39,7 +39,7 @@ def test_json_tells_versions_providers_devices_and_memory(place: Workplace) -> N
 
 
 def test_table_tells_how_to_install_what_is_missing(place: Workplace) -> None:
-    """Each provider has a line; a missing one has the package that installs it."""
+    """Each present provider has a line, and each missing provider the package that installs it."""
     outcome = place.winml("sys")
     assert (0, "") == (outcome.code, outcome.err)
     assert version("torch") in outcome.out

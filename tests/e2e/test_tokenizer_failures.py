@@ -1,4 +1,4 @@
-"""Errors of a tokenizer whose library panics, and of a text that exceeds the memory."""
+"""Errors of a tokenizer library that panics, and of a text that exceeds the memory."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Whole:
 
 
 def test_words_of_others_on_stderr_stay(llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Foreign text on stderr appears after the call; errors of another kind are passed on."""
+    """Other text on stderr appears after the call, and errors of another kind are passed on."""
     with tokenizer_call(llama):
         os.write(2, b"some words\n")
     assert "some words\n" == capfd.readouterr().err

@@ -82,7 +82,7 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
     """The files of the other candidates are removed; their measurements stay."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
-    # Some versions of filelock take their file away.
+    # Some versions of filelock remove the lock file.
     left = {path.name for path in folder.iterdir()} - {".winml-tune.lock"}
     assert {"best", "tune.json", "tune.html", "tune_state.json"} == left
     assert rows(tuned.record)["dynamic-int8"]["size_bytes"] == (folder / "best" / "model.onnx").stat().st_size
@@ -124,7 +124,7 @@ def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.Mo
 
 
 def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No candidate is made or measured again, and the record is equal apart from the note about it."""
+    """No candidate is made or measured again, and candidates and winner stay equal."""
     monkeypatch.chdir(tuned.folder)
     best = tuned.folder / "tuned" / "best" / "model.onnx"
     before = best.stat().st_mtime_ns
@@ -214,7 +214,7 @@ def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch
     options = TuneOptions(only=("dynamic",), input_data=values, min_sqnr_db=10)
     result = tune_model(model, tmp_path / "tuned", options=options)
     assert {"plain", "dynamic-int8"} == {row.candidate.name for row in result.candidates if row.latency is not None}
-    # Two turns tell nobody apart.
+    # Two rounds distinguish no candidates.
     assert ("plain", "winml perf") == (result.winner.name, str(result.winner.perf_command)[:10])
     assert Path(result.winner.folder, "model.onnx").is_file()
     np.savez(values, x=np.zeros((1, SIZE), np.float32))
@@ -293,5 +293,5 @@ def test_full_disk_names_the_file_and_leaves_nothing_half_written(make_workplace
     assert 1 == done.code
     assert "sample0.npz" in done.complaint[0]
     assert 2 == len(done.complaint)
-    # Some versions of filelock take their file away.
+    # Some versions of filelock remove the lock file.
     assert {path.name for path in (place.folder / "tuned").iterdir()} <= {".winml-tune.lock"}

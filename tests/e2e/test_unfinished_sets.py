@@ -29,7 +29,7 @@ main()
 
 @pytest.fixture(name="unfinished")
 def make_unfinished(here: Path) -> Path:
-    """A folder with a model, whose new version and report a killed command had not put in place."""
+    """A folder with a model, and with a new version and report left by a killed command."""
     folder = here / "models"
     folder.mkdir()
     save_chain(folder / "model.onnx")

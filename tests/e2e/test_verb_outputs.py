@@ -148,6 +148,6 @@ def test_folder_that_is_neither_checkpoint_nor_build_is_said_to_be(here: Path, v
     assert (2, "") == (refused.code, refused.out)
     assert "build_manifest.json" in refused.err
     assert "Pass an ONNX file, a build folder or a checkpoint folder." in refused.err
-    for name in ("a.onnx", "b.onnx"):  # the only one there would be taken
+    for name in ("a.onnx", "b.onnx"):  # a single file would be used
         (here / "models" / name).write_bytes(b"")
     assert "a.onnx, b.onnx." in run_here(*verb, "models").err

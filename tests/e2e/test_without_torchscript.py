@@ -49,7 +49,7 @@ VERBS = (
     ("sweep", "plan.txt", "-o", "swept", "--do", "export", "--jobs", "1"),
     ("build", "-m", "llama", "-o", "decoder"),
     ("generate", "decoder", "-p", "hello", "--max-new-tokens", "3", "--reference"),
-    # What reads the file needs no exporter.
+    # Verbs on the file need no exporter.
     ("quantize", "-m", "model.onnx", "-o", "int8.onnx"),
     ("optimize", "-m", "model.onnx", "-o", "fast.onnx", "--level", "full"),
     ("compare", "model", "model.onnx"),
@@ -59,7 +59,7 @@ REFUSED = ("export", "-m", "model", "-o", "other.onnx", "--no-dynamo")
 
 @pytest.fixture
 def later(make_workplace: Callable[[], Workplace]) -> Workplace:
-    """A workplace whose torch has no TorchScript exporter, with a classifier, a decoder and texts."""
+    """A workplace with a torch without TorchScript exporter, a classifier, a decoder and texts."""
     workplace = make_workplace()
     site = workplace.root / "site"
     site.mkdir()
@@ -89,7 +89,7 @@ def test_every_verb_works_without_the_exporter_and_a_request_for_it_is_refused(l
     part = json.loads(outcomes[0].out)
     assert ("dynamo", 100.0) == (part["exporter"], part["coverage"]["percent"])
     assert part["verification"]["is_verified"]
-    # What was requested is not replaced in silence, and nothing is written.
+    # The requested exporter is not replaced silently, and no file is written.
     assert 1 == refused.code
     assert "TorchScript" in refused.err
     assert "--dynamo" in refused.err

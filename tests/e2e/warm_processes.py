@@ -50,7 +50,7 @@ LIBRARIES = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
 )
-"""Libraries that commands import: the large ones of both exporters, and small ones."""
+"""Libraries that commands import: the large libraries of both exporters, and small ones."""
 READY = "ready"
 
 
@@ -100,7 +100,7 @@ def run_warm(
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Start the warm process of this test process, which ends together with it."""
+    """Start the warm process; it ends together with this test process."""
     kept = {name: value for name, value in os.environ.items() if name not in ("HF_HOME", "HF_HUB_CACHE")}
     home = tempfile.TemporaryDirectory()
     server = subprocess.Popen(

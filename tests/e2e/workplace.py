@@ -56,7 +56,7 @@ class Outcome:
 
     @property
     def complaint(self) -> list[str]:
-        """Return the lines of stderr that are not progress."""
+        """Return the lines of stderr that are no progress."""
         return [line for line in self.err.splitlines() if line and not _PROGRESS.match(line)]
 
 
@@ -91,7 +91,7 @@ class Workplace:
         return self.winml("export", *arguments)
 
     def winml(self, *arguments: str | Path, stdin: str = "") -> Outcome:
-        """Run any verb in a process of its own, one that has imported the libraries where nothing is special."""
+        """Run any verb: in this process if ``runs_here`` is set, else in a warm process or one of its own."""
         if self.runs_here and self.program == PROGRAM and "PYTHONPATH" not in self.variables:
             return self._run_here(arguments, stdin)
         if self.program == PROGRAM and "PYTHONPATH" not in self.variables and can_run_warm():
@@ -129,7 +129,7 @@ class Workplace:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             patch.setattr(tempfile, "tempdir", None)
-            # What libraries read when they are imported, the home above all, stays as it is in this process.
+            # Values that libraries read at their import, the home above all, would not change in this process.
             patch.setattr(constants, "HF_HUB_OFFLINE", True)
             patch.setattr(constants, "HF_HUB_CACHE", str(self.root / "home" / "hub"))
             for name in {*os.environ} - {*environment}:

@@ -38,7 +38,7 @@ class Outer(Options):
 
 
 def parse(value: Any) -> Outer:
-    """Validate against the record."""
+    """Validate against the record ``Outer``."""
     return parse_options(Outer, value, "--outer")
 
 

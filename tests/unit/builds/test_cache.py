@@ -36,7 +36,7 @@ def test_cache_root_is_what_the_variable_says(cache: Path) -> None:
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="this system keeps caches elsewhere")
 def test_cache_root_without_the_variable_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On Linux the root is the XDG cache folder."""
+    """The root is the XDG cache folder on Linux."""
     monkeypatch.delenv("WINML_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert tmp_path / "winml" == cache_root()

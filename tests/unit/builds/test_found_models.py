@@ -21,7 +21,7 @@ def folder(path: Path, *names: str) -> Path:
 
 
 def test_onnx_file_is_itself(tmp_path: Path) -> None:
-    """An ONNX file is found whatever the case of its extension; a missing one is an error."""
+    """An ONNX file is found with an extension in any case; a missing file is an error."""
     folder(tmp_path / "a", "x.onnx", "y.ONNX")
     assert tmp_path / "a" / "x.onnx" == onnx_file(str(tmp_path / "a" / "x.onnx"))
     assert tmp_path / "a" / "y.ONNX" == onnx_file(str(tmp_path / "a" / "y.ONNX"))

@@ -1,4 +1,4 @@
-"""Notes about a cache whose sizes differ from those that optimum makes."""
+"""Notes about a cache with other sizes than in the models of optimum."""
 
 from __future__ import annotations
 

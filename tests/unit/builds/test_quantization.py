@@ -111,10 +111,7 @@ def test_section_that_asks_for_anything_quantizes(values: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(("ep", "is_another"), [(None, False), ("cpu", False), ("OpenVINOExecutionProvider", True)])
 def test_provider_of_a_build_decides_the_form_of_tables(ep: str | None, is_another: bool) -> None:
-    """If the section names no provider, it is the one that the build compiles for.
-
-    No precision means no quantization.
-    """
+    """A section without a provider uses that of the compile section; without a precision nothing is quantized."""
     quantize = next(stage for stage in STAGES if stage.name == "quantize")
     compiled = CompileSection(ep=ep)
     plan = plan_build(WinMLBuildConfig(quant=section(precision="int4"), compile=compiled), ModelRequest("checkpoint"))
@@ -286,7 +283,7 @@ def test_order_of_rules_makes_another_result() -> None:
     ],
 )
 def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[str, Any], is_handed_over: bool) -> None:
-    """The stage that receives the graph makes it, and lists the stages that it absorbs."""
+    """The receiving stage makes the graph, and lists the absorbed stages."""
     plan = plan_for(**values)
     stages = handed_over_stages(STAGES, plan)
     assert (["quantize"] if is_handed_over else ["export"]) == [stage.name for stage in stages if stage.makes_graph]

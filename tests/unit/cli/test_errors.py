@@ -132,7 +132,7 @@ def test_lack_of_memory_is_seen_behind_an_error_unless_that_one_stands_for_itsel
 
 @pytest.mark.parametrize("raised", [ValueError("it broke"), MemoryError()])
 def test_circular_chain_of_errors_ends(raised: Exception) -> None:
-    """A library may raise a stored error from another error that the stored one caused."""
+    """A library may raise a stored error from another error, and the other error from the stored one."""
     other = KeyError("name")
     raised.__cause__, other.__cause__ = other, raised
     assert isinstance(raised, MemoryError) == is_out_of_memory(other)

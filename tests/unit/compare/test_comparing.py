@@ -150,7 +150,7 @@ def test_two_models_are_said_to_be_two(tmp_path: Path) -> None:
 
 
 def test_sizes_that_cannot_be_both_are_refused(tmp_path: Path) -> None:
-    """If both models fix different sizes, the error names both."""
+    """The error names the fixed sizes of both models."""
     one, other = (_saved(tmp_path / f"{size}.onnx", "y = Abs (x)", f"{size}, 8") for size in (4, 6))
     with pytest.raises(UsageError, match=r"float32\[4, 8\].*float32\[6, 8\]"):
         compare_by_name(one, other)

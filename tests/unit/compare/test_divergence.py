@@ -20,11 +20,11 @@ LIMIT = 1e-3
         (ModuleErrors(None, 5.0), None),
         (ModuleErrors(0.1, math.inf), math.inf),
         (ModuleErrors(math.inf, math.inf), 0.0),
-        # A module inside makes 3 of it, the nodes behind that 4.
+        # An inner module has an error of 3, the nodes after the module 4.
         (ModuleErrors(0.0, 5.0, before=((0.0, 0.0),), last_fed=3.0), 4.0),
-        # The nodes before the module inside make 2 of it, which that hands on.
+        # The nodes before the inner module have an error of 2, which the module passes on.
         (ModuleErrors(0.0, 2.0, before=((0.0, 2.0),), last_fed=2.0), 2.0),
-        # What vanishes before the output, as before a scale of 1e-6, is not in it.
+        # An error that vanishes before the output, as before a scale of 1e-6, does not count.
         (ModuleErrors(0.0, 1e-7, before=((0.0, 0.01),), last_fed=0.01), 1e-7),
         (ModuleErrors(3.0, 5.0, before=((3.0, 500.0),), last_fed=500.0), 4.0),
     ],

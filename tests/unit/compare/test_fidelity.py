@@ -117,7 +117,7 @@ def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
     assert info.worst.sqnr_db == pytest.approx(expected, abs=1e-3)
     assert info.worst.lower_db == pytest.approx(expected, abs=1e-3)
     assert info.is_verified
-    # Of several numbers, each sample has its own ratio.
+    # An output of several numbers has a ratio for each sample.
     pairs = [{"y": np.array([value, value], np.float32)} for value in values]
     answers = [{"y": draw["y"] + np.float32(error)} for draw in pairs]
     assert not measure_fidelity(pairs, answers, 30.0, QualitySamples("processor", 4, 0)).is_verified
@@ -206,7 +206,7 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
 
 
 def test_compiled_file_is_judged_beside_what_its_quantized_source_reaches() -> None:
-    """The result may miss the minimum by at most 6 dB below the ratio of the source.
+    """A compiled file may miss the minimum only if the quantized source does, and by at most 6 dB below the source.
 
     A ratio near 0 dB is never accepted.
     """

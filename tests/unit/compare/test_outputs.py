@@ -81,7 +81,7 @@ def test_compare_nan_and_infinity_must_be_in_the_same_places(actual: list[float]
 
 
 def test_compare_nan_does_not_hide_a_difference_elsewhere() -> None:
-    """The finite values beside a NaN are still compared."""
+    """Finite values beside a NaN are still compared."""
     expected = np.array([1.0, np.nan], dtype=np.float32)
     info = compare(expected, np.array([1.1, np.nan], dtype=np.float32), np.array([3, 4], dtype=np.float32))
     assert not info.is_verified
@@ -163,7 +163,10 @@ def test_compare_second_draw_counts() -> None:
 
 
 def test_worst_is_the_one_farthest_over_its_own_threshold() -> None:
-    """A float16 difference below its threshold is less than a float32 one above its own; a problem exceeds both."""
+    """A float16 difference below its threshold is less than a float32 difference above its own.
+
+    A problem exceeds both.
+    """
     half, single = np.float16([1.0]), np.float32([1.0])
     draw = {"half": half, "single": single}
     info = compare_outputs([draw], [{"half": np.float16([1.005]), "single": np.float32([1.001])}])

@@ -97,7 +97,7 @@ def test_pages_of_modules_are_written_for_each_part(folders: tuple[Path, Path], 
     assert "\nencoder\n" in outcome.out
     assert 2 == run_here(*command).code
     assert 3 == run_here("compare", right, wrong, "--threshold", "0.01").code
-    # With names that mean one part, its pages have the plain names.
+    # Pages of a single selected part have the plain names.
     one = run_here("compare", right, wrong, "--submodel", "decoder", "--by-module", "--node-data", f"{tmp_path}/n.json")
     assert 0 == one.code, one.err
     assert (tmp_path / "n.json").is_file()

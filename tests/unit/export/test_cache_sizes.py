@@ -31,6 +31,6 @@ def test_dimension_without_a_key_is_not_fixed() -> None:
 
 
 def test_cache_that_froze_is_not_fixed_by_default() -> None:
-    """A decoder whose cache has one length generates no text."""
+    """A decoder with a fixed cache length generates no text."""
     part = _part(DynamicDimension(name="past"), open_by_default={"past": "past_sequence_length"})
     assert {} == frozen_by_default(["past"], [part])

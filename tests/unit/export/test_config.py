@@ -1,4 +1,4 @@
-"""The options of the export stage."""
+"""Options of the export stage."""
 
 from __future__ import annotations
 

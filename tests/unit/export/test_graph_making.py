@@ -56,7 +56,7 @@ class Halves(nn.Module):
 
 
 class Settling(nn.Module):
-    """A model that replaces its inner module at its first run."""
+    """A model that replaces the inner module at the first run."""
 
     def __init__(self) -> None:
         super().__init__()

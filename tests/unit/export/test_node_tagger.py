@@ -77,10 +77,7 @@ def chain(length: int) -> list[ir.Node]:
 def test_tag_for_scope_is_that_of_the_innermost_hierarchy_module(
     tree: ModuleTree, scope: tuple[str, ...], expected: tuple[str, str, str]
 ) -> None:
-    """A hierarchy module tags its nodes directly, a layer inside it through its parent.
-
-    Other nodes get the root's tag.
-    """
+    """A hierarchy module tags its own nodes and those of plain layers; other nodes get the root's tag."""
     tag = NodeTagger(tree).tag_for(scope)
     assert expected == (tag.tag, tag.module, tag.source)
 
@@ -103,7 +100,7 @@ def test_tag_nodes_without_fallback_gives_unknown_scopes_to_the_root(tree: Modul
 
 
 def test_tag_nodes_with_fallback_takes_the_scope_neighbours_share(tree: ModuleTree) -> None:
-    """On request, a node without scope gets the longest common scope of its neighbours, and the source says so."""
+    """A node without scope gets the longest common scope of its neighbours on request, as its source says."""
     first, unscoped, last = chain(3)
     NodeTagger(tree, operation_fallback=True).tag_nodes({first: LINEAR, unscoped: (), last: BLOCK})
     tag = read_tag(unscoped)

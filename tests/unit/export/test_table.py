@@ -100,7 +100,7 @@ def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
 
 
 def test_sidecar_keeps_letters_of_every_language(result: ExportResult) -> None:
-    """Text is not escaped, for people who open the file."""
+    """Text is not escaped, so people can read the file."""
     other = with_changed_part(result, notes=("Größe: 模型",))
     text = sidecar_json(other, other.only_part)
     assert "Größe: 模型" in text

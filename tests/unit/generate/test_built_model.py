@@ -144,7 +144,7 @@ def test_quantized_model_takes_short_rows(encoder: WinMLModel, tmp_path: Path) -
 
 
 def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> None:
-    """GPT-2 finds the last token by the pad token, so another one would give other outputs."""
+    """GPT-2 finds the last token by the pad token: another pad token would give other outputs."""
     options = {"num_labels": 3, "pad_token_id": 0}
     model = build_model("gpt2", class_name="GPT2ForSequenceClassification", **options)
     expected = reference(model, input_ids=tokens(5), attention_mask=torch.ones_like(tokens(5)))

@@ -77,7 +77,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
 
 
 def test_state_of_any_kind_is_handed_from_step_to_step(graph: DecoderGraph) -> None:
-    """A recurrent state starts with zeros and feeds the input named in ``winml.part``, whatever its own name."""
+    """A recurrent state of any name starts with zeros, and feeds the input named in ``winml.part``."""
     settings = GenerationSettings(max_new_tokens=4)
     tokens = list(generate_tokens(graph, [1, 2], settings))
     # 1 + 2 = 3; + 3 = 6; + 6 = 12, mod 8 = 4; + 4 = 16, mod 8 = 0

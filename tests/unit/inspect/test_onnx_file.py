@@ -177,7 +177,7 @@ def test_inspect_onnx_data_file_outside_the_folder_is_not_looked_at(tmp_path: Pa
 def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_path: Path) -> None:
     """Nodes and weights of subgraphs and functions count once.
 
-    The number of their runs is unknown, and so is the number of their products.
+    The number of runs is unknown, and so is the number of products.
     """
     branch = helper.make_graph(
         [_with_tag(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],

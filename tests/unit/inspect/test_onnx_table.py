@@ -84,7 +84,7 @@ def test_print_onnx_inspection_unknown_is_said_and_never_zero(tmp_path: Path) ->
 
 
 def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
-    """With --verbose all operators, other metadata and each initializer are printed; without it the rest is counted."""
+    """The option prints all operators, other metadata and each initializer; without it the rest is counted."""
     path = _file(tmp_path, operators=10)
     brief, verbose = _print(path), _print(path, verbose=True)
     assert any(line.endswith("and 3 others") for line in brief)

@@ -1,4 +1,4 @@
-"""Nodes that an execution provider does not run, by its kernels and by its documentation."""
+"""Nodes that an execution provider does not run, according to kernels and documentation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Check = Callable[..., ProviderFit]
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """Return a function that builds two tagged nodes, ``Relu`` and another operator, and checks them."""
+    """Return a function that builds and checks two tagged nodes, ``Relu`` and another operator."""
 
     def build(ep: str, operator: str = "Erf", dtype: int = TensorProto.FLOAT, **options: str) -> ProviderFit:
         size: str | int = "batch" if options.pop("sizes", "") == "open" else 2

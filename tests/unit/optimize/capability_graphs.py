@@ -1,4 +1,4 @@
-"""Graphs for each capability: one that it changes, and a similar one that it must not change.
+"""Graphs for each capability: one that must change, and a similar one that must not.
 
 Every graph is small, and its weights are distinct. ``near_miss`` names the difference in a word.
 """

@@ -94,7 +94,7 @@ def _model_with_zeroed_rows(condition: str = "") -> ir.Model:
 def test_rows_that_are_zeroed_behind_the_product_are_zeroed_behind_the_operator() -> None:
     """The dynamo exporter zeroes rows after the product; a fully masked row is zero before and after."""
     feeds = _attention_feeds(masked_row=True)
-    # The lowest number in place of minus infinity, as that exporter has it.
+    # The dynamo exporter writes the lowest number in place of minus infinity.
     feeds["mask"] = np.maximum(feeds["mask"], np.float32(-3.4e38))
     expected = _run_model(_model_with_zeroed_rows(), feeds)
     fused = _fuse_attention(_model_with_zeroed_rows())

@@ -85,7 +85,10 @@ def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.capability)
 def test_capability_disabled_by_name_does_not_happen(case: CapabilityCase) -> None:
-    """With all other capabilities on, its operators are absent, or the operators that it removes are present."""
+    """All other capabilities are enabled.
+
+    Nodes that the capability adds are absent, or nodes that it removes are present.
+    """
     level = {name: True for name, entry in CAPABILITIES.items() if entry.level is not None}
     options = OptimizeOptions.model_validate({**level, case.capability: False})
     result = optimize(_parse_case(case, case.graph), options)

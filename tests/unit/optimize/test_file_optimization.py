@@ -1,4 +1,4 @@
-"""Optimization of a file: its result, its refusals, and copies of files that need no change."""
+"""Optimization of a file: result, refusals, and copies of unchanged files."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_optimized_file_is_stamped_verified_and_told(tmp_path: Path) -> None:
 
 
 def test_second_optimization_copies_nothing_but_changes_nothing(tmp_path: Path) -> None:
-    """An optimized file is normalized, so that without further options it is copied."""
+    """An optimized file is normalized, so a run without options copies the file."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     first = optimize_onnx(source, tmp_path / "first.onnx", level="full")
     assert optimize_onnx(first.model_path, tmp_path / "second.onnx").is_copy
@@ -203,7 +203,7 @@ def test_missing_files_and_existing_outputs_are_refused(tmp_path: Path) -> None:
 
 
 def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
-    """The data file of an earlier output may be the one that the source uses, whatever the source's name."""
+    """The data file of an earlier output may be used by the source, under any name of the source."""
     source = _save(tmp_path / "in.onnx", stamped=False, data=True)
     moved = onnx.load(source, load_external_data=False)
     for tensor in moved.graph.initializer:
@@ -265,7 +265,7 @@ def test_loop_takes_the_flags_of_the_next_round_from_the_analysis(tmp_path: Path
 
 
 def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_path: Path) -> None:
-    """The source is normalized, so that only the later rounds change it; the changed file is compared."""
+    """The source is normalized, so only later rounds change the file; the changed file is compared."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     optimize_onnx(source, tmp_path / "plain.onnx")
 
@@ -276,7 +276,7 @@ def test_loop_whose_first_round_is_asked_nothing_writes_what_later_ones_do(tmp_p
     assert ["Mul", "Relu", "Mul"] == _operators(loop.file.model_path)
     assert (False, True) == (loop.file.is_copy, "transpose_elimination" in loop.file.enabled)
     assert loop.file.verification is not None
-    # Where the analysis asks for nothing either, nothing is written anew.
+    # If the analysis requests nothing either, no file is written anew.
     idle = run_optimize_analyze_loop(tmp_path / "plain.onnx", tmp_path / "idle.onnx", analyze=lambda _done: None)
     assert (True, ()) == (idle.file.is_copy, idle.file.enabled)
 
@@ -302,7 +302,7 @@ def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str
 
 @pytest.mark.parametrize(("stamped", "data"), [(True, False), (False, True)])
 def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: bool, data: bool) -> None:
-    """By default onnx writes a newer IR version than ONNX Runtime reads; the lowered file runs and is compared."""
+    """The default IR version of onnx exceeds that of ONNX Runtime; the lowered file runs and is compared."""
     source = _save(tmp_path / "in.onnx", stamped=stamped, data=data)
     newest = newest_ir_version()
     model = onnx.load(source, load_external_data=False)
@@ -381,7 +381,7 @@ _PRODUCT = """m (float[{rows}, 4, 3] x) => (float[{rows}, 4, 3] y) <float[3, 3] 
 
 
 def test_capability_enabled_by_name_that_a_dynamic_size_prevents_says_so(tmp_path: Path) -> None:
-    """With fixed sizes the capability fuses; a note on a capability without its nodes says so."""
+    """Fixed sizes allow the fusion; a note on a capability without nodes says so."""
     notes = {}
     for rows in ("N", "2"):
         source = _save(tmp_path / f"{rows}.onnx", stamped=False, body=_PRODUCT.format(rows=rows))

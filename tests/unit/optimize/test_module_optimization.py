@@ -37,7 +37,7 @@ TWO_NAMES = """m (float[batch, rows, 4] x, float[batch, lines, 4] r) => (float[b
 
 
 def save(path: Path, body: str, modules: Sequence[str]) -> Path:
-    """Write a graph whose nodes have these modules, in order."""
+    """Write a graph with one of these modules per node, in order."""
     model = parse(body)
     for node, module in zip(model.graph, modules, strict=True):
         write_tag(node, NodeTag(f"/M/{module.title()}", module, "direct"))

@@ -42,7 +42,7 @@ def test_registry_names_every_transformer_this_onnxruntime_runs(tmp_path: Path) 
     assert "GeluFusionL2" in ran
     known = {name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)}
     needed = {
-        # They make the graph runnable, and are there at every level.
+        # These transformers make the graph runnable, and run at every level.
         "CastFloat16Transformer", "FreeDimensionOverrideTransformer", "FuseFp16InitializerToFp32NodeTransformer",
         "Level1_RuleBasedTransformer", "Level2_RuleBasedTransformer", "MemcpyTransformer",
         "RemoveDuplicateCastTransformer",
@@ -62,7 +62,7 @@ def test_nothing_asked_for_changes_nothing() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_level_keeps_answer_interface_and_tags_and_settles(level: str) -> None:
-    """At every level outputs, names and tags stay, and a second optimization changes nothing."""
+    """Outputs, names and tags stay at every level, and a second optimization changes nothing."""
     options = OptimizeOptions.model_validate({"level": level})
     result = optimize(parse(MESSY), options)
     assert result.changed == (level != "none")
@@ -101,7 +101,7 @@ def test_untagged_model_stays_untagged_and_says_so() -> None:
 
 
 def test_subgraph_is_optimized_and_tagged() -> None:
-    """Branches are optimized; an outer value that they read keeps its name."""
+    """Branches are optimized, and keep the names of outer values."""
     model = parse(
         """m (float[2, 3] x, bool c) => (float[2, 3] y) <float zero = {0}>
         { z = Relu (x)
@@ -177,7 +177,7 @@ def test_opset_conversion_carries_tags_both_ways(target: int) -> None:
 
 
 def test_opset_without_a_way_there_is_refused_with_the_reason() -> None:
-    """The error names both opsets and the operator that the older one lacks."""
+    """The error names both opsets and the missing operator."""
     model = parse(
         "m (float[2, 4] x) => (float[2, 4] y) <float[4] g = {1, 2, 3, 4}> { y = LayerNormalization (x, g) }", opset=17
     )

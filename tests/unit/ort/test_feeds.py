@@ -43,7 +43,7 @@ def test_feeds_input_keeps_its_values_when_others_come() -> None:
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("length", [2, 3, 128])
 def test_feeds_mask_hides_the_end_of_every_row(dtype: str, length: int) -> None:
-    """Each row has ones, then zeros, with at least one of both."""
+    """Each row has ones, then zeros, with at least one value of each."""
     mask = make_feeds([_spec("attention_mask", (16, length), dtype, value_range=(0, 1))], 0)["attention_mask"]
     assert dtype == str(mask.dtype)
     rows = mask.astype(int)
@@ -68,9 +68,9 @@ def test_feeds_mask_of_length_one_is_valid() -> None:
 
 @pytest.mark.parametrize(("past", "window"), [(6, 4), (2, 4), (0, 4), (6, None)])
 def test_feeds_mask_over_a_cache_with_a_window_has_no_gaps(past: int, window: int | None) -> None:
-    """With a window, the first tokens of the cache are masked, so that every token attends to itself.
+    """The first tokens of a cache with a window are masked, so every token attends to itself.
 
-    Without a window, the last tokens are masked.
+    The last tokens of a cache without a window are masked.
     """
     slot = {"layer": 0, "kind": "key", "window": window}
     key = _spec("past_key_values.0.key", (3, 1, past or "past", 8), "float32", cache=slot)

@@ -45,7 +45,7 @@ def test_kernel_inside_control_flow_is_charged_once(tmp_path: Path) -> None:
 
 
 def test_kernel_two_levels_inside_is_charged_to_the_nearest(tmp_path: Path) -> None:
-    """With an Add in a Loop in an If, each kernel has its time less the time of the next inner one."""
+    """Each kernel has its time less the time of the next inner kernel: an Add in a Loop in an If."""
     profile = _read_events(
         tmp_path,
         _run_event(0, 100),

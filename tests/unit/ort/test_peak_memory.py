@@ -19,7 +19,7 @@ def take_and_free() -> None:
 
 
 def test_peak_memory_sees_what_was_freed_again() -> None:
-    """In the second round the process's own maximum does not rise, so that samples must find the peak."""
+    """The process's own maximum does not rise in the second round, so samples must find the peak."""
     for _ in range(2):
         before = resident_bytes()
         with PeakMemory() as memory:

@@ -59,7 +59,7 @@ def by_spawn(folder: Path) -> None:
 
 
 def by_context_of_a_long_temporary_folder(folder: Path) -> None:
-    """Run the function with a temporary folder whose path is too long for a server's socket."""
+    """Run the function with a temporary folder too deep for the path of a server's socket."""
     (deep := folder.parent / ("long" * 30)).mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(deep))

@@ -191,7 +191,7 @@ def test_missing_kernel_names_the_dtype_to_export_with() -> None:
 
 @pytest.mark.parametrize("io_binding", [True, False])
 def test_output_of_another_shape_than_declared_is_computed_in_every_run(io_binding: bool) -> None:
-    """ONNX Runtime refuses the output buffer of the previous run, whose shape is not the declared one."""
+    """The output buffer of the previous run has another shape than declared, so ONNX Runtime refuses it."""
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             [onnx.helper.make_node("Neg", ["x"], ["y"])],

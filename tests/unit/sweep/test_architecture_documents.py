@@ -67,7 +67,7 @@ def test_states_count_attempted_exports_separately() -> None:
 
 
 def test_tags_differ_only_between_exports_that_worked() -> None:
-    """A failed export has no tags to compare."""
+    """The tags of a failed export are not compared."""
     dynamo_attempt = Attempt(is_verified=True, exporter="dynamo", tags=("/A",))
     assert not ExportedArchitecture("a", attempts={"auto": GOOD, "dynamo": BAD}).tags_differ()
     assert not ExportedArchitecture("a", attempts={"auto": GOOD, "torchscript": GOOD}).tags_differ()
@@ -128,7 +128,7 @@ def test_summary_of_each_exporter_counts_both_and_takes_what_auto_has_tried() ->
 
 
 def test_exporter_that_a_sweep_has_one_of_stands_in_its_plan() -> None:
-    """A setting with one value distinguishes no cells, so rows do not name it."""
+    """A setting with one value distinguishes no cells, so rows omit the setting."""
     row = replace(cell("good", "auto", evaluation().architectures["good"]), settings={})
     plan = {"set": {"export.exporter": ["dynamo"]}}
     result = SweepResult("swept", plan, (row,), 1, bounds={"seconds": 9.0, "memory_bytes": 2**31})

@@ -120,7 +120,7 @@ def test_calls_stop_and_go_on_with_the_process_that_runs_them(tmp_path: Path) ->
             (tmp_path / "go").touch()
             assert "returned" == caller.stdout.read().strip()
         finally:
-            # One that stands still is not waited for.
+            # A stopped process would never end by itself.
             caller.kill()
 
 

@@ -31,7 +31,7 @@ def request(folder: Path, model: str, conditions: dict[str, Any] = ALONE, **reco
 
 
 def test_libraries_and_what_ran_beside_a_measurement_are_part_of_a_request(tmp_path: Path) -> None:
-    """A latency measured beside seven other processes is another one; the result of a build is the same."""
+    """A latency measured beside seven other processes differs, while the result of a build is the same."""
     built = request(tmp_path, "a.onnx")
     assert tool_versions() == built["versions"]
     assert "onnxruntime" in built["versions"]

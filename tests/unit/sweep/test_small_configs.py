@@ -55,7 +55,7 @@ def test_shrink_may_leave_the_size_of_a_head() -> None:
 
 
 def test_shrink_fills_what_a_default_leaves_out() -> None:
-    """Keys of every checkpoint are added, existing ones stay, and a width is a multiple of its heads."""
+    """Keys of every checkpoint are added, existing values stay, and the number of heads divides the width."""
     content = {
         "hidden_size": 60,
         "num_attention_heads": 8,
@@ -116,7 +116,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
         "num_kv_shared_layers": 1,
         "stage_names": ["stem", "stage1"],
     }
-    # Layer 0 is dense, 1 is linear, 2 and 4 are as no other; the fifth kind, 5, is one too many.
+    # Layer 0 is dense, 1 is linear, 2 and 4 differ from all others; the fifth kind, 5, exceeds the limit.
     assert {
         "num_hidden_layers": 4,
         "layer_types": ["linear", "linear", "full", "linear"],
@@ -128,7 +128,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
 
 
 def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
-    """Layers of a kind may share their weights, so a model needs two of them."""
+    """Layers of a kind may share weights, so a model needs two layers of each kind."""
     content = {"num_hidden_layers": 6, "layer_types": ["linear", "linear", "full"] * 2}
     small = shrink(content, ["depth", "gaps"])
     assert {"num_hidden_layers": 4, "layer_types": ["linear", "linear", "full", "full"]} == small
@@ -160,7 +160,7 @@ def test_shrink_reaches_sub_configs() -> None:
 
 
 def test_shrink_gives_images_four_patches_per_edge() -> None:
-    """If patches are small or absent, images have 64 pixels at most."""
+    """Images have 64 pixels at most if patches are small or absent."""
     assert {"image_size": 64, "patch_size": 16} == shrink({"image_size": 224, "patch_size": 16}, ["image", "gaps"])
     assert {"image_size": [64, 64], "patch_size": 4} == shrink(
         {"image_size": [224, 224], "patch_size": 4}, ["image", "gaps"]

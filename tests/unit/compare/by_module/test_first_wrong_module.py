@@ -76,7 +76,10 @@ class WrongWork(GraphWork[StageResult]):
 
 
 def test_graph_stage_names_the_module(exported: Path, tmp_path: Path) -> None:
-    """Every verb that changes a graph calls this skeleton, so its error names the module; no file is written."""
+    """Every verb that changes a graph names the module in the error, since all call this skeleton.
+
+    No file is written.
+    """
     with pytest.raises(VerificationError) as failure:
         transform_file(GraphFileTask(exported, tmp_path / "wrong.onnx"), WrongWork())
     assert "middle (/Net/Scaled" in failure.value.message
@@ -84,7 +87,7 @@ def test_graph_stage_names_the_module(exported: Path, tmp_path: Path) -> None:
 
 
 def test_quantization_names_the_module_that_suffers(exported: Path, tmp_path: Path) -> None:
-    """In int8, weights that are far larger than the others leave no bits to the others."""
+    """Weights far larger than the others leave the others no bits in int8."""
     model = onnx.load(exported)
     node = next(
         node
@@ -109,7 +112,7 @@ def test_export_names_the_module_whose_value_was_fixed(tmp_path: Path) -> None:
 
 
 def test_failure_stays_a_failure_where_modules_cannot_be_compared(exported: Path, tmp_path: Path) -> None:
-    """If the modules cannot be compared, the error keeps its message and its hint says so.
+    """The error keeps its message, and the hint says that the modules cannot be compared.
 
     Without values nothing is added.
     """

@@ -61,7 +61,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_small_model_has_one_session(exported: Path, ran: list[int]) -> None:
-    """If all values fit into a group, one session declares them at once."""
+    """One session declares all values that fit into a group."""
     result = compare_models(exported, exported, by_module=True)
     assert result.modules is not None
     assert 13 == sum(module.fidelity is not None for module in result.modules)

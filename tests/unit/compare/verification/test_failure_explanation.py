@@ -103,7 +103,7 @@ def test_outputs_that_depend_on_values_are_not_compared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hidden", [0, 2], ids=["traced without padding", "traced with padding"])
 def test_mask_that_decides_the_way_is_tried_with_and_without_padding(hidden: int, tmp_path: Path) -> None:
-    """One of the two draws hides something, the other nothing, whatever the traced inputs were."""
+    """One draw has padding and the other has none, for any traced mask."""
     mask = torch.ones(2, 6, dtype=torch.int64)
     mask[:, 6 - hidden :] = 0
     with pytest.raises(VerificationError, match="'output', sample 2") as caught:

@@ -1,4 +1,4 @@
-"""Other sizes of a model that reveal a frozen dimension, and the error about it."""
+"""Runs at other sizes that reveal a frozen dimension, and the error about the dimension."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Pieces(nn.Module):
 
 
 class Squeezed(nn.Module):
-    """A model whose output has one dimension less for one token."""
+    """A model that removes a dimension of the output for one token."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Squeeze every dimension of size 1."""

@@ -1,4 +1,4 @@
-"""Draws decided by rounding: they prove nothing, and other draws replace them."""
+"""Draws decided by rounding, which prove nothing and are replaced."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Softened(nn.Module):
 
 
 class Raised(nn.Module):
-    """A model that adds a large number to its values, so that one unit in the last place is a large error."""
+    """A model that adds a large number to the values, so one unit in the last place is a large error."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return values of about 1 with the last digits of 700."""
@@ -128,7 +128,7 @@ def choosing_otherwise(*numbers: int) -> Change:
 
 
 def test_draw_that_rounding_decides_is_set_aside() -> None:
-    """Another draw replaces it, the threshold stays, and the record lists it."""
+    """Another draw is added, the threshold stays, and the record lists the draw."""
     info = compared(Chooser(), [CLEAR, TIE, CLEAR], choosing_otherwise(2))
     assert info.is_verified
     assert {1, 3} == {comparison.draw for comparison in info.comparisons}

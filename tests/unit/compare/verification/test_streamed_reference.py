@@ -112,7 +112,10 @@ def test_weight_larger_than_a_piece_is_multiplied_in_pieces_of_its_rows(
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_no_product_reads_a_whole_matrix(llama: Path, mode: Any) -> None:
-    """Under inference_mode, a layer's product is whole; a view that swaps no axes is not transposed."""
+    """Weights are read by rows, also under inference_mode, where a layer's product is one operator.
+
+    A view that swaps no axes is not a transposed weight.
+    """
     part = _weightless(llama)
     assert part.with_references is not None
     assert part.with_weights is not None

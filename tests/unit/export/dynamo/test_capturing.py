@@ -156,7 +156,7 @@ def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
 
 
 class Cast(nn.Module):
-    """A module whose forward casts a layer to the dtype that it has."""
+    """A module with a forward that casts a layer to its own dtype."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -135,7 +135,7 @@ def test_size_that_values_decide_stays_open(tmp_path: Path) -> None:
 def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module, tmp_path: Path) -> None:
     """Rows that choose other experts than those of the example are computed as in PyTorch, without example values.
 
-    So are positions beyond the experts, which no row chooses.
+    The mask may have positions beyond the experts, which no row chooses.
     """
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     captured = capture(model, {"rows": rows[:1].expand(6, 4).contiguous()}, takes_example_values=False)

@@ -19,7 +19,7 @@ from winml.modelkit.normalize.pipeline import normalize
 
 
 class Plain(nn.Module):
-    """A model with every operator that is replaced by one ONNX operator, and some others."""
+    """A model with the operators that map to one ONNX operator each, and some others."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def test_graph_is_the_one_that_torch_makes(
 
 
 def test_node_of_unknown_shape_is_traced_again(traced_again: list[str]) -> None:
-    """T5Gemma has such a node, which reads a constant made in its forward."""
+    """T5Gemma has such a node, which reads a constant made in the forward."""
     with quiet_torch(), shortcuts(keep_stack_traces=False):
         program = torch.export.export(Plain().eval(), (torch.randn(3, 4),), strict=False)
         traced_again.clear()

@@ -1,4 +1,4 @@
-"""A block that exceeds its time limit is stopped."""
+"""Time limits of blocks."""
 
 from __future__ import annotations
 

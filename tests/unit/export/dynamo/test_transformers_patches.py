@@ -46,7 +46,7 @@ class Writer(nn.Module):
     """A module that writes into a tensor by index, and along the diagonal."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the tensor written to."""
+        """Return the changed tensor."""
         result = values.clone()
         result.index_put_((torch.tensor([0, 2]),), values[:2] * 2)
         result.fill_diagonal_(0.5)
@@ -101,7 +101,7 @@ class Masked(nn.Module):
         self.beside = build_model("bert", num_hidden_layers=1)
 
     def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the values written to."""
+        """Return the changed values."""
         rows = values[mask]
         result = values.masked_scatter(mask[:, None], rows * 2)
         result[mask] += rows

@@ -130,7 +130,7 @@ def test_capture_does_not_change_the_examples() -> None:
 
 
 def test_attention_in_bfloat16_casts_its_scale_to_bfloat16() -> None:
-    """Torch writes a number of another type, so that later values have no known type."""
+    """Torch writes a number of another type, and later values then have no known type."""
 
     class Attention(nn.Module):
         def forward(self, values: torch.Tensor, unheard: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ def written(function: Callable[[Values], Values], values: Values, opset_version:
     """Export a function with torch's exporter."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter uses what torch calls outdated
+        warnings.simplefilter("ignore")  # the exporter uses deprecated functions of torch
         torch.onnx.export(Applied(function), (values,), buffer, opset_version=opset_version, dynamo=False)  # type: ignore[arg-type]
     return buffer.getvalue()
 

@@ -108,7 +108,7 @@ def test_scopes_many_modules_are_told_apart() -> None:
 
 
 def test_scopes_scripted_function_keeps_its_callers_scope() -> None:
-    """An If, its condition and its branches ran in the module that called the function."""
+    """An If, the condition and the branches ran in the module that called the function."""
     scopes = ModuleScopes(model := Caller(Leaf(), Leaf(either)))
     nodes = exported(model, scopes)
     (choice,) = [node for node in nodes if node.op_type == "If"]
@@ -150,7 +150,7 @@ def test_applied_puts_torch_back() -> None:
 @pytest.mark.parametrize("inlines", [True, False])
 @pytest.mark.parametrize("logs", [True, False])
 def test_applied_puts_torch_back_after_an_error(inlines: bool, logs: bool) -> None:
-    """The settings of torch are restored also after an error, whatever they were."""
+    """The settings of torch, default or not, are restored also after an error."""
     torch._C._jit_set_inline_everything_mode(inlines)
     torch._C._jit_set_onnx_log_enabled(logs)
     try:

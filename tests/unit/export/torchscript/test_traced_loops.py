@@ -1,4 +1,4 @@
-"""Traces of loops whose rounds depend on values."""
+"""Traces of loops with a number of rounds that depends on values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from winml.modelkit.export.torchscript.tracing import TracedLoops
 
 
 class Fixed(nn.Module):
-    """A model that loops over positions of its own, which no input decides."""
+    """A model that loops over fixed positions, which no input decides."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def written(model: nn.Module, rows: torch.Tensor, loops: TracedLoops | None = No
         traces.append(model)
         buffer = io.BytesIO()
         with loops.in_trace(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter uses what torch calls outdated
+            warnings.simplefilter("ignore")  # the exporter uses deprecated functions of torch
             torch.onnx.export(model, (rows,), buffer, opset_version=17, dynamo=False)  # type: ignore[arg-type]
         return buffer.getvalue()
 
@@ -59,7 +59,7 @@ def answer(file: bytes, rows: torch.Tensor) -> torch.Tensor:
 def test_loop_over_chosen_experts_has_a_round_for_each(model: nn.Module) -> None:
     """Rows that choose other experts than those of the trace are computed as in PyTorch.
 
-    So are positions beyond the experts, which no row chooses.
+    The mask may have positions beyond the experts, which no row chooses.
     """
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
     chosen = (rows @ model.router).argmax(-1)
