@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 
 def matrices(module: nn.Module, rank: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
-    """Return the two matrices of a module by what follows its name in the file."""
+    """Draw the two LoRA matrices of a module; keys are the name endings in the adapter file."""
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator) * 0.2
@@ -49,17 +49,17 @@ def save_adapter(
     extra: Mapping[str, torch.Tensor] | None = None,
     **config: Any,
 ) -> Path:
-    """Write an adapter of the modules whose names end in one of these.
+    """Write an adapter of the modules whose last name part is in ``targets``.
 
     Args:
-        folder: Where the two files go.
+        folder: Folder of the two files.
         model: The base model.
-        targets: Last parts of the names of modules.
-        seed: Of the values.
-        rank: Of all modules but those in ``ranks``.
-        alpha: What the scaling is made of.
-        ranks: Last part of the name of a module → its rank; the config says so as ``rank_pattern``.
-        extra: Further tensors, by their names in the file.
+        targets: Last parts of module names.
+        seed: Seed of the values.
+        rank: Rank of all modules except those in ``ranks``.
+        alpha: Numerator of the scaling, ``lora_alpha``.
+        ranks: Last part of a module's name → rank; written as ``rank_pattern``.
+        extra: Further tensors by their names in the file.
         **config: Further keys of the config.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -81,12 +81,12 @@ def save_adapter(
 
 @torch.no_grad()
 def merge_by_formula(model: nn.Module, folder: Path, scaling: float | Mapping[str, float]) -> nn.Module:
-    """Add scaling · B · A to the weights of a model, in place, by the formula and nothing of ours.
+    """Add scaling · B · A to the weights of a model in place, by the formula and without our code.
 
     Args:
-        model: The base model; its shared weights are separated first where one of them is changed.
-        folder: The adapter.
-        scaling: Of all modules, or by the last part of their names.
+        model: The base model; a shared weight that is changed is separated first.
+        folder: Folder of the adapter.
+        scaling: Scaling of all modules, or last part of a module's name → scaling.
     """
     tensors = load_file(folder / "adapter_model.safetensors")
     for name, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""Graphs with weights large enough for blocks, and how near two of them answer."""
+"""Graphs with weights large enough for quantization blocks, and the SQNR between two graphs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from winml.modelkit.quantize.precisions import PRECISIONS
 
 
 def weighted(body: str, **shapes: tuple[int, ...]) -> ir.Model:
-    """Return the model of a graph in words whose weights have other shapes, with random values.
+    """Parse a graph and replace the named initializers by random values of the given shapes.
 
-    In the text a weight is ``float[1] name = {0}``.
+    The text declares a weight as ``float[1] name = {0}``.
     """
     model = parse(body)
     generator = np.random.default_rng(1)
@@ -29,13 +29,13 @@ def weighted(body: str, **shapes: tuple[int, ...]) -> ir.Model:
 
 
 def task_for(model: ir.Model, precision: str, *operators: str, **options: Any) -> EngineTask:
-    """Return the task of an engine: all nodes, or those of some operators."""
+    """Return the engine task for all nodes, or for the nodes of some operators."""
     names = frozenset(node.name or "" for node in model.graph if not operators or node.op_type in operators)
     return EngineTask(names, PRECISIONS[precision], QuantizeOptions(**options))
 
 
 def sqnr_db(reference: ir.Model, model: ir.Model, **feeds: Any) -> float:
-    """Return how near the answers of a model are to those of another, for the output that is farthest."""
+    """Return the lowest SQNR of the outputs of a model, in decibels."""
     answers = [
         run_onnx(ir.to_proto(item).SerializeToString(), {name: np.asarray(value) for name, value in feeds.items()})
         for item in (reference, model)

@@ -1,4 +1,4 @@
-"""Functions for the tests of bounded processes: a new process can import them, and each ends in its own way."""
+"""Importable functions for the tests of bounded processes; each ends differently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def double(number: int, report: Callable[[Any], None]) -> int:
 
 
 def oversleep(message: str, report: Callable[[Any], None]) -> None:
-    """Report the message and sleep."""
+    """Report the message and sleep for longer than the time limit."""
     report(message)
     time.sleep(60)
 
@@ -37,7 +37,7 @@ def vanish(message: str, report: Callable[[Any], None]) -> None:
 
 
 def leave_child(message: str, report: Callable[[Any], None]) -> None:
-    """Start a process that outlives this one, report its id, and sleep where the message is to."""
+    """Start a child process that outlives this one and report its id; sleep if the message is ``sleep``."""
     child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
     report(child.pid)
     if message == "sleep":
@@ -53,7 +53,7 @@ def hoard_in_child(size_bytes: int, report: Callable[[Any], None]) -> None:
 
 
 def await_file(path: str, report: Callable[[Any], None]) -> None:
-    """Report the id of the process, and return once there is such a file."""
+    """Report the process id, and return once the file exists."""
     report(os.getpid())
     while not os.path.exists(path):  # noqa: PTH110  # imports as little as it can
         time.sleep(0.02)

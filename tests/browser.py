@@ -1,4 +1,4 @@
-"""How does a test look at a page? In a headless Chromium that it steers through pipes, with real keys and real widths.
+"""A headless Chromium, steered through pipes with real key presses and window widths.
 
 Protocol: Chrome DevTools over ``--remote-debugging-pipe``: messages are JSON, each ended by a zero byte.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 60.0
-"""Chosen: far above the seconds that a start takes on a busy machine."""
+"""Chosen far above the seconds of a start on a busy machine."""
 _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-quic", "--hide-scrollbars",
@@ -32,7 +32,7 @@ _KEYS = {
 
 
 class Browser:
-    """One page of a browser. Errors of its scripts and what it could not load are collected in ``problems``."""
+    """One page of a browser; script errors and failed requests are collected in ``problems``."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
@@ -83,7 +83,7 @@ class Browser:
             self.problems.append(str(params["args"]))
 
     def open(self, path: Path, *, width: int = 1280, height: int = 900, is_dark: bool = False) -> None:
-        """Open a file at a width in pixels, after the problems of the page before are forgotten."""
+        """Open a file at a window width in pixels, after clearing the problems of the previous page."""
         self.problems.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
@@ -104,7 +104,7 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, *keys: str) -> None:
-        """Press keys, one after another, as a person does: a name of :data:`_KEYS`, or a letter."""
+        """Press keys one after another: names of :data:`_KEYS`, or letters."""
         for key in keys:
             code, text = _KEYS.get(key, (ord(key[0].upper()), key))
             event = {"key": key, "code": key, "windowsVirtualKeyCode": code}
@@ -118,7 +118,7 @@ class Browser:
         return cells
 
     def wider_elements(self) -> list[str]:
-        """Return what reaches beyond the right edge of the page without a box around it that scrolls."""
+        """Return the HTML of up to five elements beyond the right edge of the page, outside scrolling boxes."""
         found: list[str] = self.run(
             """(() => {
               const clips = node => node && node !== document.documentElement
@@ -134,7 +134,7 @@ class Browser:
         return found
 
     def save_picture(self, path: Path, *, is_whole: bool = True) -> None:
-        """Write what the page looks like, to its end or as far as the window reaches."""
+        """Write a screenshot of the whole page, or of the window only."""
         picture = self.send("Page.captureScreenshot", captureBeyondViewport=is_whole)
         path.write_bytes(base64.b64decode(picture["data"]))
 

@@ -143,7 +143,7 @@ _LAYERS = {"num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_la
 
 
 def one_layer(architecture: str) -> dict[str, Any]:
-    """Return the sizes of an architecture with one layer of each kind, where no layer has to be told from another."""
+    """Return the sizes of an architecture with one layer of each kind, for tests that compare no layers."""
     return _with_one_layer(CONFIGS[architecture][1])
 
 
@@ -160,7 +160,7 @@ def build_model(architecture: str, *, class_name: str | None = None, seed: int =
         architecture: A key of :data:`CONFIGS`.
         class_name: Another model class of the same architecture.
         seed: Seed of the weights.
-        changes: Config values to set besides.
+        changes: Further config values.
     """
     import torch
     import transformers
@@ -174,7 +174,7 @@ def build_model(architecture: str, *, class_name: str | None = None, seed: int =
 
 
 def make_distinct(model: Any) -> None:
-    """Give every parameter distinct values and batch norms the statistics of what flows through them; in place."""
+    """Give every parameter distinct values, and batch norms the statistics of their inputs; in place."""
     import torch
 
     for parameter in model.parameters():
@@ -193,7 +193,7 @@ def save_checkpoint(architecture: str, folder: Path, **options: Any) -> Path:
 
 
 def save_image_processor(folder: Path, size: int) -> None:
-    """Write the file by which transformers resizes pictures for a ViT."""
+    """Write the config file of a ViT image processor."""
     values = {"image_processor_type": "ViTImageProcessor", "size": {"height": size, "width": size}}
     (folder / "preprocessor_config.json").write_text(json.dumps(values), encoding="utf-8")
 

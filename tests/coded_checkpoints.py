@@ -1,6 +1,6 @@
-"""Checkpoints in few bits, packed as each format's own library publishes them, from codes that are known.
+"""Quantized checkpoints packed as each format's own library publishes them, from known codes.
 
-The packers are written from the layouts, code by code, and share nothing with what reads them.
+The packers are written from the layouts, code by code, and share no code with the readers.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ SIZES: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class CodedLinear:
-    """What a packer made of one weight."""
+    """Packed tensors of one weight, with its codes and dequantized values."""
 
     tensors: dict[str, torch.Tensor]
-    """Tensors of the checkpoint, by what follows the name of the module."""
+    """Name ending after the module's name → tensor of the checkpoint."""
     values: Array
-    """The numbers that they stand for: output channels × input channels, float32."""
+    """Dequantized weight: output channels × input channels, float32."""
     codes: Array
-    """Output channels × input channels, one in each element, as the format counts them."""
+    """Output channels × input channels, one code an element, in the format's own numbering."""
     scales: Array | None = None
     zero_points: Array | None = None
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A checkpoint in few bits, and the float checkpoint with the numbers that it stands for."""
+    """A quantized checkpoint, and the float checkpoint of its dequantized weights."""
 
     folder: Path
     reference: Path
     linears: Mapping[str, CodedLinear] = field(default_factory=dict)
-    """By name of the module."""
+    """Module name → packed weight."""
 
 
 def save_coded(
@@ -58,14 +58,14 @@ def save_coded(
     coded: tuple[str, ...] = ("_proj.weight",),
     **changes: Any,
 ) -> SavedCheckpoint:
-    """Write a small decoder whose linear layers are in few bits, beside the same with floats.
+    """Write a small decoder with packed linear layers, beside a float checkpoint of the same weights.
 
     Args:
-        folder: Where both go.
+        folder: Parent folder of both checkpoints.
         record: The ``quantization_config``.
-        pack: Takes the name of a module and its weight; None leaves it as it is, in 16 bits.
-        model: Another model than the usual one.
-        coded: Endings of the names of weights that are packed.
+        pack: (module name, weight) → packed weight; None keeps the weight in 16 bits.
+        model: Model to pack instead of the default decoder.
+        coded: Name endings of the weights to pack.
         **changes: Keys of the config.
     """
     if model is None:
@@ -99,7 +99,7 @@ def save_coded(
 
 
 def rounded(weight: Array, bits: int, group_size: int, *, smallest_zero: int = 0) -> tuple[Array, Array, Array]:
-    """Return codes, float16 scales and zero points of groups of input channels."""
+    """Quantize groups of input channels; return codes, float16 scales and zero points."""
     rows, depth = weight.shape
     grouped = weight.reshape(rows, -1, group_size if group_size > 0 else depth)
     low, high = np.minimum(grouped.min(-1), 0), np.maximum(grouped.max(-1), 0)
@@ -111,12 +111,12 @@ def rounded(weight: Array, bits: int, group_size: int, *, smallest_zero: int = 0
 
 
 def expanded(values: Array, index: Array) -> Array:
-    """Return the value of each input channel's group."""
+    """Expand values of groups to their input channels."""
     return values[:, index].astype(np.float32)
 
 
 def pack_words(codes: Array, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Pack the last axis into int32 words; ``order`` names the code that each place of a word holds."""
+    """Pack the last axis into int32 words; ``order`` names the code at each position of a word."""
     per_word = 32 // bits
     order = order or tuple(range(per_word))
     rows, count = codes.shape
@@ -139,7 +139,7 @@ def save_gptq(
 ) -> SavedCheckpoint:
     """Write a GPTQ checkpoint: codes packed along the input channels, zero points along the output channels.
 
-    With act-order each layer has an order of its own, or all of one input size ``shares_order``.
+    With act-order each layer has its own group order; with ``shares_order`` layers of one input size share an order.
     """
     drawn = np.random.default_rng(5)
 
@@ -198,7 +198,7 @@ def save_awq(
 
 
 def save_compressed(folder: Path, bits: int = 4, group_size: int = 32, *, symmetric: bool = False) -> SavedCheckpoint:
-    """Write integers of compressed-tensors: 4 bits packed in words, 8 bits as they are; signed, so minus the middle."""
+    """Write compressed-tensors integers: 4 bits packed in words, 8 bits unpacked; signed, so minus the middle."""
     middle = 2 ** (bits - 1)
 
     def pack(module: str, weight: Array) -> CodedLinear:
@@ -227,7 +227,7 @@ def save_compressed(folder: Path, bits: int = 4, group_size: int = 32, *, symmet
 
 
 def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpoint:
-    """Write 8-bit floats: DeepSeek's with a scale for each square block, others with one for each row."""
+    """Write 8-bit floats: DeepSeek's with a scale for each square block, other formats with a scale for each row."""
     is_blocked = method == "fp8"
 
     def pack(module: str, weight: Array) -> CodedLinear:
@@ -267,7 +267,7 @@ def save_fp8(folder: Path, block: int = 32, method: str = "fp8") -> SavedCheckpo
 
 
 def save_auto_round(folder: Path, packing: str) -> SavedCheckpoint:
-    """Write a checkpoint of AutoRound, whose tensors are those of the format that ``packing`` names."""
+    """Write an AutoRound checkpoint with the tensor layout named by ``packing``."""
     saved = save_gptq(folder) if packing == "auto_gptq" else save_awq(folder)
     config = json.loads((saved.folder / "config.json").read_text())
     record = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}", "bits": 4, "group_size": 32,
@@ -285,7 +285,8 @@ FP4_OF_BITSANDBYTES = (0.0, 0.0052083333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
 
 
 def save_bnb(folder: Path, kind: str = "nf4", *, nested: bool = True, blocksize: int = 32) -> SavedCheckpoint:
-    """Write 4 bits of bitsandbytes: blocks of the flat weight, the first code of two in the high half of a byte."""
+    """Write bitsandbytes 4-bit weights: blocks of the flat weight, the first of two codes in the high half of a byte.
+    """
     table = np.array(NF4 if kind == "nf4" else [*FP4_OF_BITSANDBYTES, *(-value for value in FP4_OF_BITSANDBYTES)])
     table = table.astype(np.float32)
     outer_table = np.linspace(-1, 1, 256).astype(np.float32)
@@ -325,7 +326,7 @@ def save_bnb(folder: Path, kind: str = "nf4", *, nested: bool = True, blocksize:
 
 
 def save_bnb8(folder: Path) -> SavedCheckpoint:
-    """Write 8 bits of bitsandbytes: a scale for each row, times 127."""
+    """Write bitsandbytes 8-bit weights: a scale for each row, times 127."""
 
     def pack(module: str, weight: Array) -> CodedLinear:
         del module
@@ -343,9 +344,9 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 
 def save_nvfp4(folder: Path, method: str = "compressed-tensors") -> SavedCheckpoint:
-    """Write NVFP4: blocks of 16 with a scale in 8 bits, and one of the whole weight.
+    """Write NVFP4: blocks of 16 with an 8-bit scale, and a scale of the whole weight.
 
-    Numbers of compressed-tensors are divided by that one, those of ModelOpt multiplied.
+    compressed-tensors divides by the whole weight's scale, ModelOpt multiplies by it.
     """
 
     def pack(module: str, weight: Array) -> CodedLinear:
@@ -377,7 +378,8 @@ def save_nvfp4(folder: Path, method: str = "compressed-tensors") -> SavedCheckpo
 
 
 def save_mxfp4(folder: Path, **changes: Any) -> SavedCheckpoint:
-    """Write experts as gpt-oss has them: experts × output channels × blocks of 32 values with an exponent of two."""
+    """Write experts in the layout of gpt-oss: experts × output channels × blocks of 32 values with an exponent of two.
+    """
     import transformers
 
     from checkpoints import make_distinct
@@ -411,7 +413,7 @@ def save_mxfp4(folder: Path, **changes: Any) -> SavedCheckpoint:
 
 
 def _random_blocks(rows: int, depth: int, kind: str, scale: float) -> Array:
-    """Return the bytes of K-quants with random codes, and scales such that values are of a size."""
+    """Return the bytes of K-quants with random codes and scales of a similar magnitude."""
     drawn = np.random.default_rng(rows + depth)
     size = {"Q4_K": 144, "Q5_K": 176, "Q6_K": 210}[kind]
     blocks = drawn.integers(0, 256, (rows * depth // 256, size), dtype=np.uint8)
@@ -429,7 +431,8 @@ GGUF_TYPES = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_v": "Q6_K", "attn_output
 
 
 def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedCheckpoint:
-    """Write a llama as a GGUF file alone, with a tokenizer inside, beside the float checkpoint of its numbers."""
+    """Write a llama as a single GGUF file with its tokenizer, beside the float checkpoint of its dequantized weights.
+    """
     import gguf
 
     kinds = {**GGUF_TYPES, **(types or {})}
@@ -505,8 +508,8 @@ def save_gguf_of(folder: Path, architecture: str, *, extra: Mapping[str, Array] 
     """Write a small model of an architecture as a GGUF file in Q8_0, as llama.cpp converts it, and return the file.
 
     Args:
-        folder: Where it goes.
-        architecture: As the file says it; ``mistral`` is a llama that bears the name.
+        folder: Folder of the file.
+        architecture: Architecture named in the file; ``mistral`` is a llama under that name.
         extra: Further tensors.
     """
     import gguf

@@ -1,4 +1,4 @@
-"""Damages to files: bytes changed, cut or inserted, fields of a protobuf message or values of a JSON text replaced."""
+"""Damages to files: changed, cut or inserted bytes, replaced fields of a protobuf message or values of a JSON text."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _unreadable_text(content: bytes, position: int, value: int) -> bytes:
 
 
 def _set_number(content: bytes, position: int, value: int) -> bytes:
-    """Replace four or eight bytes by an integer that no count is, or that is another type's."""
+    """Replace four or eight bytes by an integer that is no valid count, or by an integer of another type."""
     number = _EXTREME_INTEGERS[value % len(_EXTREME_INTEGERS)]
     at, size = _at(position, len(content)), (4, 8)[value // 16 % 2]
     return content[:at] + (number % 2 ** (8 * size)).to_bytes(size, "little") + content[at + size :]
@@ -78,7 +78,7 @@ _BYTE_DAMAGES = (_flip, _cut, _insert, _remove, _double, _unreadable_text)
 
 
 def _fields(message: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every message inside one with each of its fields that is set."""
+    """Yield (message, set field) of a message and of all messages nested inside."""
     for field, value in message.ListFields():
         yield message, field
         if field.message_type is not None:
@@ -172,7 +172,7 @@ def change_json(content: bytes, position: int, value: int) -> bytes:
 
 
 def damages(*kinds: Callable[[bytes, int, int], bytes]) -> st.SearchStrategy[Damage]:
-    """Return damages of one to three of these kinds, or of bytes."""
+    """Return damages made of one to three steps of the given kinds, or of byte damages as well."""
     numbers = positions, st.integers(0, 2**16 - 1)
     of_kinds = st.tuples(st.sampled_from(kinds), *numbers)
     of_bytes = st.tuples(st.sampled_from(_BYTE_DAMAGES), *numbers)

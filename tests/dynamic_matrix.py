@@ -1,4 +1,4 @@
-"""Which dimensions of which architecture can be left open, and at which shapes is that tried?"""
+"""Dimensions of each architecture that can be left open, and the three shapes tried."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tried = Mapping[str, tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Refused:
-    """The architecture cannot vary this."""
+    """A dimension that the architecture cannot vary, with the reason."""
 
     reason: str
     """Part of the message."""
@@ -23,7 +23,7 @@ class Case:
 
     architecture: str
     options: tuple[str, ...]
-    """Of ``batch``, ``sequence``, ``image_size``."""
+    """Options among ``batch``, ``sequence``, ``image_size``."""
     outcome: Tried | Refused
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ SIZES: Mapping[str, tuple[str, Tried | Refused]] = {
     "wav2vec2": ("sequence", {"audio_length": (105, 4001, 1777)}),
     "clip": ("sequence", SEQUENCE),
 }
-"""Architecture → what varies besides the batch. In vit every patch has a learned position of its own."""
+"""Architecture → dimensions that vary besides the batch. In vit every patch has a learned position."""
 
 
 def _cases() -> tuple[Case, ...]:

@@ -1,4 +1,4 @@
-"""Small encoder-decoders: checkpoints with a tokenizer or a feature extractor, and what PyTorch makes of them."""
+"""Checkpoints of small encoder-decoders with a tokenizer or a feature extractor, and their PyTorch outputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WHISPER = {
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
 }
-"""One second of sound, of 100 frames."""
+"""One second of sound in 100 frames."""
 
 
 OTHERS = {
@@ -82,8 +82,10 @@ OTHERS = {
         },
     ),
 }
-"""Architectures that few tests need: one whose encoder follows one length, one that makes a mask of its own, and one
-that changes what its decoder is given in place."""
+"""Rare architectures: the encoder follows one length (pegasus_x), the model makes its own mask, or the model changes
+its
+decoder's arguments in place.
+"""
 
 
 def build_whisper(**changes: Any) -> Any:
@@ -103,10 +105,10 @@ def build_whisper(**changes: Any) -> Any:
 def save_encoder_decoder(
     folder: Path, architecture: str, *, seconds: int = 1, has_mask: bool = True, **sizes: Any
 ) -> Path:
-    """Write the checkpoint of a small encoder-decoder, what prepares its inputs, and return the folder.
+    """Write the checkpoint of a small encoder-decoder with its preprocessor, and return the folder.
 
-    ``seconds`` is how long a recording of Whisper is; ``has_mask`` whether other recordings have a mask;
-    ``sizes`` are config values to set besides, of Whisper and of architectures of :data:`CONFIGS`.
+    ``seconds`` is the length of a Whisper recording; ``has_mask`` tells whether other recordings have a mask; ``sizes``
+    are further config values of Whisper and of architectures of :data:`CONFIGS`.
     """
     model: Any
     if architecture in CONFIGS:

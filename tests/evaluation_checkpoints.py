@@ -1,4 +1,4 @@
-"""Small checkpoints with tokenizers and processors, and data sets whose labels are the answers of their pipelines."""
+"""Small checkpoints with tokenizers and processors, and data sets labelled with the outputs of their pipelines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def sentences(count: int, *, seed: int = 0, longest: int = 12) -> list[str]:
-    """Return some sentences of several words, no two of which are the same."""
+    """Return distinct sentences of several words."""
     generator = np.random.default_rng(seed)
     made: dict[str, None] = {}
     while len(made) < count:
@@ -28,7 +28,7 @@ def sentences(count: int, *, seed: int = 0, longest: int = 12) -> list[str]:
 
 
 def text_tokenizer() -> Any:
-    """Return a tokenizer with one token a word, and special tokens around as bert's."""
+    """Return a tokenizer with one token a word and the special tokens of bert."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -51,7 +51,7 @@ def save_task_checkpoint(
     labels: Sequence[str] | None = None,
     **changes: Any,
 ) -> Path:
-    """Save a small checkpoint whose answers differ from sample to sample, with what makes its inputs."""
+    """Save a small checkpoint with its processors; its outputs differ from sample to sample."""
     import torch
 
     if labels is not None:
@@ -68,7 +68,7 @@ def save_task_checkpoint(
 
 
 def export_open(folder: Path, task: str) -> Path:
-    """Export a checkpoint with open sizes; config and processor files go beside the file."""
+    """Export a checkpoint with dynamic sizes; config and processor files go beside the ONNX file."""
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.export.exporting import HTPExporter
     from winml.modelkit.models.request import ModelRequest
@@ -83,7 +83,7 @@ def export_open(folder: Path, task: str) -> Path:
 
 
 def pipeline_of(folder: Path, task: str, **options: Any) -> Any:
-    """Return the pipeline of transformers for a checkpoint."""
+    """Return the transformers pipeline of a checkpoint."""
     import transformers
 
     with contextlib.redirect_stderr(io.StringIO()):
@@ -91,7 +91,7 @@ def pipeline_of(folder: Path, task: str, **options: Any) -> Any:
 
 
 def save_images(folder: Path, images: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Save pictures by name."""
+    """Save images by name."""
     from PIL import Image
 
     for name, array in images.items():

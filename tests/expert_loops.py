@@ -1,4 +1,4 @@
-"""Modules that loop over the experts which some row goes to."""
+"""Modules with a loop over the experts chosen for at least one row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Experts(nn.Module):
-    """Gives each row to the expert it scores highest, in a loop over the experts that some row goes to."""
+    """Routes each row to its highest-scored expert, in a loop over the chosen experts."""
 
     def __init__(self, classes: int, *, experts: int = 3, skips: bool = False) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class Experts(nn.Module):
 
 
 class Slip(Experts):
-    """Makes a mistake in the round of one expert."""
+    """Makes a mistake in the iteration of one expert."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Take a row that is not there."""
+        """Index a row that does not exist."""
         chosen = nn.functional.one_hot((rows @ self.router).argmax(-1), self.classes).T
         for places in torch.nonzero(input=chosen.sum(-1) > 0):
             rows = rows + rows[:1] * self.experts[places[0], 0] + chosen[7, 0]

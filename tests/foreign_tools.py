@@ -1,4 +1,4 @@
-"""What do other tools make of a graph? Each reads a file and writes another; nothing of theirs is changed."""
+"""Other tools that read an ONNX file and write another, run without changes to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tool = Callable[[Path, Path], None]
 
 
 def ort_level(level: str) -> Tool:
-    """Return ONNX Runtime's offline optimizer at a level."""
+    """Return the offline optimizer of ONNX Runtime at a level."""
 
     def run(source: Path, target: Path) -> None:
         options = onnxruntime.SessionOptions()
@@ -32,7 +32,7 @@ def ort_level(level: str) -> Tool:
 
 
 def ort_transformers(level: int) -> Tool:
-    """Return the optimizer for transformer models that comes with ONNX Runtime."""
+    """Return ONNX Runtime's optimizer for transformer models."""
 
     def run(source: Path, target: Path) -> None:
         from onnxruntime.transformers.optimizer import optimize_model
@@ -44,17 +44,17 @@ def ort_transformers(level: int) -> Tool:
 
 
 def onnxslim(source: Path, target: Path) -> None:
-    """Slim."""
+    """Simplify with OnnxSlim."""
     onnx.save(importlib.import_module("onnxslim").slim(str(source)), target)
 
 
 def onnxsim(source: Path, target: Path) -> None:
-    """Simplify."""
+    """Simplify with onnxsim."""
     onnx.save(importlib.import_module("onnxsim").simplify(str(source))[0], target)
 
 
 def float16(source: Path, target: Path) -> None:
-    """Convert to half precision, inputs and outputs left as they are."""
+    """Convert to half precision; inputs and outputs stay float32."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     onnx.save(convert_float_to_float16(onnx.load(source), keep_io_types=True), target)
@@ -92,7 +92,7 @@ def onnxscript_optimizer(source: Path, target: Path) -> None:
 
 
 def retagged(tool: Tool) -> Tool:
-    """Return a tool after which the tags are carried to its file."""
+    """Return the tool followed by a transfer of the tags to its output file."""
 
     def run(source: Path, target: Path) -> None:
         made = target.with_suffix(".made.onnx")

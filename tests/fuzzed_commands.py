@@ -1,6 +1,6 @@
-"""Runs commands in a process with bounds on time and memory, and says how each ended.
+"""Runs commands in a process with bounds on time and memory, and reports their exit codes.
 
-The tests that damage files use it: a crash, a hang or a hunger for memory ends that process and not the tests.
+For the tests that damage files: a crash, a hang or excessive memory ends that process and not the tests.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from pathlib import Path
 MEMORY_BYTES = 8 << 30
 """Address space of the process: libraries alone reserve about half of it."""
 SECONDS = 60.0
-"""Longest time of one command. Far above what any takes, so that a busy machine is no hang."""
+"""Time limit of one command. Chosen far above the usual times, so that a busy machine is no hang."""
 
 EXPECTED_CODES = frozenset({0, 1, 2, 3})
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a command ended."""
+    """Exit code and error text of a command."""
 
     code: int | None
-    """Exit code; None where the process crashed or was ended for its time."""
+    """Exit code; None if the process crashed or was ended for its time."""
     stderr: str
 
     @property
     def is_foreseen(self) -> bool:
-        """Whether it is one that a damaged file may lead to: a result, or words of ours."""
+        """True if a damaged file may lead to the exit code, and stderr shows no traceback."""
         return self.code in EXPECTED_CODES and "internal error" not in self.stderr and "Traceback" not in self.stderr
 
 
 class CommandProcess:
-    """A process that runs one command after the other."""
+    """A process that runs commands one after another."""
 
     def __init__(self) -> None:
         """Start nothing yet."""
@@ -50,7 +50,7 @@ class CommandProcess:
         self._answers: queue.Queue[str] = queue.Queue()
 
     def run(self, *arguments: str, seconds: float = SECONDS) -> Ending:
-        """Run ``winml`` with these arguments and return how it ended."""
+        """Run ``winml`` with the arguments and return its exit code and error text."""
         process = self._started()
         assert process.stdin is not None
         process.stdin.write(json.dumps(arguments) + "\n")
@@ -92,7 +92,7 @@ class CommandProcess:
 
 
 def _read_answers(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
-    """Pass on each answer, and an empty one when the process has ended."""
+    """Forward each answer, and an empty answer when the process has ended."""
     assert process.stdout is not None
     with contextlib.suppress(ValueError):  # closed meanwhile
         for line in process.stdout:

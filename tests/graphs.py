@@ -1,4 +1,4 @@
-"""Small graphs for tests, written as text, and what they answer."""
+"""Small graphs for tests, written as text, and their outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parse(body: str, opset: int = 17, functions: str = "", domains: str = "") ->
 
 
 def operators(model: ir.Model) -> list[str]:
-    """Return the operator of every node in order, those of subgraphs and functions included."""
+    """Return the operator of every node in order, subgraphs and functions included."""
     return [node.op_type for node in all_nodes(model)]
 
 
@@ -50,7 +50,7 @@ def run_onnx(model: str | os.PathLike[str] | bytes, feeds: Arrays, *, optimize: 
 
 
 def answer(model: ir.Model, **feeds: Any) -> list[Any]:
-    """Return what ONNX Runtime makes of a model, node by node as it stands."""
+    """Run a model without graph optimization and return its outputs as lists."""
     arrays = {name: np.asarray(value) for name, value in feeds.items()}
     outputs = run_onnx(ir.to_proto(model).SerializeToString(), arrays, optimize=False)
     return [value.tolist() for value in outputs.values()]

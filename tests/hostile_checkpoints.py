@@ -1,7 +1,7 @@
-"""Checkpoint folders that try to make a loader fetch something, or run code of theirs.
+"""Hostile checkpoint folders, which try to make a loader open a connection or run their code.
 
-Run as a program, it takes a folder for the checkpoints and prints, one JSON object a line, what every one of them made
-winml do: which sockets, processes and files of code (``doors``), and how the command ended (``outcome``).
+Run as a program, the module takes a folder for the checkpoints and prints one JSON object a line for each checkpoint:
+sockets, processes and code files that winml opened (``doors``), and the result of the command (``outcome``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def use_kernelized_func(*functions): return lambda layer: layer
 
 
 def _changed(architecture: str, change: Mapping[str, Any], **options: Any) -> Callable[[Path], None]:
-    """Return what saves a checkpoint whose config has other values, inner ones by ``outer.inner``."""
+    """Return a function that saves a checkpoint with changed config values; nested keys are ``outer.inner``."""
 
     def make(folder: Path) -> None:
         save_checkpoint(architecture, folder, **options)
@@ -158,13 +158,13 @@ CHECKPOINTS: Mapping[str, Callable[[Path], None]] = {
     },
     **{f"kernel of {name}": _config_alone({"model_type": name, **_SMALL}) for name in ("mra", "rwkv", "yoso")},
 }
-"""Name → what makes the folder."""
+"""Name → function that writes the folder."""
 
 TRUSTED_CODE = frozenset({"own code", "own code for a known type"})
-"""Those whose code, beside the config, runs once the user trusts it."""
+"""Checkpoints whose code runs once the user trusts it."""
 
 EXPORTED = frozenset({"nothing hostile", "attention of a kernel", "private attention of a kernel", "pickled weights"})
-"""Those that are exported as well; the others are loaded only, which is where doors are."""
+"""Checkpoints that are exported as well; the others are only loaded, which is the step that may open doors."""
 
 _WATCHED = frozenset(
     {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "os.system", "os.posix_spawn",
@@ -173,10 +173,11 @@ _WATCHED = frozenset(
 
 
 class Doors:
-    """Notes what Python tells its auditors about the world outside; a hook stays for good, so this one is switched."""
+    """Records Python's audit events about the outside world; an audit hook cannot be removed, so this hook is switched.
+    """
 
     def __init__(self) -> None:
-        """Take code that can be imported as the process begins as harmless: Python, installed packages, this one."""
+        """Take the code importable at the start as harmless: Python, the installed packages, this package."""
         self._roots = tuple({form for root in sys.path if root for form in (root, os.path.realpath(root))})
         self._opened: list[str] | None = None
         sys.addaudithook(self._note)
@@ -193,7 +194,7 @@ class Doors:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[str]]:
-        """Note what is opened in the block."""
+        """Record the audit events of the block."""
         self._opened = opened = []
         try:
             yield opened
@@ -202,7 +203,7 @@ class Doors:
 
 
 def _outcome(folder: Path, *, trust: bool) -> str:
-    """Inspect, load and perhaps export a checkpoint; return how that ended, with what was said."""
+    """Inspect, load and perhaps export a checkpoint; return the error message, or the notes of the load."""
     from winml.modelkit.errors import WinMLError
     from winml.modelkit.export.exporting import HTPExporter
     from winml.modelkit.inspect.model_inspection import inspect_model
@@ -222,7 +223,7 @@ def _outcome(folder: Path, *, trust: bool) -> str:
 
 
 def main(workplace: Path) -> None:
-    """Build every checkpoint, use it with and without trust, and print what happened."""
+    """Build every checkpoint, use it with and without trust, and print doors and outcome."""
     gc.set_threshold(COLLECTION_THRESHOLD)
     doors = Doors()
     for name, make in CHECKPOINTS.items():

@@ -1,7 +1,7 @@
-"""Small modules in which it is hard to say where a computation belongs. Each takes a tensor (2, 6, 8) and returns one.
+"""Small modules in which the module of a computation is hard to find. Each takes a tensor (2, 6, 8) and returns one.
 
-They stand side by side in groups, so that one export judges many; each gets an input of its own, so that no two compute
-the same by chance.
+One export contains a group of modules side by side; each module gets its own input, so that no two compute equal values
+by chance.
 """
 
 # mypy: disable-error-code="no-any-return,operator"
@@ -21,7 +21,7 @@ SIZE = 8
 
 
 class Leaf(nn.Module):
-    """A layer and a bend."""
+    """A linear layer and an activation function."""
 
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Leaf(nn.Module):
 
 
 class Calls(nn.Module):
-    """Calls a function of itself with its modules, by number or name."""
+    """Calls its modules through a method, by number or name."""
 
     def __init__(self, forward: Callable[..., Tensor], **modules: nn.Module) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Scale(nn.Module):
 
 
 class Norm(nn.Module):
-    """A root mean square norm from plain operators."""
+    """A root mean square norm made of plain operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Attention(nn.Module):
 
 
 class Residual(nn.Module):
-    """What is inside, and the input added by this module."""
+    """The output of the inner modules, plus the input added by this module."""
 
     def __init__(self, inner: nn.Module, activation: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class ConvBlock(nn.Module):
 
 
 class Image(nn.Module):
-    """Looks at the tensor as an image of 16 channels, which ONNX Runtime lays out in blocks."""
+    """Reads the tensor as an image of 16 channels, for which ONNX Runtime uses a blocked layout."""
 
     def __init__(self, *inner: nn.Module) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class Buffers(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Angles in one module, used in another."""
+    """Angles computed in a module and used in another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ class Gated(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two modules, one weight."""
+    """Two modules that share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,14 +224,14 @@ class Tied(nn.Module):
 
 
 class Inherited(Leaf):
-    """Calls what it inherited."""
+    """Calls an inherited method."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 1.7
 
 
 class Subclassed(nn.Linear):
-    """A layer of torch with a name of its own."""
+    """A subclass of a torch layer under its own name."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).sigmoid()
@@ -249,7 +249,7 @@ class Delegating(nn.Module):
 
 
 class Functional(nn.Module):
-    """Uses the weight of a child that it never calls."""
+    """Uses the weight of a child without calling the child."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class Recursive(nn.Module):
 
 
 class Branching(nn.Module):
-    """Python decides by a size."""
+    """A Python branch decided by a size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class Branching(nn.Module):
 
 
 class Looping(nn.Module):
-    """One layer, called as often as there are steps; a state goes from one to the next."""
+    """One layer called once a step, with a state from step to step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class Looping(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes into what a child made."""
+    """Writes into its child's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,7 +314,7 @@ class InPlace(nn.Module):
 
 
 class Experts(nn.Module):
-    """A router weighs what experts say."""
+    """A router that weighs the outputs of experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class Experts(nn.Module):
 
 
 class Packed(nn.Module):
-    """One layer for three, cut apart."""
+    """One packed layer for query, key and value, split afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -338,7 +338,7 @@ class Packed(nn.Module):
 
 
 class LayerScaled(nn.Module):
-    """A scale that tools fold into the layer before."""
+    """A scale that tools fold into the preceding layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -479,7 +479,7 @@ class Group(nn.Module):
 
 
 def make_group(name: str) -> Group:
-    """Build the modules of a group, each with weights of its own."""
+    """Build the modules of a group with distinct weights."""
     torch.manual_seed(int(name))
     return Group({member: MODULES[member]() for member in GROUPS[name]}).eval()
 

@@ -1,4 +1,4 @@
-"""Marks of tests that need more than the oldest versions that are supported."""
+"""Marks of tests that need versions above the oldest supported ones."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
-"""Says what a command that is killed leaves behind, at every moment at which its folder looks different.
+"""Files that a killed command leaves behind, at every moment of different folder contents.
 
-Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per moment. A verb runs once, in a fork of
-this process, where an audit hook copies the folder at each moment: the files are those that a kill would leave, with
-their times and links, and nobody holds their locks. What the hook sees are the operations Python makes: open for
-writing, rename, link, remove, mkdir, rmdir. It does not see single writes into an open file, nor what native code
-writes; both happen in hidden folders only.
+Run as a program: ``python killing.py FOLDER VERB...`` prints one JSON object per moment. A command runs once, in a fork
+of this process, where an audit hook copies the folder at each moment: the copies have the files of a kill, with times
+and links, and no process holds their locks. The hook sees the operations of Python: open for writing, rename, link,
+remove, mkdir, rmdir. It sees neither single writes into an open file nor writes of native code; both happen in hidden
+folders only.
 
-A moment is before an operation. The folder is copied where a visible file is another than ever before, or where hidden
-files lie there that never lay there together: the next command tidies up by their names. Of verbs that write by one
-function, one is looked at where only hidden files are others, and so are the stages of a build, which differ by the
-names of their files only. Operations that change neither, as those of a commit that was seen before, leave nothing new
-to be found.
+A moment is before an operation. The folder is copied if a visible file differs from all earlier copies, or if the set
+of hidden files is new: the next command tidies up by their names. Commands that write by the same function are
+represented by one command for changes of hidden files; likewise the stages of a build, which differ by the names of
+their files only. Operations that change neither, such as a commit seen before, can reveal nothing new.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ MOVING = {"os.rename", "os.link", "os.symlink"}
 CHANGING = {"os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod"}
 HIDDEN = re.compile(r"(^|/)\.")
 RANDOM = re.compile(r"(?<=[-.])[a-z0-9_]{8}(?=/|$)")
-"""What ``tempfile`` puts at the end of a name."""
+"""Random name ending made by ``tempfile``."""
 STAGE = re.compile(r"(?<=/)\.?(export|optimized|model)(?=[._])")
-"""Which stage of a build a hidden file is of."""
+"""Build stage in the name of a hidden file."""
 
 MODULES = """
 import torch
@@ -73,14 +72,14 @@ def new():
 def example_inputs():
     return torch.linspace(-1, 1, 48).reshape(3, 16)
 """
-"""Two models of one shape and different weights; linear layers become one hierarchy module each, ``Block``."""
+"""Two models of one shape and different weights; each linear layer is a hierarchy module ``Block``."""
 
 
 def run_winml(*arguments: str | Path) -> None:
-    """Run a verb in this process, as the shell would.
+    """Run a command in this process, as the shell would.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed.
     """
     from winml.modelkit.cli.main import main
 
@@ -99,12 +98,12 @@ class Verb:
 
     name: str
     command: Callable[[Path, Path, str], Sequence[str | Path]]
-    """Place of the sources, the folder, ``old`` or ``new`` → arguments."""
+    """(folder of the sources, output folder, ``old`` or ``new``) → arguments."""
     is_like_optimize: bool = False
-    """Whether ``optimize`` writes its files by the same function: then only changes of visible files are moments."""
+    """True if the command writes by the function of ``optimize``: then only changes of visible files are moments."""
 
     def run(self, place: Path, folder: Path, which: str) -> None:
-        """Run it."""
+        """Run the command."""
         run_winml(*self.command(place, folder, which))
 
 
@@ -152,7 +151,7 @@ VERBS = {
 
 
 def keep_weights_outside() -> None:
-    """Let every model have its weights in a file of their own, as large ones do."""
+    """Store the weights of every model in a separate file, as for large models."""
     from winml.modelkit.onnx.files.writing import write_model
     from winml.modelkit.optimize import file_optimization as optimize
     from winml.modelkit.transform import graph_file
@@ -165,7 +164,7 @@ def keep_weights_outside() -> None:
 
 
 def make_sources(place: Path) -> None:
-    """Write the models that the verbs start from."""
+    """Write the models that the commands start from."""
     import onnx
 
     (place / "nets.py").write_text(MODULES)
@@ -183,7 +182,7 @@ def make_sources(place: Path) -> None:
 
 @contextlib.contextmanager
 def links_refused() -> Iterator[None]:
-    """Let this process make no hard links, as on FAT and many shares."""
+    """Refuse hard links in this process, as on FAT and many shares."""
     link = os.link
 
     def refuse(*_arguments: object, **_options: object) -> None:
@@ -197,11 +196,11 @@ def links_refused() -> Iterator[None]:
 
 
 _LINK = os.link
-"""As it is where links are refused to the command."""
+"""The original function, for copies while links are refused to the command."""
 
 
 def copy_folders(folders: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Copy the content of folders, with the times of files; files that are one, also in two folders, stay one."""
+    """Copy the content of folders with file times; hard links stay hard links, also between two folders."""
     copied: dict[int, Path] = {}
     for folder, target in zip(folders, targets, strict=True):
         target.mkdir(parents=True, exist_ok=True)
@@ -219,7 +218,7 @@ def copy_folders(folders: Sequence[Path], targets: Sequence[Path]) -> None:
 
 
 class CopyAtMoments:
-    """An audit hook that copies some folders at every moment. It cannot be taken off."""
+    """An audit hook that copies folders at every moment. It cannot be removed."""
 
     def __init__(self, folders: Sequence[Path], copies: Path, *, hidden_too: bool = True) -> None:
         self._copies = copies
@@ -238,7 +237,7 @@ class CopyAtMoments:
                 copy_folders(folders, [self._copies / str(self._count) / str(n) for n in range(len(folders))])
 
     def _looks(self) -> tuple[set[object], set[object]]:
-        """Return which files are seen, and the names of those that are hidden."""
+        """Return the state of the visible files and the names of the hidden ones."""
         seen: set[object] = {"seen"}
         hidden: set[object] = {"hidden"}
         for folder in self._folders:
@@ -273,10 +272,10 @@ class CopyAtMoments:
 
 
 def run_in_fork(work: Callable[[], None], hook: CopyAtMoments) -> None:
-    """Do some work in a fork of this process, which the hook watches.
+    """Run a function in a fork of this process, which the hook watches.
 
     Raises:
-        RuntimeError: the work failed.
+        RuntimeError: the function failed.
     """
     child = os.fork()
     if child == 0:
@@ -299,14 +298,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 class Judge:
-    """Says of a folder whether it is as before or as after a command."""
+    """Compares a folder with its state before and after a command."""
 
     def __init__(self, before: Path, after: Path) -> None:
         self._files = {"old": contents(before), "new": contents(after)}
         self._answers = {which: self._answers_in(folder) for which, folder in (("old", before), ("new", after))}
 
     def models(self, folder: Path) -> str:
-        """Say what a plain reader finds: ``old``, ``new``, both (each model by itself is one), or what is wrong."""
+        """Classify the models that a plain reader finds: ``old``, ``new``, both (each model for itself), or the fault.
+        """
         found = set()
         for name, answer in self._answers_in(folder).items():
             which = [which for which, answers in self._answers.items() if answers.get(name) == answer]
@@ -333,7 +333,7 @@ class Judge:
         return answers
 
     def whole_set(self, folder: Path) -> str:
-        """Say whether all files are ``old`` or all are ``new``; else name what is left over, missing or mixed."""
+        """Return ``old`` or ``new`` if all files are, else name the leftover, missing and mixed files."""
         found, old, new = contents(folder), self._files["old"], self._files["new"]
         if found == old:
             return "old"
@@ -352,7 +352,7 @@ class Judge:
 
 
 def run_next(verb: Verb, place: Path, folder: Path) -> None:
-    """Run what finds the folder after the kill: the same build again, or a command that merely writes there as well."""
+    """Run the next command after the kill: the same build again, or another command with an output in the folder."""
     if verb.name == "build":
         verb.run(place, folder, "new")
         return
@@ -363,7 +363,8 @@ def run_next(verb: Verb, place: Path, folder: Path) -> None:
 
 
 def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
-    """Run a verb, and yield what a kill at each moment leaves and the next command makes of it; last, its own end."""
+    """Run a command, and yield the state after a kill at each moment and after the next command; last, the normal end.
+    """
     folder, before, after = place / "out", place / f"{verb.name}-before", place / f"{verb.name}-after"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -396,7 +397,7 @@ def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
 
 
 def main(place: Path, names: Sequence[str]) -> None:
-    """Judge verbs, and print what was found."""
+    """Judge commands, and print the states."""
     rest_where_cores_are_shared()
     keep_weights_outside()
     make_sources(place)

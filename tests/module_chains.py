@@ -1,4 +1,4 @@
-"""A small graph of nested modules with matrices, for what works by module on a file."""
+"""A small graph of nested modules with matrices, for commands that work by module on a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODULES = (
     ("/M/A.1", "a.1"),
     ("/M/A.1", "a.1"),
 )
-"""Tag and module path of each node: the root and A.0 have a matrix of their own beside modules; C has none."""
+"""Tag and module path of each node: the root and A.0 have their own matrix beside modules; C has none."""
 
 
 def save_chain(path: Path, *, outlier: str = "", tagged: bool = True) -> Path:
@@ -42,8 +42,8 @@ def save_chain(path: Path, *, outlier: str = "", tagged: bool = True) -> Path:
 
     Args:
         path: The file.
-        outlier: A weight of which the first column is 80 times as large as the others.
-        tagged: Whether nodes bear tags; their names have the scopes of their modules either way.
+        outlier: Weight with a first column 80 times as large as its other columns.
+        tagged: Whether nodes have tags; their names have the scopes of their modules either way.
     """
     model = parse(_BODY)
     for name, value in model.graph.initializers.items():
@@ -61,7 +61,7 @@ def save_chain(path: Path, *, outlier: str = "", tagged: bool = True) -> Path:
 
 
 def save_groups(path: Path, *, groups: int, members: int) -> Path:
-    """Write a chain of groups of modules, each module a matrix of random weights of a scale of its own and a tanh."""
+    """Write a chain of groups of modules; each module is a random matrix with its own scale and a tanh."""
     count = groups * members
     weights = ", ".join(f"{_WEIGHT} w{number} = {_ZEROS}" for number in range(count))
     steps = "".join(

@@ -1,4 +1,4 @@
-"""What a forward pass really did, module by module, seen by means that share no code with the product."""
+"""Modules and operators of a forward pass, observed without sharing code with the product."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ FAMILIES = {
 """torch function → the ONNX operators one call of it becomes."""
 
 OPERATOR_FAMILY = {"Gemm": "MatMul"}
-"""ONNX operators counted as another one: the exporter chooses between them by rank."""
+"""ONNX operators counted as another operator: the exporter chooses between them by rank."""
 
 
 class ForwardOracle(TorchFunctionMode):
-    """Records what runs, and under which modules; the stack is kept by hooks of its own."""
+    """Records the operators that run and the modules around them; its own hooks keep the module stack."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.events: list[tuple[tuple[str, ...], str]] = []
-        """``(module stack, operator)`` in the order they ran."""
+        """``(module stack, operator)`` in execution order."""
         self.called: list[str] = []
         self.stacks: dict[str, tuple[str, ...]] = {}
         self._stack: list[str] = []
@@ -64,7 +64,7 @@ class ForwardOracle(TorchFunctionMode):
         self._stack.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Count the outermost call of a family; what it calls in turn is part of it."""
+        """Count the outermost call of a family; nested calls are part of it."""
         operators = FAMILIES.get(getattr(func, "__name__", ""))
         if operators and not self._is_inside:
             for operator, times in operators.items():
@@ -94,12 +94,12 @@ def observe(model: nn.Module, *tensors: Any, **keywords: Any) -> ForwardOracle:
 
 
 def hierarchy_module(stack: Sequence[str], model: nn.Module, first_stacks: Mapping[str, Sequence[str]]) -> str:
-    """Return the innermost module on a stack that stands in the hierarchy of a model by default.
+    """Return the innermost module on a stack that is in the default hierarchy of a model.
 
     Args:
         stack: Paths, outermost first.
         model: The root.
-        first_stacks: The stack of the first call of each module, itself included: it decides.
+        first_stacks: Module path → stack of its first call, itself included; the first call decides.
     """
     has_named_parts = any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__)
     for path in reversed(stack[1:]):

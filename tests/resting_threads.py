@@ -1,4 +1,4 @@
-"""How do several test processes share the cores? Threads that wait do not spin in a loop meanwhile."""
+"""Threads of ONNX Runtime that sleep while they wait, for test processes that share the cores."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def rest_where_cores_are_shared() -> None:
-    """Let threads of ONNX Runtime sleep where workers share the cores; what is computed stays as it is.
+    """Let waiting threads of ONNX Runtime sleep if test workers share the cores; results stay equal.
 
-    They would spin for up to 40 ms after each session is opened or run, and take that time from the other workers. A
-    comparison of latencies has nothing to wait for then.
+    Threads would spin for up to 40 ms after each session is opened or run, and take that time from the other workers. A
+    comparison of latencies then needs no settling time.
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
@@ -20,7 +20,7 @@ def rest_where_cores_are_shared() -> None:
     from winml.modelkit.profile import latency
 
     class RestingOptions(onnxruntime.SessionOptions):  # type: ignore[misc]  # it is untyped
-        """Options whose threads wait for work asleep."""
+        """Session options without spinning threads."""
 
         def __init__(self) -> None:
             super().__init__()

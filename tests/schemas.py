@@ -1,4 +1,4 @@
-"""The JSON Schemas that the package contains, for tests that validate written files."""
+"""JSON Schemas of the package, for tests that validate written files."""
 
 from __future__ import annotations
 

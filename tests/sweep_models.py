@@ -45,7 +45,7 @@ def waits():
 
 
 def write_models(folder: Path) -> dict[str, str]:
-    """Write two good models, a damaged one and a script; return the name that a plan gives each."""
+    """Write two valid models, a damaged one and a script; return their names in a plan."""
     for name in ("first", "second"):
         ir.save(parse(NET), folder / f"{name}.onnx")
     (folder / "damaged.onnx").write_bytes((folder / "first.onnx").read_bytes()[:200])

@@ -1,4 +1,4 @@
-"""Do the tags of a written file say what ran where? Compares the file with what the oracle saw of a forward pass."""
+"""Comparison of the tags of a written file with the modules that an oracle saw in a forward pass."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from winml.modelkit.export.records import ExportResult
 from winml.modelkit.tags.tagging import read_tag
 
 COUNTED = frozenset({"MatMul", "Softmax", "LayerNormalization", "Conv"})
-"""Operators that stand in the graph of any architecture exactly as often as the forward pass called for them."""
+"""Operators whose count in the graph equals their count in the forward pass, for any architecture."""
 
 
 def check_file(
     result: ExportResult, model: nn.Module, oracle: ForwardOracle, counted: Collection[str] = COUNTED
 ) -> None:
-    """Compare the written file with what the oracle saw.
+    """Compare the written file with the forward pass that the oracle saw.
 
     Args:
-        result: What the export says it wrote.
-        model: The module that was exported.
-        oracle: What ran in a forward pass of it.
-        counted: Operators to find in the graph as often as they ran.
+        result: Result of the export.
+        model: The exported module.
+        oracle: Record of a forward pass of the module.
+        counted: Operators whose count in the graph must equal their calls.
     """
     onnx.checker.check_model(str(result.only_part.model_path), full_check=True)
     nodes = load_nodes(result)
@@ -38,7 +38,7 @@ def check_file(
 
 
 def check_order(result: ExportResult, model: nn.Module, oracle: ForwardOracle, counted: Collection[str]) -> None:
-    """Compare, node by node in the order they ran, the module and operator written in the file with those seen."""
+    """Compare module and operator of the written file and the forward pass, node by node in execution order."""
     check_file(result, model, oracle, counted)
     assert list(events(oracle, model, counted)) == tagged_operators(load_nodes(result), counted)
 
@@ -49,7 +49,7 @@ def load_nodes(result: ExportResult) -> list[ir.Node]:
 
 
 def events(oracle: ForwardOracle, model: nn.Module, counted: Collection[str]) -> list[tuple[str, str]]:
-    """Return ``(hierarchy module, operator)`` of what ran, in order."""
+    """Return ``(hierarchy module, operator)`` of the forward pass, in execution order."""
     return [(hierarchy_module(stack, model, oracle.stacks), name) for stack, name in oracle.events if name in counted]
 
 
@@ -60,7 +60,7 @@ def tagged_operators(nodes: Collection[ir.Node], counted: Collection[str]) -> li
 
 
 def _check_every_node_is_tagged(result: ExportResult, nodes: list[ir.Node]) -> None:
-    """Names and keys are unique, and the tag and the module path on a node say the same."""
+    """Names and keys are unique, and tag and module path of a node agree."""
     tags = {node.path: node.tag for node in result.only_part.tree}
     assert len({node.name for node in nodes}) == len(nodes)
     for node in nodes:
@@ -73,7 +73,8 @@ def _check_every_node_is_tagged(result: ExportResult, nodes: list[ir.Node]) -> N
 
 
 def _check_parameters_are_read_by_their_owner(nodes: list[ir.Node], model: nn.Module, oracle: ForwardOracle) -> None:
-    """A node that reads a parameter belongs to the module that owns it, unless others read it too."""
+    """A node that reads a parameter belongs to the owner of the parameter, unless other nodes read the parameter too.
+    """
     owners = {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
     for node in nodes:
         for value in node.inputs:

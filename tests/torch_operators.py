@@ -1,4 +1,4 @@
-"""How do many dynamo exports of one process share torch's tables of operators? They are built once.
+"""Torch's operator tables, built once for many dynamo exports of a process.
 
 For each export torch builds anew
 

@@ -1,12 +1,12 @@
-"""Where does each node of a file belong? Found by values alone, by means that share no code with the product.
+"""The true module of each node of a file, found by values alone and without sharing code with the product.
 
-A forward pass of PyTorch runs under a dispatch mode that keeps the result of every aten operator with the modules it
-ran in. Then the ONNX file runs with all its inner values as outputs. Values that are the same up to their layout tie
-nodes to operators: between the values a node reads and those it makes lie the operators whose work it does. Their
-deepest common module is where it belongs; where products of one module are among them, that module. Nodes joined by
-values PyTorch never had are judged together.
+A forward pass of PyTorch runs under a dispatch mode that records the result of every aten operator with its modules.
+Then the ONNX file runs with all its inner values as outputs. Equal values up to layout tie nodes to operators: the
+operators between a node's inputs and outputs are the work of the node. Their deepest common module is the node's
+module; if products of one module are among the operators, that module. Nodes joined by values that PyTorch never had
+are judged together.
 
-Not judged are nodes without floating-point results, nodes that depend on no input, and those inside subgraphs.
+Three kinds are not judged: nodes without floating-point results, nodes that depend on no input, nodes in subgraphs.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 FEWEST_VALUES = 4
-"""Arrays with fewer different numbers are masks and constants: too many others look like them."""
+"""Arrays with fewer different numbers are masks and constants, which resemble too many other arrays."""
 RELATIVE, ABSOLUTE = 2e-4, 2e-6
-"""Largest differences of equal values: kernels sum in different orders."""
+"""Tolerances of equal values: kernels sum in different orders."""
 _PRODUCTS = ("aten.convolution", "aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
-"""Operators that own a node: what is fused into a product belongs to its module."""
+"""Operators that own a node: an operation fused into a product belongs to the product's module."""
 _SHAPE_OPERATORS = frozenset({"Shape", "Size"})
 
 
 @dataclass
 class Operator:
-    """One aten operator that ran."""
+    """One executed aten operator."""
 
     name: str
     stack: tuple[str, ...]
     """Paths of the modules around it, outermost first."""
     sources: list[int]
-    """Operators whose floating-point results it read; -1 for what is no result of one."""
+    """Operators whose floating-point results it read; -1 for a value without a producing operator."""
     reads: set[int] = field(default_factory=set)
-    """Classes of the values it read."""
+    """Classes of its input values."""
     makes: set[int] = field(default_factory=set)
-    """Classes of the values it made."""
+    """Classes of its output values."""
     is_static: bool = True
-    """Whether it depends on no input."""
+    """True if the result depends on no input."""
     weights: set[int] = field(default_factory=set)
-    """Classes of the parameters and buffers it read."""
+    """Classes of its parameters and buffers."""
 
     @property
     def keeps_values(self) -> bool:
-        """Whether it only gave values another layout."""
+        """True if the operator only changed the layout of values."""
         return bool(self.reads & self.makes)
 
 
 class ValueClasses:
-    """Numbers arrays so that those get one number that hold the same values in any order, zeros aside."""
+    """Numbers arrays; arrays with the same nonzero values in any order share a number."""
 
     def __init__(self) -> None:
         self._by_size: defaultdict[int, list[tuple[NDArray[Any], int]]] = defaultdict(list)
         self._count = 0
 
     def number(self, array: NDArray[Any], *, add: bool = False) -> int | None:
-        """Return the class of an array; None where it is unknown or its values say too little."""
+        """Return the class of an array; None if it is unknown or its values are not distinctive."""
         values = np.sort(array[np.isfinite(array) & (array != 0)], axis=None).astype(np.float64)
         if values.size == 0 or not _is_telling(values):
             return None
@@ -89,7 +89,7 @@ def _is_telling(values: NDArray[Any]) -> bool:
 
 
 class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps every operator that runs, with its results and the modules around it; hooks included."""
+    """Records every operator that runs, with its results and modules; operators of hooks are included."""
 
     def __init__(self, model: nn.Module, inputs: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,7 +123,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             handle.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operator and keep what it did."""
+        """Run an operator and record its inputs, results and modules."""
         read = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         operator = Operator(str(func), tuple(self._stack), [])
         for tensor in read:
@@ -175,7 +175,7 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Recording:
-    """Run a model once and return what ran."""
+    """Run a model once and return the recording."""
     recording = Recording(model, inputs)
     try:
         with torch.no_grad(), recording:
@@ -186,19 +186,19 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> Recording:
 
 
 class Verdict(NamedTuple):
-    """What is known of one node."""
+    """Judgement of one node."""
 
     node: str
     operator: str
     tag: str
     expected: tuple[str, ...]
-    """Tags of the modules whose work it does; the node belongs to their common module."""
+    """Tags of the modules whose work the node does; the node belongs to their common module."""
     judgement: str
     """``right``, ``wrong`` or ``high``."""
 
 
 def judge(path: Path, recording: Recording, feeds: Mapping[str, NDArray[Any]]) -> list[Verdict]:
-    """Compare the tag of every node of a file with what ran."""
+    """Compare the tag of every node of a file with the recording."""
     return _Judging(path, recording, feeds).verdicts()
 
 
@@ -282,11 +282,12 @@ class _Judging:
         return [self._judge_one(cluster[0], ways, self._layouts(read | results))]
 
     def _layouts(self, numbers: set[Any]) -> list[Operator]:
-        """Return the operators that gave these values another layout: a node may do it as part of its work."""
+        """Return the operators that changed the layout of these values: a node may include such a change."""
         return [operator for number in numbers for operator in self.by_class[number] if operator.keeps_values]
 
     def _ways(self, number: int, read: set[Any]) -> list[list[Operator]]:
-        """Return the operators between the values read and those of a class, for each operator that computed these."""
+        """Return the operators between the values read and the values of a class, per operator that computed the class.
+        """
         makers = [operator for operator in self.by_class[number] if number not in operator.reads]
         return [self._behind(operator, read) for operator in makers]
 
@@ -306,7 +307,7 @@ class _Judging:
         return next(self.tree[path] for path in reversed(operator.stack) if path in self.tree)
 
     def _judge_one(self, node: onnx.NodeProto, ways: list[list[Operator]], layouts: list[Operator]) -> Verdict:
-        """Judge a node of which both what it reads and what it makes are known."""
+        """Judge a node whose inputs and outputs are both known."""
         tag = _metadata(node, "winml.hierarchy.tag")
         judgements = []
         lowest = []
@@ -331,7 +332,7 @@ class _Judging:
         return Verdict(node.name, node.op_type, tag, expected, best)
 
     def _judge_among(self, node: onnx.NodeProto, work: list[Operator], layouts: Sequence[Operator] = ()) -> Verdict:
-        """Judge a node of several that do some work together."""
+        """Judge a node of a cluster that does some work together."""
         tag = _metadata(node, "winml.hierarchy.tag")
         tags = tuple(sorted({self._tag(operator) for operator in work}))
         weights = {self.weights.get(name) for name in node.input} - {None}
@@ -374,7 +375,7 @@ def _has_graphs(node: onnx.NodeProto) -> bool:
 
 
 def _run_all(model: onnx.ModelProto, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Run a graph as it is and return all its values."""
+    """Run a graph without optimization and return all its values."""
     watched = onnx.ModelProto()
     watched.CopyFrom(model)
     del watched.graph.output[:]

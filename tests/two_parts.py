@@ -1,4 +1,4 @@
-"""A small model of two parts: an encoder, and a decoder that takes what the encoder answers."""
+"""A small model of two parts: an encoder, and a decoder that takes the encoder's output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WIDTH = 8
 
 
 class Block(nn.Module):
-    """A layer and a bend."""
+    """A linear layer and an activation function."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Apply both."""
+        """Apply both layers."""
         return torch.tanh(self.linear(states))
 
 
@@ -38,7 +38,7 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(2))
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the states of the tokens."""
+        """Return the hidden states of the tokens."""
         states = self.embedding(ids)
         for block in self.blocks:
             states = block(states)
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One block, over targets that look at all encoded tokens."""
+    """One block over targets that attend to all encoded tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(WIDTH, 16)
 
     def forward(self, targets: torch.Tensor, encoded: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Score the tokens that may follow."""
+        """Score the next tokens."""
         return {"logits": self.head(self.block(self.embedding(targets) + encoded.mean(1, keepdim=True)))}
 
 
@@ -64,7 +64,7 @@ Encoder.__name__ = Decoder.__name__ = "Stack"
 
 
 class Body(nn.Module):
-    """What holds encoder and decoder."""
+    """The module around encoder and decoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,25 +77,25 @@ class Body(nn.Module):
 
 
 class Translator(nn.Module):
-    """The whole model; its modules are the parts' too."""
+    """The whole model; its modules are the modules of the parts."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body = Body()
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Answer as the body does."""
+        """Return the output of the body."""
         return self.body(ids, targets)  # type: ignore[no-any-return]
 
 
 def translator(seed: int = 0) -> Translator:
-    """Return the whole model with weights."""
+    """Return the whole model with seeded weights."""
     torch.manual_seed(seed)
     return Translator().eval()
 
 
 def two_parts(model: Translator | None = None) -> LoadedModel:
-    """Return the model as it would be loaded."""
+    """Return the model in two parts, as ``load_model`` would."""
     model = translator() if model is None else model
     ids = InputTensorSpec(name="ids", shape=(2, 5), dtype="int64", value_range=(0, 15))
     targets = InputTensorSpec(name="targets", shape=(2, 3), dtype="int64", value_range=(0, 15))
@@ -118,6 +118,6 @@ def two_parts(model: Translator | None = None) -> LoadedModel:
 def export_loaded(
     exporter: HTPExporter, loaded: LoadedModel, output: Path, *, overwrite: bool = False, with_report: bool = False
 ) -> ExportResult:
-    """Export a model that was put together here: several parts go to ``<stem>_<part>.onnx``."""
+    """Export a model assembled in a test; several parts go to ``<stem>_<part>.onnx``."""
     target = exporter._target(output, overwrite=overwrite, with_report=with_report)
     return exporter._export_parts(lambda: (loaded, first_choice(exporter.config)), target)

@@ -1,4 +1,4 @@
-"""A decoder that no library knows: a cache, a sliding window in every other layer, and experts chosen by token."""
+"""A decoder unknown to any library: a cache, a sliding window in every other layer, and experts chosen by token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXPERTS, HEADS, WIDTH = 3, 2, 16
 
 
 class UnknownConfig(PretrainedConfig):
-    """Sizes of the decoder."""
+    """Config of the decoder."""
 
     model_type = "unknown_decoder"
 
@@ -29,7 +29,7 @@ class UnknownConfig(PretrainedConfig):
 
 
 class Attention(nn.Module):
-    """Attends to the cache, with a bias that falls with the distance in place of positions."""
+    """Attention with a cache and a distance bias in place of positions."""
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
-        """Return what the tokens see."""
+        """Return the attention output of the tokens."""
         rows, tokens, _ = hidden.shape
         heads = self.projection(hidden).view(rows, tokens, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         query, key, value = heads.unbind(0)
@@ -51,7 +51,7 @@ class Attention(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gives each token to the expert that it scores highest, in a loop over those that some token goes to."""
+    """Routes each token to its highest-scored expert, in a loop over the chosen experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Experts(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and experts, each added."""
+    """Attention and experts, each with a residual."""
 
     def __init__(self, layer: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         self.norm = nn.RMSNorm(WIDTH)
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, cache: Any) -> torch.Tensor:
-        """Apply both."""
+        """Apply attention and experts."""
         hidden = hidden + self.attention(hidden, mask, cache)
         normalized = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6) * self.norm.weight
         return hidden + self.experts(normalized)
@@ -106,7 +106,7 @@ class UnknownForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **_options: Any,
     ) -> CausalLMOutputWithPast:
-        """Return scores, and the cache that was handed in."""
+        """Return the scores and the cache, if any."""
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         hidden = self.embedding(input_ids)

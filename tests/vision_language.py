@@ -1,4 +1,4 @@
-"""Models of images and text, small and with seeded weights, as checkpoints with their processors."""
+"""Checkpoints of small vision-language models with seeded weights and processors."""
 
 from __future__ import annotations
 
@@ -124,9 +124,9 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def save_vision_language(folder: Path, kind: str = "llava", **vision: Any) -> Path:
-    """Write a checkpoint of this type, whose processor takes words from ``w0`` to ``w77``, and return the folder.
+    """Write a checkpoint of a model type, whose processor takes words from ``w0`` to ``w77``, and return the folder.
 
-    ``vision`` are values of the config of its vision model to set besides.
+    ``vision`` are further config values of the vision model.
     """
     import torch
     import transformers
@@ -143,7 +143,7 @@ def save_vision_language(folder: Path, kind: str = "llava", **vision: Any) -> Pa
 
 
 def vision_language_processor(kind: str) -> Any:
-    """Return the processor of a checkpoint of this type."""
+    """Return the processor of a model type."""
     from transformers import (
         Blip2Processor,
         BlipProcessor,
@@ -209,7 +209,7 @@ def _tokenizer(*names: str) -> Any:
 
 
 def save_image(path: Path, seed: int = 0) -> Path:
-    """Write a picture of noise and return its path."""
+    """Write a noise image and return its path."""
     import PIL.Image
 
     pixels = np.random.default_rng(seed).integers(0, 255, (20, 30, 3), dtype=np.uint8)

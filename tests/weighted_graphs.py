@@ -1,4 +1,4 @@
-"""Graphs with weights worth quantizing, written as text; their values are made by ``graphs.parse``."""
+"""Graphs with weights large enough to quantize, written as text; ``graphs.parse`` makes their values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def weight(name: str, *shape: int, dtype: str = "float") -> str:
-    """Return the text of an initializer; begin its name with ``w`` for random values, else they are zero."""
+    """Return the text of an initializer: random values if its name begins with ``w``, else zeros."""
     return f"{dtype}[{', '.join(map(str, shape))}] {name} = {{{', '.join(['0'] * math.prod(shape))}}}"
 
 

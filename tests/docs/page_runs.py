@@ -1,17 +1,18 @@
-"""How are the examples of a page run as a reader would run them, and compared with what the page shows?
+"""Runs the examples of a page as a reader would, and compares the output with the page.
 
-Of a page, in its order:
+The blocks of a page, in its order:
 
 * a block of `sh`: every line is a command that ends with exit code 0, or with that of a comment `# exit code 3`; times
   that no page shows are measured with few runs;
-* a block of `text` that begins with `$`: commands, and below each what it prints;
+* a block of `text` that begins with `$`: commands with their output below;
 * a block of `python`: runs in the current directory, with the names of the blocks before it;
-* a block of `text` behind that: what it printed;
+* a block of `text` behind a block of `python`: its output;
 * a block behind `<!-- file: NAME -->`: a file;
-* a block behind `<!-- not run: REASON -->`: nothing. The tests count these by page.
+* a block behind `<!-- not run: REASON -->`: not run. The tests count these blocks by page.
 
-`<!-- given: bert as checkpoint; reviews.csv -->` names what lies in the folder before: `supplies.py` makes it.
-A line with nothing but `…` stands for any lines, `…` in a line for anything in it. Behind `<!-- numbers differ -->`
+`<!-- given: bert as checkpoint; reviews.csv -->` names the files in the folder before the run: `supplies.py` makes
+them.
+A line with nothing but `…` stands for any lines, `…` in a line for any characters. Behind `<!-- numbers differ -->`
 fractions and numbers with a unit are those of one run on one machine; words, paths and counts are compared.
 """
 
@@ -38,7 +39,7 @@ _CODE = re.compile(r"#.*\bexit code (\d)")
 _NUMBER = re.compile(
     r"(?<![\w./-])-?(?:\d[\d,]*\.\d+(?:e[-+]?\d+)?%?|[1-9]e-\d+|\d+(?= ?(?:ms|s|MB|kB|GB|dB|×|%)(?!\w))%?)(?![\w/])"
 )
-"""What is measured: fractions, and whole numbers with a unit. Counts, sizes of tensors and paths are none."""
+"""Measured numbers: fractions, and whole numbers with a unit. Counts, tensor sizes and paths are not measured."""
 _MEASURED = "<!-- numbers differ -->"
 _FEW_RUNS = ("--iterations", "10")
 Runner = Callable[..., Outcome]
@@ -53,7 +54,7 @@ class Block:
     file: str | None
     is_measured: bool
     why_not: str | None = None
-    """Why it is not run."""
+    """Reason not to run the block."""
 
 
 def blocks_of(page: str) -> list[Block]:
@@ -71,14 +72,14 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def given_of(page: str) -> list[tuple[str, str]]:
-    """Return what lies in the folder before a page is run, each with its path there; "." where it has its own name."""
+    """Return (supply, path in the folder) that a page needs before its run; path "." keeps the supply's own name."""
     things = [thing.strip() for found in _GIVEN.findall(page) for thing in found.split(";")]
     parts = [thing.partition(" as ") for thing in things]
     return [(name, path or ".") for name, _, path in parts]
 
 
 def matches(shown: str, printed: str, *, measured: bool = False) -> bool:
-    """Say whether a page shows what was printed."""
+    """Return True if the text on a page matches the printed text."""
     shown_lines, printed_lines = (_lines(text, measured) for text in (shown, printed))
     pattern = "\n".join(
         r"(?:.*\n?)*?" if line == "…" else ".*".join(map(re.escape, line.split("…"))) for line in shown_lines
@@ -99,20 +100,20 @@ def _lines(text: str, measured: bool) -> list[str]:
 
 @dataclass
 class PageRun:
-    """Runs the blocks of one page, in the current directory."""
+    """Runs the blocks of one page in the current directory."""
 
     run: Runner
     namespace: dict[str, Any] = field(default_factory=lambda: {"__name__": "__main__"})
     printed: str | None = None
 
     def check(self, page: str) -> None:
-        """Run every block of a page and compare what it shows."""
+        """Run every block of a page and compare its printed output."""
         for block in blocks_of(page):
             for shown, printed in self.outputs(block):
                 assert matches(shown, printed, measured=block.is_measured), f"shown:\n{shown}\nprinted:\n{printed}"
 
     def outputs(self, block: Block) -> Iterator[tuple[str, str]]:
-        """Run a block; yield what the page shows and what was printed."""
+        """Run a block; yield the text on the page and the printed text."""
         if block.why_not is not None:
             return
         printed, self.printed = self.printed, None

@@ -1,6 +1,6 @@
-"""What do the pages of the documentation start from? Checkpoints, exports and data, each made once for all pages.
+"""Checkpoints, exports and data for the pages of the documentation, each made once for all pages.
 
-Checkpoints are small, of seeded random weights; the Hub id on the pages is answered by MiniLM's real weights, of which
+Checkpoints are small, of seeded random weights; the Hub id on the pages resolves to MiniLM's real weights, of which
 half of the layers are enough where a file is compared with PyTorch at many sizes.
 """
 
@@ -36,16 +36,16 @@ _OPEN = ("--dynamic-batch", "--dynamic-seq-len")
 
 
 class Supplies:
-    """Makes what a page starts from, and lays it into its folder."""
+    """Makes the supplies of a page and places them into its folder."""
 
     def __init__(self, folder: Path, minilm: Path) -> None:
-        """Keep everything in a folder; ``minilm`` is the checkpoint that answers for the Hub id."""
+        """Set the folder of all supplies; ``minilm`` is the checkpoint that the Hub id resolves to."""
         self._folder = folder
         self._minilm = minilm
         self._exports: dict[tuple[str, ...], tuple[Path, Outcome]] = {}
 
     def place(self, name: str, target: Path) -> None:
-        """Lay a thing where a page has it: a folder, or a file; with the target "." under its own name."""
+        """Place a supply in the folder of a page: a folder or a file; the target "." keeps its own name."""
         source = self._made(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -54,7 +54,7 @@ class Supplies:
             _link(source, target / source.name if target.is_dir() else target)
 
     def run(self, *words: str, stdin: str = "") -> Outcome:
-        """Run a command of a page in its folder; MiniLM is exported once for all pages that ask for it alike."""
+        """Run a command of a page in its folder; equal exports of MiniLM run once for all pages."""
         if HUB_ID not in words:
             return run_here(*words, stdin=stdin)
         is_open = {"--layout", "--dynamic-batch"} & {*words}
@@ -88,7 +88,7 @@ class Supplies:
         assert 0 == outcome.code, outcome.err
 
     def _reviews(self, path: Path) -> None:
-        """Write the sentences of which the checkpoint is most certain, with its own answers as labels."""
+        """Write the sentences with the checkpoint's most certain predictions, which are their labels."""
         answers = pipeline_of(self._made("classifier"), "text-classification")
         judged = sorted(((answers(text)[0], text) for text in sentences(120)), key=lambda row: -row[0]["score"])
         _write_table(path, [("text", "label"), *((text, answer["label"]) for answer, text in judged[:40])])
@@ -101,7 +101,7 @@ class Supplies:
         transformers.AutoModel.from_pretrained(self._minilm, num_hidden_layers=3).save_pretrained(path)
 
     def _optimized(self, path: Path) -> None:
-        """Write what ONNX Runtime's offline optimizer makes of MiniLM, without tags."""
+        """Write MiniLM after ONNX Runtime's offline optimizer, without tags."""
         import onnxruntime
 
         told = ("export", "-m", HUB_ID, "-o", "model.onnx")
@@ -115,7 +115,7 @@ class Supplies:
             onnxruntime.InferenceSession("model.onnx", options, providers=["CPUExecutionProvider"])
 
     def _sample(self, path: Path) -> None:
-        """Write values for the inputs of a model of text, as it is exported."""
+        """Write values for the inputs of an exported text model."""
         generator = np.random.default_rng(0)
         ids = generator.integers(5, 100, (1, 64))
         np.savez(path, input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
@@ -129,7 +129,7 @@ def _inside(folder: Path) -> Iterator[None]:
 
 
 def _link(source: str | Path, target: str | Path) -> str | Path:
-    """Give a file a second name where there is none yet: whatever replaces a file puts another in its place."""
+    """Link or copy a file if the target does not exist: tools replace files and never change them in place."""
     if not Path(target).exists():
         try:
             os.link(source, target)
@@ -165,7 +165,7 @@ def _save_lines(path: Path) -> None:
 
 
 def _save_pairs(path: Path) -> None:
-    """Write pairs of sentences, the second of which has fewer and fewer words of the first."""
+    """Write pairs of sentences; the second sentence shares fewer and fewer words with the first."""
     rows: list[tuple[Any, ...]] = [("sentence1", "sentence2", "score")]
     for text in _SENTENCES:
         words = text.split()
@@ -203,7 +203,7 @@ def _save_adapter(path: Path, seed: int) -> None:
 
 
 def _save_whisper(folder: Path) -> None:
-    """Write one that tells times: its tokens from 60 on are times."""
+    """Write a Whisper checkpoint with timestamps: its tokens from 60 on are times."""
     save_encoder_decoder(folder, "whisper", encoder_layers=2, decoder_layers=2)
     told = '{"decoder_start_token_id": 3, "eos_token_id": 2, "pad_token_id": 0, "no_timestamps_token_id": 60}'
     (folder / "generation_config.json").write_text(told, encoding="utf-8")
@@ -260,7 +260,7 @@ _DATA: Mapping[str, Callable[[Supplies, Path], None]] = {
     "optimized.onnx": Supplies._optimized,
     "sample.npz": Supplies._sample,
 }
-"""What is made from other things."""
+"""Supplies made from other supplies."""
 _FROM: Mapping[str, tuple[str, ...]] = {
     "export": ("export", "-m", "SOURCE", "-o", "model.onnx"),
     "open export": ("export", "-m", "SOURCE", "-o", "model.onnx", *_OPEN),
@@ -268,4 +268,4 @@ _FROM: Mapping[str, tuple[str, ...]] = {
     # As the tests do: dynamo, which is tried next, takes half a minute for a Whisper.
     "quick build": ("build", "-m", "SOURCE", "-o", ".", "--no-verify", "-c", '{"export": {"exporter": "torchscript"}}'),
 }
-"""``export of bert``: the folder that a command makes of another thing."""
+"""Supply name such as ``export of bert`` → command that makes its folder."""

@@ -1,4 +1,4 @@
-"""Do the notebooks run with what the README installs, and print what they were committed with?"""
+"""Committed outputs of the notebooks, compared with a run in the environment of the README."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 @pytest.fixture
 def _logging_kept() -> Iterator[None]:
-    """Undo what a notebook says about logging."""
+    """Restore the logging level that a notebook changes."""
     disabled = logging.root.manager.disable
     yield
     logging.disable(disabled)
@@ -26,7 +26,9 @@ def _logging_kept() -> Iterator[None]:
 @pytest.mark.usefixtures("_logging_kept")
 @pytest.mark.parametrize("name", _NAMES)
 def test_notebook_prints_what_it_was_committed_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cell by cell; of a cell that measures, all but the numbers. ``scripts/notebook_outputs.py`` writes them anew."""
+    """Outputs are compared cell by cell, without the numbers of measuring cells; ``scripts/notebook_outputs.py`` writes
+    them.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
@@ -39,7 +41,7 @@ def test_notebook_prints_what_it_was_committed_with(name: str, tmp_path: Path, m
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_lines_of_notebooks_are_short(name: str) -> None:
-    """Prose as in every document, code as in every file."""
+    """The limits are those of prose in documents and of code in files."""
     notebook = read_notebook(NOTEBOOKS / name)
     limits = {"markdown": LONGEST_LINE, "code": 120}
     lines = [(line, limits[cell["cell_type"]]) for cell in notebook["cells"] for line in source_of(cell).splitlines()]
@@ -48,7 +50,7 @@ def test_lines_of_notebooks_are_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_numbers_in_the_prose_of_a_notebook_are_computed_in_it(name: str) -> None:
-    """A number of two digits or more in the prose stands in an output, too."""
+    """A number of two digits or more in the prose also stands in an output."""
     notebook = read_notebook(NOTEBOOKS / name)
     prose = " ".join(source_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     said = re.findall(r"(?<![\w-])\d[\d,]*\d(?![\w-])", re.sub(r"`[^`]*`|\([^)]*\)", "", prose))
@@ -79,7 +81,7 @@ def test_notebook_was_run_from_top_to_bottom(name: str) -> None:
 
 
 def test_ratio_whose_interval_holds_one_is_called_undecided() -> None:
-    """And one that does not is not called so: the prose follows the committed run."""
+    """The prose says "undecided" exactly if the interval of the committed run contains 1."""
     notebook = read_notebook(NOTEBOOKS / "deployed_int8.ipynb")
     printed = " ".join(text_of(cell["outputs"], measured=False) for cell in code_cells(notebook))
     ((low, high),) = re.findall(r"95 % interval ([\d.]+) to ([\d.]+)", printed)

@@ -1,4 +1,4 @@
-"""Do the commands and blocks of Python on the pages run as they stand, and print what the pages show?"""
+"""Examples on the pages, run unchanged and compared with the shown output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NOT_RUN = {
     "docs/reference/architectures": 1,
     "docs/reference/benchmarks": len(saved_results()),
 }
-"""Page to how many of its blocks are not run; why not stands before each."""
+"""Page → number of its blocks that are not run; the reason stands before each block."""
 
 
 def _name(page: Path) -> str:
@@ -46,7 +46,7 @@ def _name(page: Path) -> str:
 
 @pytest.fixture(scope="module")
 def supplies(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Supplies:
-    """What pages start from, made once."""
+    """Supplies of the pages, made once."""
     return Supplies(tmp_path_factory.mktemp("supplies"), minilm_folder)
 
 
@@ -55,7 +55,7 @@ def supplies(minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 def test_examples_of_a_page_run_and_print_what_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supplies: Supplies
 ) -> None:
-    """From top to bottom in one folder; the Hub id is answered from this disk."""
+    """The blocks run from top to bottom in one folder; the Hub id resolves to a local checkpoint."""
     text = page.read_text(encoding="utf-8")
     here = tmp_path / "here"
     here.mkdir()
@@ -68,7 +68,7 @@ def test_examples_of_a_page_run_and_print_what_it_shows(
 
 
 def test_blocks_that_are_not_run_say_why_and_are_counted() -> None:
-    """Whoever adds one writes the reason before it, and the number here."""
+    """Every such block has a reason on the page and counts in ``NOT_RUN``."""
     reasons = {
         _name(page): [block.why_not for block in blocks_of(page.read_text(encoding="utf-8")) if block.why_not]
         for page in _PAGES
@@ -79,7 +79,7 @@ def test_blocks_that_are_not_run_say_why_and_are_counted() -> None:
 
 @pytest.mark.parametrize("page", _PAGES, ids=_name)
 def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
-    """No indented block, and no command in a block of another kind."""
+    """No page has an indented block, or a command in a block of another kind."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"^\n    +(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
     kinds = {"sh", "text", "python", "json", "html", "toml", "mermaid", "bash", "zsh", "fish", "powershell", "console"}
@@ -92,7 +92,7 @@ def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
 
 
 def test_verbs_beside_those_of_winml_cli_are_all_there_are() -> None:
-    """Those of the same name, and those that only one of the two has."""
+    """The table lists the shared names and the names that only one tool has."""
     page = (REPOSITORY / "docs" / "coming_from" / "winml_cli.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.*) \|$", page.partition("## Verbs")[2].partition("\n## ")[0], re.MULTILINE)
     (same,) = (row for row in rows if row.endswith("| the same names"))
@@ -101,7 +101,7 @@ def test_verbs_beside_those_of_winml_cli_are_all_there_are() -> None:
 
 
 def test_text_that_nothing_printed_is_refused() -> None:
-    """A block of output stands behind what prints it."""
+    """A block of output needs a preceding block that prints."""
     with pytest.raises(AssertionError, match="nothing printed"):
         PageRun(run_here).check("```text\nsaid by nobody\n```\n")
 
@@ -127,5 +127,5 @@ def test_text_that_nothing_printed_is_refused() -> None:
     ],
 )
 def test_what_a_page_shows_is_compared_line_by_line(shown: str, printed: str, measured: bool, expected: bool) -> None:
-    """An ellipsis stands for what is left out; numbers of a measurement are not compared."""
+    """An ellipsis stands for omitted text; numbers of a measurement are not compared."""
     assert expected == matches(shown, printed, measured=measured)

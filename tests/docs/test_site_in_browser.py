@@ -1,4 +1,4 @@
-"""The site as a person meets it in a browser, from a disk: every page fits, tables sort, and the search finds."""
+"""The site in a browser, opened from disk: page widths, sorting of tables, search."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_is_wider_than_its_window(site: Path, browser: Browser, width: int) -> None:
-    """Wide tables and code scroll inside the page; and no role of a docstring is left."""
+    """Wide tables and code scroll inside the page, and no docstring role is left as text."""
     wide: dict[str, list[str]] = {}
     pages = sorted(path for path in site.rglob("*.html") if path.name != "404.html")
     assert len(pages) > 50
@@ -43,7 +43,7 @@ def test_no_page_is_wider_than_its_window(site: Path, browser: Browser, width: i
 
 
 def test_table_of_architectures_is_sorted_by_keys(site: Path, browser: Browser) -> None:
-    """Enter on a head of a long table sorts its rows, the second time the other way."""
+    """The Enter key on a column head of a long table sorts its rows, the second time in reverse."""
     browser.open(site / "reference" / "architectures.html")
     browser.run(
         "window.table = [...document.querySelectorAll('.md-typeset table')].find(t => t.tBodies[0].rows.length > 99); 0"
@@ -59,7 +59,7 @@ def test_table_of_architectures_is_sorted_by_keys(site: Path, browser: Browser) 
 
 
 def test_search_finds_from_a_disk(site: Path, browser: Browser) -> None:
-    """Without a server and without a script of another host."""
+    """The search needs neither a server nor a script of another host."""
     browser.open(site / "index.html")
     browser.run("document.querySelector('[data-md-component=\"search-query\"]').focus()")
     browser.press(*"quantize")

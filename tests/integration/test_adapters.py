@@ -1,4 +1,4 @@
-"""Do models with LoRA adapters answer as PyTorch does with the adapters merged: merged, over codes, and switched?"""
+"""Models with LoRA adapters, compared with PyTorch: merged, over packed weights, and switched."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ print(json.dumps(texts))
 
 
 def pytorch(checkpoint: Path, *adapters: tuple[Path, float]) -> Any:
-    """Return a checkpoint with adapters merged by the formula, each with its scaling."""
+    """Load a checkpoint with adapters merged by the formula, each with its scaling."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     for folder, scaling in adapters:
         merge_by_formula(model, folder, scaling)
@@ -58,7 +58,7 @@ def pytorch(checkpoint: Path, *adapters: tuple[Path, float]) -> Any:
 
 
 def feeds_of(session: Session, tokens: list[int], text: int, held: dict[str, Any]) -> dict[str, Any]:
-    """Return what a decoder with a cache takes."""
+    """Return the inputs of a decoder with a cache."""
     values = {
         "input_ids": np.array([tokens]),
         "attention_mask": np.ones((1, text), np.int64),
@@ -68,7 +68,7 @@ def feeds_of(session: Session, tokens: list[int], text: int, held: dict[str, Any
 
 
 def generated(path: Path, adapter: Path | None = None) -> tuple[list[int], Any]:
-    """Return the best tokens one after the other, and the scores after the prompt."""
+    """Return the greedy tokens, and the scores after the prompt."""
     session = Session(path, adapter=adapter)
     text, now = list(PROMPT), list(PROMPT)
     held = {
@@ -87,7 +87,7 @@ def generated(path: Path, adapter: Path | None = None) -> tuple[list[int], Any]:
 
 
 def assert_equal(path: Path, model: Any, adapter: Path | None = None) -> None:
-    """The file gives the scores and the tokens of a model in PyTorch."""
+    """Check that the file gives the scores and the tokens of a PyTorch model."""
     tokens, scores = generated(path, adapter)
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0, -1].numpy()
@@ -98,7 +98,7 @@ def assert_equal(path: Path, model: Any, adapter: Path | None = None) -> None:
 
 
 def assert_near(path: Path, model: Any, adapter: Path | None) -> None:
-    """The file gives the scores of a model in PyTorch, within what few bits leave."""
+    """Check the scores of a file against a PyTorch model, within the error of few-bit weights."""
     _, scores = generated(path, adapter)
     with torch.no_grad():
         expected = model(torch.tensor([PROMPT])).logits[0, -1].numpy()
@@ -113,7 +113,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
-    """Two adapters of other modules, ranks and scalings."""
+    """Two adapters with different modules, ranks and scalings."""
     folder, model = tmp_path_factory.mktemp("adapters"), pytorch(llama)
     return {
         "one": (save_adapter(folder / "one", model, (*ATTENTION, "embed_tokens", "lm_head"), seed=1), 2.0),
@@ -126,7 +126,7 @@ def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture(scope="module")
 def switched(llama: Path, adapters: dict[str, tuple[Path, float]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a build whose adapters are switched."""
+    """A build folder with switchable adapters."""
     output = tmp_path_factory.mktemp("switched") / "built"
     named = tuple(f"{name}={folder}" for name, (folder, _) in adapters.items())
     build_hf_model(str(llama), output, config={"layout": "genai"}, adapter=named)
@@ -136,7 +136,7 @@ def switched(llama: Path, adapters: dict[str, tuple[Path, float]], tmp_path_fact
 def test_merged_adapters_are_in_the_weights_of_a_build(
     llama: Path, adapters: dict[str, tuple[Path, float]], tmp_path: Path
 ) -> None:
-    """Several are added up; the graph is that of the base model."""
+    """Several adapters are summed; the graph equals that of the base model."""
     build_hf_model(str(llama), tmp_path / "built", adapter=tuple(str(folder) for folder, _ in adapters.values()))
     path = tmp_path / "built" / "model.onnx"
     assert_equal(path, pytorch(llama, *adapters.values()))
@@ -146,7 +146,7 @@ def test_merged_adapters_are_in_the_weights_of_a_build(
 def test_adapter_merged_without_values_in_memory_gives_the_same_weights(
     llama: Path, adapters: dict[str, tuple[Path, float]], tmp_path: Path
 ) -> None:
-    """Dynamo traces without weights, which are computed one by one when the file is written."""
+    """Dynamo traces without weights, which are computed one by one while the file is written."""
     request = ModelRequest(model=str(llama), adapter=(str(adapters["one"][0]),))
     config = WinMLExportConfig(exporter="dynamo", verify=False)
     HTPExporter(config).export_checkpoint(request, tmp_path / "model.onnx")
@@ -155,7 +155,7 @@ def test_adapter_merged_without_values_in_memory_gives_the_same_weights(
 
 @pytest.mark.parametrize("form", ["awq", "gptq"])
 def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path: Path) -> None:
-    """Each node with codes is as without an adapter, and every node of a branch has its module."""
+    """Packed weights stay as without an adapter, and every node of a LoRA branch has its module."""
     saved = getattr(coded_checkpoints, f"save_{form}")(tmp_path)
     targets = ("q_proj", "v_proj", "down_proj", "lm_head")
     folder = save_adapter(tmp_path / "adapter", pytorch(saved.reference), targets, seed=3)
@@ -186,13 +186,13 @@ def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path:
 def test_switched_adapter_answers_as_pytorch_with_it_merged(
     switched: Path, llama: Path, adapters: dict[str, tuple[Path, float]], name: str | None
 ) -> None:
-    """Without an active adapter, the base model answers."""
+    """Without an active adapter the file answers as the base model."""
     active = [] if name is None else [adapters[name]]
     assert_equal(switched / "model.onnx", pytorch(llama, *active), name and switched / f"{name}.onnx_adapter")
 
 
 def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
-    """Over codes as well; the note names those that were compared with PyTorch, merged."""
+    """Adapters over packed weights are compared as well; the note names the adapters compared with PyTorch."""
     saved = coded_checkpoints.save_awq(tmp_path)
     model = pytorch(saved.reference)
     named = tuple(
@@ -208,7 +208,7 @@ def test_build_compares_with_every_adapter(tmp_path: Path) -> None:
 
 
 def test_one_module_over_codes_takes_a_merged_and_a_switched_adapter(tmp_path: Path) -> None:
-    """The merged one is a branch with weights of its own names; inputs have those of the switched one."""
+    """The merged adapter is a branch with its own weight names; inputs have the names of the switched adapter."""
     saved = coded_checkpoints.save_awq(tmp_path)
     model = pytorch(saved.reference)
     merged, named = (
@@ -224,7 +224,7 @@ def test_one_module_over_codes_takes_a_merged_and_a_switched_adapter(tmp_path: P
 
 @pytest.mark.parametrize("verb", ["perf", "compare", "eval"])
 def test_verbs_run_the_base_model_of_such_a_file(switched: Path, llama: Path, tmp_path: Path, verb: str) -> None:
-    """Inputs of adapters have defaults, which nobody has to feed."""
+    """Inputs of adapters have defaults, so no command has to feed them."""
     data = tmp_path / "texts.jsonl"
     data.write_text('{"text": "the king had a queen and she was by it"}\n')
     arguments = {
@@ -239,7 +239,7 @@ def test_verbs_run_the_base_model_of_such_a_file(switched: Path, llama: Path, tm
 
 
 def test_inputs_of_adapters_have_a_default_and_are_named_by_module(switched: Path) -> None:
-    """The union of the modules of all adapters; rank 0, open."""
+    """The inputs cover the modules of all adapters; their rank is dynamic and 0 by default."""
     model = onnx.load(switched / "model.onnx")
     held = {item.name: list(item.dims) for item in model.graph.initializer}
     inputs = {
@@ -262,7 +262,7 @@ def test_inputs_of_adapters_have_a_default_and_are_named_by_module(switched: Pat
 def test_manifest_lists_adapters_and_another_build_reuses_its_stages(
     switched: Path, llama: Path, adapters: dict[str, tuple[Path, float]]
 ) -> None:
-    """They are part of what is deployed; a changed adapter is another model."""
+    """Adapters are deployed files; a second build with the same adapters runs no stage."""
     manifest = json.loads((switched / "build_manifest.json").read_text())
     assert {"one.onnx_adapter", "two.onnx_adapter"} <= {item["name"] for item in manifest["deploy"]}
     named = tuple(f"{name}={folder}" for name, (folder, _) in adapters.items())
@@ -274,7 +274,7 @@ def test_manifest_lists_adapters_and_another_build_reuses_its_stages(
 def test_onnxruntime_genai_switches_the_adapters(
     switched: Path, llama: Path, adapters: dict[str, tuple[Path, float]]
 ) -> None:
-    """It reads the folder, the adapters beside the model, and writes PyTorch's tokens."""
+    """onnxruntime-genai reads the folder with the adapters beside the model and generates PyTorch's tokens."""
     arguments = (switched, json.dumps(PROMPT), str(NEW_TOKENS), *adapters)
     command = [python_of("genai"), "-c", SWITCHED, *arguments]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, encoding="utf-8", check=False)
@@ -287,7 +287,7 @@ def test_onnxruntime_genai_switches_the_adapters(
 
 
 def test_adapter_of_another_model_is_refused_before_anything_is_written(llama: Path, tmp_path: Path) -> None:
-    """No file and no folder is there afterwards."""
+    """The refusal leaves neither file nor folder."""
     path = "base_model.model.model.layers.7.self_attn.q_proj"
     extra = {f"{path}.lora_A.weight": torch.ones(4, 32), f"{path}.lora_B.weight": torch.ones(32, 4)}
     folder = save_adapter(tmp_path / "adapter", pytorch(llama), ("q_proj",), seed=1, extra=extra)
@@ -301,7 +301,7 @@ def test_adapter_of_another_model_is_refused_before_anything_is_written(llama: P
 
 
 def test_factory_takes_no_adapter(tmp_path: Path) -> None:
-    """Its author merges what it returns."""
+    """The author of a factory merges adapters in its code."""
     (tmp_path / "net.py").write_text("def make(): ...\n")
     with pytest.raises(UsageError, match="creates the weights"):
         HTPExporter().export_checkpoint(

@@ -1,4 +1,4 @@
-"""Does the evaluation of architectures export, check, keep and resume?"""
+"""Evaluation of architectures: export, checks, stored results and resumption."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 import architecture_eval
 
 TYPES = ("bert", "detr", "time_series_transformer")
-"""One that works, one that needs a package nobody installs here, one whose default config makes no model."""
+"""A working architecture, one that needs a missing package, and one whose default config makes no model."""
 
 
 @pytest.fixture
 def _handler_kept() -> Iterator[None]:
-    """Undo what the script says about SIGTERM."""
+    """Restore the handler of SIGTERM after the script."""
     handler = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, handler)
@@ -29,7 +29,7 @@ def _handler_kept() -> Iterator[None]:
 def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run again, nothing is done twice: times are as they were."""
+    """A second run repeats nothing: the recorded times stay."""
     command = ["architecture_eval.py", *TYPES, "--jobs", "1", "--output", str(tmp_path), "--exporters", "auto"]
     monkeypatch.setattr(sys, "argv", command)
     # The script sets them for its processes.

@@ -1,4 +1,4 @@
-"""Is what a graph assumes of its inputs listed as data, in each place where a program reads it?"""
+"""Assumptions of a graph about its inputs, listed as data wherever a program reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS = ["kind", "value", "file", "line", "message"]
 
 
 class Assuming(nn.Module):
-    """A model whose forward is one of those below."""
+    """A model with a forward function of this module."""
 
     def __init__(self, forward: Forward) -> None:
         super().__init__()
@@ -38,39 +38,39 @@ class Assuming(nn.Module):
         self.eval()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the forward computes."""
+        """Call the forward function."""
         return self.of_model(self, x)
 
 
 def branch(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """No draw is so large."""
+    """Branches at a value that no draw reaches."""
     return self.other(x) if x.sum() > 1e6 else self.linear(x)
 
 
 def values_in_c(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Torch's dispatcher does not see tolist()."""
+    """Reads values by tolist(), which torch's dispatcher does not see."""
     return self.other(x) if max(x.flatten().tolist()) > 1e6 else self.linear(x)
 
 
 def large_size(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Tried sizes are smaller."""
+    """Branches at a size above the tried sizes."""
     return self.other(x) if x.shape[1] > 5000 else self.linear(x)
 
 
 def later_call(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The second call answers as the first, the fourth does not."""
+    """Changes the output at the fourth call, not at the second."""
     self.calls += 1
     return self.linear(x) * torch.where(self.calls > 3, 2.0, 1.0)
 
 
 def first_call(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Each call adds one more."""
+    """Counts its calls and adds the count."""
     self.counted += 1
     return self.linear(x) + self.counted
 
 
 def nothing(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Assertions, errors and a mode of the weights decide nothing by the inputs."""
+    """Has assertions, errors and a mode of the weights, none of which depends on the inputs."""
     assert x.isfinite().all()
     if x.abs().max() > 1e9:
         raise ValueError("too large")
@@ -120,33 +120,33 @@ def test_assumption_is_the_same_record_in_summary_sidecar_and_inspection(
 
 
 def written_through_a_view(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A column of a new tensor is written, and the tensor is read."""
+    """Writes a column of a new tensor through a view, and reads the tensor."""
     limits = torch.zeros(len(x), 2)
     limits[:, 0] = x.amax((1, 2))
     return self.other(x) if limits.max() > 1e6 else self.linear(x)
 
 
 def written_into_an_argument(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An operator writes into ``out``."""
+    """Calls an operator that writes into ``out``."""
     sums = torch.zeros(2, 4)
     torch.sum(x[0], 0, out=sums[0])
     return self.other(x) if sums.max() > 1e6 else self.linear(x)
 
 
 def written_into_a_list(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An operator writes into each tensor of a list."""
+    """Calls an operator that writes into each tensor of a list."""
     sums = torch.zeros(4)
     torch._foreach_add_([sums], [x[0, 0]])
     return self.other(x) if sums.max() > 1e6 else self.linear(x)
 
 
 def number_of_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Values decide a size."""
+    """Has a size that depends on values."""
     return self.other(x) if x[x > 1e6].numel() else self.linear(x)
 
 
 def loop_over_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Values decide a number of rounds."""
+    """Has a loop whose number of iterations depends on values."""
     result = self.linear(x)
     for row in x[0][x[0, :, 0] > 1e6]:
         result = result + row
@@ -154,13 +154,13 @@ def loop_over_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def number_of_repeated(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Values decide how often a row is repeated."""
+    """Repeats rows by a number that depends on values."""
     repeated = torch.repeat_interleave(x[0], (x[0, :, 0] > 1e6).long(), dim=0)
     return self.other(x) if len(repeated) else self.linear(x)
 
 
 def error_caught(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A check whose failure is another branch."""
+    """Takes another branch if an assertion fails."""
     try:
         assert x.max() < 1e6
     except AssertionError:
@@ -174,7 +174,7 @@ def check(x: torch.Tensor) -> None:
 
 
 def error_of_a_helper_suppressed(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same, raised by a function that is called."""
+    """Suppresses the error of a called function."""
     result = self.other(x)
     with contextlib.suppress(ValueError):
         check(x)
@@ -183,7 +183,7 @@ def error_of_a_helper_suppressed(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def error_of_an_operator_caught(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An operator raises by values."""
+    """Catches an error that an operator raises by values."""
     try:
         torch.linalg.cholesky((1e6 - x.max()) * torch.eye(2))
     except RuntimeError:
@@ -192,19 +192,19 @@ def error_of_an_operator_caught(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def applied_by_element(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Python computes each element."""
+    """Computes each element in Python."""
     return self.linear(x.clone().apply_(lambda value: min(value, 1e6)))
 
 
 def read_by_a_thread(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Modes of torch belong to one thread."""
+    """Reads values in a thread: torch's modes belong to one thread."""
     with ThreadPoolExecutor(1) as pool:
         most = pool.submit(lambda: float(x.max())).result()
     return self.other(x) if most > 1e6 else self.linear(x)
 
 
 def read_from_a_pickle(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A copy of which torch knows nothing."""
+    """Reads values from a pickled copy, which torch does not track."""
     file = io.BytesIO()
     torch.save(x, file)
     file.seek(0)
@@ -238,14 +238,14 @@ def test_line_that_reads_values_in_a_roundabout_way_is_named(forward: Forward, t
 
 
 def rows_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A selection has a size by values, and another one that no value decides."""
+    """Selects rows: one size depends on values, the other does not."""
     rows = x[x[..., 0] > 0]
     width = int(rows.shape[1])
     return self.linear(rows).reshape(-1, 2, width // 2)
 
 
 def classes_one_by_one(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The number of classes is stated."""
+    """Loops over a stated number of classes."""
     chosen = functional.one_hot(x.argmax(-1), 4).permute(2, 0, 1)
     result = self.linear(x)
     for number in range(chosen.shape[0]):
@@ -254,7 +254,7 @@ def classes_one_by_one(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def error_replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The handler raises as well."""
+    """Replaces an error by another error."""
     try:
         assert x.max() < 1e6
     except AssertionError as error:
@@ -263,19 +263,19 @@ def error_replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def mode_beside_written_views(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """What is written is not what is read."""
+    """Writes through a view into one tensor, and reads another."""
     limits = torch.zeros(len(x))
     limits[0] = x.max()
     return self.linear(x) * limits.sum() if self.mode.item() == 1 else self.other(x)
 
 
 def rows_by_seven(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """One of two open sizes."""
+    """Divides by one of two dynamic sizes."""
     return self.linear(x) if len(x) % 7 else self.other(x)
 
 
 def tokens_of_a_result(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A size of what was computed may be either."""
+    """Branches at a size of a computed tensor."""
     return self.linear(x) if self.other(x).shape[1] < 900 else self.other(x)
 
 

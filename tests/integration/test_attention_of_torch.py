@@ -1,4 +1,4 @@
-"""Attention and transformers of torch.nn export with both exporters: verified, and tagged."""
+"""Attention and transformers of torch.nn, exported with both exporters: verification and tags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIDDEN = torch.tensor([[False, False, False, False, True], [False, False, True, 
 
 
 class Encoder(nn.Module):
-    """Hides padding; never the first token, so that each has something to attend to."""
+    """Hides padding, but never the first token, so that each token has something to attend to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention whose weights nobody wants."""
+    """Attention whose returned weights are unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ CASES = {
         ],
     ),
 }
-"""Class, inputs, and the modules that attend, in order."""
+"""Case → class, inputs, and the attention modules in order."""
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path) -> None:
-    """The file answers as PyTorch does, and each attention stands at its module; PyTorch stays as it was."""
+    """The file answers as PyTorch, each attention is tagged with its module, and the PyTorch model is unchanged."""
     make, inputs, attending = CASES[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -100,7 +100,7 @@ def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path
 
 
 class PaddedEncoder(nn.Module):
-    """Passes the padding mask on."""
+    """Passes the padding mask to the encoder."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class PaddedEncoder(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_padding_mask_of_dynamic_length_is_exported_by_torchscript(tmp_path: Path) -> None:
-    """Torch's form of unflatten freezes the length of the keys."""
+    """Torch's conversion of unflatten freezes the length of the keys."""
     torch.manual_seed(0)
     model = PaddedEncoder().eval()
     axes = {name: {0: "rows", 1: "tokens"} for name in ("values", "padding_mask")}
@@ -138,7 +138,7 @@ class IntegerMaskEncoder(PaddedEncoder):
 
 
 class FullRowEncoder(IntegerMaskEncoder):
-    """Leaves the mask out if it hides nothing."""
+    """Omits the mask if it hides nothing."""
 
     def forward(self, values: torch.Tensor, mask: torch.Tensor) -> Any:
         """Encode."""
@@ -148,7 +148,7 @@ class FullRowEncoder(IntegerMaskEncoder):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("ends", [(7, 7), (7, 4)])
 def test_mask_of_integers_is_verified(ends: tuple[int, ...], tmp_path: Path) -> None:
-    """A row that is all padding is NaN in a graph, and zeros in PyTorch's fast path."""
+    """A fully padded row is NaN in a graph, and zero in PyTorch's fast path."""
     torch.manual_seed(0)
     mask = (torch.arange(7) < torch.tensor(ends)[:, None]).long()
     inputs = (torch.randn(2, 7, 16), mask)

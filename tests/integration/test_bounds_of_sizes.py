@@ -1,4 +1,4 @@
-"""Every reader of a size obeys the bounds that an export found, and shows them."""
+"""Bounds of dynamic sizes found by an export: obeyed and shown by every command that reads a size."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bounds_are_stated_in_the_metadata(bounded: Path) -> None:
-    """Of the dimension that has some; the batch has none."""
+    """The sequence dimension has a bound, the batch has none."""
     metadata = Session(bounded).metadata
     assert [{"name": "T", "min": 1, "max": 64}] == json.loads(metadata["winml.io.dimensions"])
     assert ["T"] == [*stated_bounds(metadata)]
 
 
 def test_session_refuses_a_size_beyond_the_bounds(bounded: Path) -> None:
-    """In any run, also one that is prepared; the largest size is answered."""
+    """Both ``run`` and ``prepare`` refuse the size; the largest size is accepted."""
     session = Session(bounded)
     assert (1, 64, 4) == session.run({"values": np.zeros((1, 64, 4), np.float32)})["output"].shape
     beyond = {"values": np.zeros((1, 65, 4), np.float32)}
@@ -71,7 +71,7 @@ def test_session_refuses_a_size_beyond_the_bounds(bounded: Path) -> None:
     ids=lambda arguments: f"{arguments[0]} {arguments[-1][-9:]}",
 )
 def test_verb_refuses_a_size_beyond_the_bounds(arguments: tuple[str, ...], bounded: Path, tmp_path: Path) -> None:
-    """With exit code 2, before a file is written; a size within them is taken."""
+    """The refusal has exit code 2 and leaves no file; a size within the bounds is accepted."""
     words = [word.format(file=bounded, folder=tmp_path) for word in arguments]
     refused = run_here(*words, "--shape-config", '{"T": 65}')
     assert (2, True) == (refused.code, "1 to 64" in refused.err)
@@ -80,13 +80,13 @@ def test_verb_refuses_a_size_beyond_the_bounds(arguments: tuple[str, ...], bound
 
 
 def test_run_refuses_a_tensor_beyond_the_bounds(bounded: Path, tmp_path: Path) -> None:
-    """Instead of an answer of the wrong branch."""
+    """The refusal replaces an output of the wrong branch."""
     np.save(tmp_path / "long.npy", np.zeros((1, 65, 4), np.float32))
     assert 2 == run_here("run", str(bounded), "--input", f"values=@{tmp_path}/long.npy").code
 
 
 def test_bounds_are_shown(bounded: Path) -> None:
-    """By inspect and by the schema of run, for people and for programs."""
+    """Both inspect and the schema of run list the bounds, as text and as JSON."""
     expected: list[dict[str, Any]] = [{"name": "T", "min": 1, "max": 64}]
     for words in (["inspect", "-m", str(bounded)], ["run", str(bounded), "--schema"]):
         assert "T 1 to 64" in run_here(*words).out
@@ -94,7 +94,7 @@ def test_bounds_are_shown(bounded: Path) -> None:
 
 
 def test_bounds_of_a_fixed_size_are_dropped(bounded: Path, tmp_path: Path) -> None:
-    """Those of a size that stays dynamic stay."""
+    """Bounds of a size that stays dynamic are kept."""
     pin_model(bounded, tmp_path / "short.onnx", {"T": 8})
     pin_model(bounded, tmp_path / "row.onnx", {"batch_size": 1})
     assert {} == stated_bounds(Session(tmp_path / "short.onnx").metadata)
@@ -106,7 +106,7 @@ def test_bounds_of_a_fixed_size_are_dropped(bounded: Path, tmp_path: Path) -> No
     ["{", "7", '[{"name": "T", "min": -1}]', '[{"name": "T", "min": 9, "max": 8}]', '[{"name": "T", "max": "many"}]'],
 )
 def test_damaged_bounds_are_noted_by_their_key(text: str, bounded: Path, tmp_path: Path) -> None:
-    """The file is read without them."""
+    """The file is read without the damaged bounds."""
     model = onnx.load(bounded)
     next(item for item in model.metadata_props if item.key == "winml.io.dimensions").value = text
     onnx.save(model, tmp_path / "damaged.onnx")
@@ -122,7 +122,7 @@ def test_damaged_bounds_are_noted_by_their_key(text: str, bounded: Path, tmp_pat
 
 
 def test_default_size_is_within_the_bounds(tmp_path: Path) -> None:
-    """A verb that chooses a size itself takes the nearest possible one: 128 tokens are usual."""
+    """A command that chooses a size takes the nearest valid one; the usual choice is 128 tokens."""
 
     class Short(Branching):
         pass
@@ -146,7 +146,7 @@ class CutTable(nn.Module):
 
 
 class CountedTable(nn.Module):
-    """Adds the vectors of positions that are counted."""
+    """Adds the vectors of counted positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class CountedTable(nn.Module):
 
 
 class MeanOfTable(CutTable):
-    """Adds one row, which exists for every size."""
+    """Adds a single row, which exists for every size."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Add the mean of the first rows."""
@@ -169,7 +169,7 @@ class RepeatedTable(CutTable):
     """Reads a larger table for larger sizes, which a trace of small sizes does not contain."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Repeat the table for positions behind its end."""
+        """Repeat the table for positions beyond its end."""
         table = self.table if values.size(1) <= 24 else self.table.repeat(1, 1 + values.size(1) // 24, 1)
         return values + table[:, : values.size(1)]
 
@@ -186,7 +186,7 @@ def _largest_size(module: nn.Module, path: Path, exporter: Literal["torchscript"
 def test_table_of_positions_bounds_its_size(
     kind: type[nn.Module], exporter: Literal["torchscript", "dynamo"], tmp_path: Path
 ) -> None:
-    """Both exporters state the rows of the table as the largest size, and the verbs refuse the next one."""
+    """Both exporters state the rows of the table as the largest size, and commands refuse the next size."""
     path = tmp_path / "model.onnx"
     assert 24 == _largest_size(kind(), path, exporter)
     assert 0 == run_here("perf", path, "--iterations", "1", "--shape-config", '{"T": 24}').code
@@ -194,7 +194,7 @@ def test_table_of_positions_bounds_its_size(
 
 
 def test_table_that_pytorch_reads_at_any_size_is_no_bound(tmp_path: Path) -> None:
-    """The file answers as PyTorch does beyond the rows of the table."""
+    """The file answers as PyTorch beyond the rows of the table."""
     module, path = MeanOfTable(), tmp_path / "model.onnx"
     assert _largest_size(module, path, "torchscript") is None
     values = torch.randn(2, 200, 4)

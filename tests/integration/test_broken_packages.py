@@ -1,4 +1,4 @@
-"""An installed package that cannot be imported is named, whoever imports it."""
+"""Error messages about installed packages that cannot be imported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REMOTE_CONFIG = '{"model_type": "own", "auto_map": {"AutoConfig": "code.C"}}'
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """A folder of packages that are installed and broken."""
+    """A folder of installed but broken packages."""
     folder = tmp_path / "packages"
     for name, code in BROKEN.items():
         (folder / name).mkdir(parents=True)
@@ -40,7 +40,7 @@ _WITH_PACKAGES = "import sys; sys.path.insert(0, sys.argv.pop(1)); from winml.mo
 
 
 def _inspect(packages: Path, *arguments: str | Path, is_warm: bool = True) -> str:
-    """Run the verb; not warm: in a process that has not imported transformers yet."""
+    """Run inspect; not warm: in a process that has not imported transformers yet."""
     command = [str(packages), "inspect", *map(str, arguments)]
     if is_warm and can_run_warm():
         code, _, err = run_warm(command, packages, os.environ, "", TIMEOUT_S, _WITH_PACKAGES)
@@ -56,7 +56,7 @@ def _inspect(packages: Path, *arguments: str | Path, is_warm: bool = True) -> st
 
 
 def test_package_that_transformers_imports_is_named(packages: Path, tmp_path: Path) -> None:
-    """Though the model never asked for it."""
+    """The package is named although the model never asked for it."""
     folder = save_checkpoint("bert", tmp_path / "bert")
     error = _inspect(packages, "-m", folder, is_warm=False)
     assert "torchaudio" in error
@@ -64,14 +64,14 @@ def test_package_that_transformers_imports_is_named(packages: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_package_that_a_script_imports_is_named_with_the_line(packages: Path, tmp_path: Path, name: str) -> None:
-    """The user's line, and the package."""
+    """The message names the user's line and the package."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(name=name), encoding="utf-8")
     assert f"script.py:2: {name} cannot be imported: " in _inspect(packages, "-m", f"{script}:build")
 
 
 def test_package_that_code_of_a_checkpoint_imports_is_named(packages: Path, tmp_path: Path) -> None:
-    """Once that code may run."""
+    """The package is named once the code of the checkpoint may run."""
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "config.json").write_text(REMOTE_CONFIG, encoding="utf-8")
@@ -82,7 +82,7 @@ def test_package_that_code_of_a_checkpoint_imports_is_named(packages: Path, tmp_
 
 @pytest.mark.parametrize("content", [b"[other.group]\nname = \xff:x\n", b"[other.group]\nname\n"])
 def test_package_whose_metadata_cannot_be_read_is_named(packages: Path, tmp_path: Path, content: bytes) -> None:
-    """Libraries read the entry points of all packages, and Python does not say which it cannot read."""
+    """Libraries read the entry points of all packages, and Python's error does not name the unreadable one."""
     (packages / "einops-1.0.dist-info" / "entry_points.txt").write_bytes(content)
     error = _inspect(packages, tmp_path / "missing.onnx", is_warm=False)
     assert "installed package einops is damaged" in error
@@ -90,7 +90,7 @@ def test_package_whose_metadata_cannot_be_read_is_named(packages: Path, tmp_path
 
 
 def test_package_that_a_cell_of_a_sweep_cannot_import_is_named(packages: Path, tmp_path: Path) -> None:
-    """The row has the words of the command, and is no bug of winml."""
+    """The row has the message of the command, and is not reported as a bug of winml."""
     save_checkpoint("bert", tmp_path / "bert")
     (tmp_path / "models.txt").write_text("bert\n", encoding="utf-8")
     done = subprocess.run(

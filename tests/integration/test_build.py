@@ -1,4 +1,4 @@
-"""What is run again, what is reused, and is every file of a build as it should be?"""
+"""Repeated and interrupted builds: stages run or reused, and validity of every file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PLAIN = {"optim": {}, "quant": None, "compile": None}
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own."""
+    """A cache for this test."""
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -66,24 +66,24 @@ def first(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> BuildResult:
 
 @pytest.fixture
 def out(first: BuildResult, tmp_path: Path) -> Path:
-    """A copy of that build, to be built upon."""
+    """A copy of the first build, for further builds."""
     return Path(shutil.copytree(first.folder, tmp_path / "out"))
 
 
 def statuses(result: BuildResult) -> dict[str, str]:
-    """What became of each stage."""
+    """Return stage name → status."""
     return {stage.name: stage.status for stage in result.manifest.stages}
 
 
 def reason(result: BuildResult, stage: str) -> str:
-    """Why a stage was run again or skipped."""
+    """Return the reason why a stage was run again or skipped."""
     found = result.manifest.stage(stage)
     assert found is not None
     return found.reason
 
 
 def check_artifacts(folder: Path) -> dict[str, Counter[str]]:
-    """Check every ONNX file of a build; return the operators of each."""
+    """Check every ONNX file of a build; return file name → operator counts."""
     found = {}
     for path in sorted(folder.glob("*.onnx")):
         onnx.checker.check_model(str(path))
@@ -96,12 +96,12 @@ def check_artifacts(folder: Path) -> dict[str, Counter[str]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a folder."""
+    """Return every file of a folder with its content."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildResult) -> None:
-    """The manifest lists exactly what is there, satisfies its schema, and counts one normalization."""
+    """The manifest lists exactly the files in the folder, satisfies its schema, and counts one normalization."""
     names = {path.name for path in first.folder.iterdir()}
     assert {"export.onnx", "optimized.onnx", "model.onnx", "export_htp_metadata.json"} < names
     record = json.loads((first.folder / "build_manifest.json").read_text(encoding="utf-8"))
@@ -117,13 +117,13 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
 
 
 def without_node_counts(module: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree of modules as it is in every file made of one model: each file has its own nodes."""
+    """Return the module tree without node counts, which differ between the files of one model."""
     children = [without_node_counts(child) for child in module.get("children", ())]
     return {**{key: value for key, value in module.items() if key != "nodes"}, "children": children}
 
 
 def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResult) -> None:
-    """It satisfies the schema, names every node of model.onnx and the digest of that file."""
+    """The sidecar satisfies its schema, lists every node of model.onnx and has the digest of that file."""
     sidecar = json.loads((first.folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
     jsonschema.validate(sidecar, sidecar_schema())
     model = onnx.load(first.folder / "model.onnx")
@@ -137,7 +137,7 @@ def test_sidecar_of_the_result_describes_its_nodes_and_says_so(first: BuildResul
 
 
 def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
-    """Nothing is described by what belongs to another file, and that is said."""
+    """A sidecar with the digest of another file is left out, with a note."""
     sidecar = json.loads((out / "export_htp_metadata.json").read_text(encoding="utf-8"))
     text = json.dumps({**sidecar, "model_sha256": "0" * 64})
     (out / "export_htp_metadata.json").write_text(text, encoding="utf-8")
@@ -154,7 +154,7 @@ def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
 
 
 def test_build_of_the_shape_of_bert_large_fuses_and_keeps_one_tag_per_node(tmp_path: Path) -> None:
-    """Gelu and MatMul + Add fire, onnx accepts every file, and the last stage writes what is deployed."""
+    """Gelu and MatMul + Add are fused, onnx accepts every file, and the last stage writes the deployed file."""
     sizes = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "num_hidden_layers": 1}
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", **sizes)
     result = build_hf_model(str(checkpoint), tmp_path / "out", config=FUSIONS)
@@ -176,7 +176,7 @@ def _inputs(result: BuildResult) -> list[dict[str, Any]]:
 
 
 def test_build_of_a_model_in_which_nothing_fuses_keeps_its_graph_and_tags(tmp_path: Path) -> None:
-    """The same fusions asked for, and no place for them."""
+    """The fusions of the other test are requested, but nothing in the graph matches."""
     checkpoint = save_checkpoint("resnet", tmp_path / "checkpoint")
     result = build_hf_model(str(checkpoint), tmp_path / "out", config=FUSIONS)
     operators = check_artifacts(result.folder)
@@ -184,7 +184,7 @@ def test_build_of_a_model_in_which_nothing_fuses_keeps_its_graph_and_tags(tmp_pa
 
 
 def test_build_without_optimization_is_taken_by_reference(bert: Path, tmp_path: Path) -> None:
-    """An empty section and a valid stamp: normalized once, the file is the same under another name."""
+    """An empty section and a valid stamp mean a single normalization; the file is the same under another name."""
     result = build_hf_model(str(bert), tmp_path / "out", config=PLAIN)
     assert 1 == result.manifest.normalizations
     assert "already normalized" == next(stage.summary for stage in result.manifest.stages if stage.name == "optimize")
@@ -192,7 +192,6 @@ def test_build_without_optimization_is_taken_by_reference(bert: Path, tmp_path: 
 
 
 def test_second_build_reuses_every_stage_and_changes_no_model(bert: Path, out: Path) -> None:
-    """Nothing changed, so nothing is run."""
     before = contents(out)
     result = build_hf_model(str(bert), out, config=FUSIONS)
     assert {"export": "reused", "optimize": "reused", "quantize": "skipped", "compile": "skipped"} == statuses(result)
@@ -204,7 +203,7 @@ def test_second_build_reuses_every_stage_and_changes_no_model(bert: Path, out: P
 
 
 def as_version_1(folder: Path) -> dict[str, Any]:
-    """Write the manifest of a build as the first version would have."""
+    """Rewrite the manifest of a build in version 1."""
     path = folder / "build_manifest.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     (part,) = record.pop("parts")
@@ -214,7 +213,7 @@ def as_version_1(folder: Path) -> dict[str, Any]:
 
 
 def test_build_of_the_first_manifest_version_is_reused(bert: Path, out: Path) -> None:
-    """Nothing is run, no model changes, and the manifest is of the present version afterwards."""
+    """No stage runs, no model changes, and the manifest has the present version afterwards."""
     earlier = as_version_1(out)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "build_manifest.json"}
     result = build_hf_model(str(bert), out, config=FUSIONS)
@@ -227,14 +226,14 @@ def test_build_of_the_first_manifest_version_is_reused(bert: Path, out: Path) ->
 
 
 def test_changed_optimizer_flag_runs_from_optimize_on(bert: Path, out: Path) -> None:
-    """The export stays; the reason names the flag."""
+    """The export is reused; the reason names the flag."""
     result = build_hf_model(str(bert), out, config={**FUSIONS, "optim": {"gelu_fusion": True}})
     assert ("reused", "run") == (statuses(result)["export"], statuses(result)["optimize"])
     assert "options changed: optim.matmul_add_fusion True → none" == reason(result, "optimize")
 
 
 def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -> None:
-    """What the model is made of counts, not only its name."""
+    """The content of the checkpoint counts, not only its name."""
     checkpoint = Path(shutil.copytree(bert, tmp_path / "checkpoint"))
     build_hf_model(str(checkpoint), tmp_path / "there", config=PLAIN)
     save_checkpoint("bert", checkpoint, seed=1)
@@ -244,7 +243,7 @@ def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -
 
 
 def test_finished_build_of_another_model_is_replaced_on_request_only(bert: Path, out: Path, tmp_path: Path) -> None:
-    """The message names both; a copy of the model under another name is no other one."""
+    """The message names both models; a copy of the model under another name counts as the same model."""
     before = contents(out)
     other = save_checkpoint("bert", tmp_path / "other", seed=1)
     with pytest.raises(OutputExistsError) as refused:
@@ -259,7 +258,7 @@ def test_finished_build_of_another_model_is_replaced_on_request_only(bert: Path,
 
 
 def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
-    """The digest does not fit; size and time may."""
+    """The digest does not match, although size and time may."""
     path = out / "optimized.onnx"
     times, content = path.stat().st_mtime_ns, bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -271,7 +270,7 @@ def test_damaged_result_is_made_again_and_said(bert: Path, out: Path) -> None:
 
 
 def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
-    """A result of another onnx is not trusted to be the same."""
+    """A result of another version of onnx may differ."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     for stage in record["parts"][0]["stages"][:2]:
         stage["origin"]["versions"]["onnx"] = "1.0"
@@ -282,7 +281,7 @@ def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
 
 
 def test_option_that_is_off_and_newer_than_a_finished_stage_leaves_it_up_to_date(bert: Path, out: Path) -> None:
-    """The record of the stage does not have the option, which has its default; another value is a change."""
+    """The stage's record lacks the option, whose default applies; another value is a change."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     del record["parts"][0]["stages"][0]["origin"]["options"]["export"]["hierarchy"]
     (out / "build_manifest.json").write_text(json.dumps(record))
@@ -293,7 +292,7 @@ def test_option_that_is_off_and_newer_than_a_finished_stage_leaves_it_up_to_date
 
 
 def test_rebuild_runs_everything_and_touches_no_foreign_file(bert: Path, out: Path) -> None:
-    """Also files of an earlier build go only if they are listed."""
+    """Files of an earlier build are removed only if the manifest lists them."""
     (out / "notes.onnx").write_text("mine")
     result = build_hf_model(str(bert), out, config={**PLAIN, "optim": None}, rebuild=True)
     assert ("run", "skipped") == (statuses(result)["export"], statuses(result)["optimize"])
@@ -302,7 +301,7 @@ def test_rebuild_runs_everything_and_touches_no_foreign_file(bert: Path, out: Pa
 
 
 def test_resolved_config_builds_the_same(bert: Path, first: BuildResult, tmp_path: Path) -> None:
-    """What a build writes down is all that it needs."""
+    """The written config is all that a build needs."""
     result = build_hf_model(str(bert), tmp_path / "again", config=first.folder / "winml_build_config.json")
     assert (first.folder / "model.onnx").read_bytes() == (tmp_path / "again" / "model.onnx").read_bytes()
     before, after = (
@@ -312,7 +311,7 @@ def test_resolved_config_builds_the_same(bert: Path, first: BuildResult, tmp_pat
 
 
 def test_resolved_config_in_its_own_folder_reuses_every_stage(bert: Path, out: Path) -> None:
-    """What it says is what was decided; a value that was not is another wish."""
+    """The config contains the resolved values; a changed value runs the stage again."""
     path = out / "winml_build_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     plan = _plan_of(config, bert)
@@ -323,13 +322,13 @@ def test_resolved_config_in_its_own_folder_reuses_every_stage(bert: Path, out: P
 
 
 def _plan_of(config: dict[str, Any], model: Path) -> BuildPlan:
-    """What the command makes of a config that names its task."""
+    """Plan a build from a config that names its task."""
     request = ModelRequest(str(model), task=config["loader"]["task"])
     return plan_build(parse_build_config(config, "config")[0], request)
 
 
 def test_resolved_config_repeats_what_options_asked_of_the_inputs(bert: Path, tmp_path: Path) -> None:
-    """Sizes and open dimensions stand in the inputs that were written."""
+    """Sizes and dynamic dimensions are part of the written inputs."""
     shapes = parse_shape_config('{"sequence_length": 16}')
     request = ModelRequest(str(bert), shape_config=shapes, dynamic=DynamicRequest(batch=True))
     run_build(plan_build(parse_build_config(PLAIN, "")[0], request), tmp_path)
@@ -363,7 +362,7 @@ run_build(plan_build(config, ModelRequest(sys.argv[1])), Path(sys.argv[2]), stag
 
 
 def _exit_code(program: str, folder: Path, *arguments: str | Path) -> int:
-    """Run a program in a process of its own that has imported the libraries."""
+    """Run a program in a separate process that has imported the libraries, and return its exit code."""
     code, _, err = run_warm([*map(str, arguments)], folder, os.environ, "", TIMEOUT_S, program)
     assert "Traceback" not in err, err
     return code
@@ -372,7 +371,7 @@ def _exit_code(program: str, folder: Path, *arguments: str | Path) -> int:
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no SIGKILL")
 @pytest.mark.parametrize(("stage", "kept"), [("export", "run"), ("optimize", "reused")])
 def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: str, kept: str) -> None:
-    """Finished stages are kept, and what the killed one left behind is gone afterwards."""
+    """Finished stages are kept, and leftovers of the killed process are removed."""
     out = tmp_path / "out"
     assert -signal.SIGKILL == _exit_code(_KILLED, tmp_path, bert, out, stage)
     assert "unfinished" == json.loads((out / "build_manifest.json").read_text())["status"]
@@ -382,7 +381,7 @@ def test_killed_build_goes_on_where_it_ended(bert: Path, tmp_path: Path, stage: 
 
 
 def test_interruption_after_the_export_is_in_place_leaves_a_folder_to_build_in(bert: Path, tmp_path: Path) -> None:
-    """Ctrl-C may come before the build has heard of them; they are still those of a build."""
+    """Ctrl-C may come before the build records the exported files; they still belong to the build."""
 
     def interrupted(task: StageTask) -> tuple[StageOutcome, ...]:
         STAGES[0].work(task)
@@ -400,7 +399,7 @@ def test_interruption_after_the_export_is_in_place_leaves_a_folder_to_build_in(b
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_pipe_in_the_folder_is_refused(bert: Path, first: BuildResult, out: Path) -> None:
-    """A pipe of one of our names is not replaced, even where the manifest lists the name."""
+    """A pipe under one of our file names is not replaced, even if the manifest lists the name."""
     assert "model.onnx" in first.manifest.files
     (out / "model.onnx").unlink()
     os.mkfifo(out / "model.onnx")
@@ -410,7 +409,7 @@ def test_pipe_in_the_folder_is_refused(bert: Path, first: BuildResult, out: Path
 
 
 def test_folder_of_a_build_with_data_of_an_earlier_version_is_built_upon(bert: Path, out: Path) -> None:
-    """Weights called ``<name>.onnx.data`` are reused while they are right, and go when they are replaced."""
+    """Weights called ``<name>.onnx.data`` are reused while valid, and removed when replaced."""
     model = onnx.load(out / "optimized.onnx")
     for name in ("optimized.onnx", "model.onnx"):
         (out / name).unlink()
@@ -441,7 +440,7 @@ def _size_and_digest(path: Path) -> dict[str, Any]:
 
 
 def test_companion_the_user_changed_stays_and_is_the_users(bert: Path, out: Path) -> None:
-    """Neither replaced nor removed by any later build; one that was left as it was follows the checkpoint."""
+    """No later build replaces or removes the changed file, with companions or without."""
     assert ["config.json"] == [
         record["name"] for record in json.loads((out / "build_manifest.json").read_text())["companions"]
     ]
@@ -457,7 +456,7 @@ def test_companion_the_user_changed_stays_and_is_the_users(bert: Path, out: Path
 
 
 def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, tmp_path: Path) -> None:
-    """As long as nobody changed it."""
+    """A file that the user did not change is updated and removed together with the checkpoint's file."""
     checkpoint, out = shutil.copytree(bert, tmp_path / "checkpoint"), tmp_path / "out"
     (checkpoint / "vocab.txt").write_text("a", encoding="utf-8")
     build_hf_model(str(checkpoint), out, config=FUSIONS)
@@ -472,7 +471,7 @@ def test_companion_follows_the_checkpoint_and_goes_with_it(bert: Path, tmp_path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
 def test_companion_of_a_build_killed_before_its_end_is_known_to_be_ours(bert: Path, tmp_path: Path) -> None:
-    """It is in place, and the manifest that tells of the finished build is not."""
+    """The file is in place, but the manifest of the finished build is not."""
     out = tmp_path / "out"
     assert -signal.SIGKILL == _exit_code(KILLED_AFTER_COMMIT, tmp_path, bert, out)
     assert (out / "config.json").is_file()
@@ -499,7 +498,7 @@ build_hf_model(sys.argv[1], sys.argv[2], config={"optim": {}, "quant": None, "co
 
 
 def test_failed_stage_keeps_what_is_finished(bert: Path, tmp_path: Path) -> None:
-    """A flag the optimizer refuses: the export is there for the next build."""
+    """The optimizer refuses a flag; the export is kept for the next build."""
     with pytest.raises((StageError, UsageError)):
         build_hf_model(str(bert), tmp_path / "out", config={**PLAIN, "optim": {"opset": 9999}})
     result = build_hf_model(str(bert), tmp_path / "out", config=PLAIN)
@@ -519,7 +518,7 @@ def test_build_in_the_cache_is_found_again_by_what_it_depends_on(bert: Path, cac
 
 
 def test_build_without_companions_is_one_of_its_own(bert: Path) -> None:
-    """Files that are asked for are there, and others not, whichever build came first."""
+    """A build with companions and one without have separate folders in the cache."""
     config = {**PLAIN, "optim": None}
     without = build_hf_model(str(bert), config=config, with_companions=False)
     whole = build_hf_model(str(bert), config=config)
@@ -532,7 +531,7 @@ def test_build_without_companions_is_one_of_its_own(bert: Path) -> None:
 
 @pytest.mark.parametrize("name", ["export.onnx", "build_manifest.json"])
 def test_damaged_cache_entry_is_built_again_and_said(bert: Path, cache: Path, name: str) -> None:
-    """In the cache every file is ours, so a damaged manifest is no obstacle."""
+    """In the cache every file is ours, so a damaged manifest does not stop a build."""
     one = build_hf_model(str(bert), config={**PLAIN, "optim": None})
     (one.folder / name).write_bytes(b"{")
     again = build_hf_model(str(bert), config={**PLAIN, "optim": None})
@@ -542,7 +541,7 @@ def test_damaged_cache_entry_is_built_again_and_said(bert: Path, cache: Path, na
 
 
 def test_exported_model_is_exported_once(bert: Path) -> None:
-    """Whoever needs the ONNX file of a model finds it, and a build uses the same."""
+    """Later exports and builds of the model take the ONNX file from the cache."""
     path = exported_model(ModelRequest(str(bert)), WinMLExportConfig())
     made = path.stat().st_mtime_ns
     assert made == exported_model(ModelRequest(str(bert)), WinMLExportConfig()).stat().st_mtime_ns
@@ -562,7 +561,8 @@ def example_inputs():
 
 
 def test_factory_is_exported_each_time(tmp_path: Path) -> None:
-    """What a function returns cannot be told from a file; what follows is reused where the graph is the same."""
+    """Files cannot show what a factory returns, so it is exported again; later stages are reused if the graph is equal.
+    """
     script = tmp_path / "net.py"
     script.write_text(_FACTORY, encoding="utf-8")
     config = {**PLAIN, "optim": {"gelu_fusion": True}}
@@ -575,14 +575,14 @@ def test_factory_is_exported_each_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def untagged() -> onnx.ModelProto:
-    """A model of somebody else's, with an operator of ONNX Runtime and one of nobody's domain."""
+    """A foreign model without tags, with an operator of ONNX Runtime and one of an unknown domain."""
     text = """<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>
         g (float[2, 4] x) => (float[2, 4] y) { a = Identity(x)  b = com.microsoft.Gelu(a)  y = Relu(b) }"""
     return onnx.parser.parse_model(text)
 
 
 def test_foreign_model_is_built_and_its_coverage_is_unknown(untagged: onnx.ModelProto, tmp_path: Path) -> None:
-    """No tag is invented; the input stays as it was."""
+    """No tag is invented; the input file is unchanged."""
     onnx.save(untagged, tmp_path / "theirs.onnx")
     before = (tmp_path / "theirs.onnx").read_bytes()
     result = build_onnx_model(tmp_path / "theirs.onnx", tmp_path / "out")
@@ -595,14 +595,14 @@ def test_foreign_model_is_built_and_its_coverage_is_unknown(untagged: onnx.Model
 
 
 def test_optimized_model_can_be_built_from(first: BuildResult, tmp_path: Path) -> None:
-    """It is normalized no more, and keeps its tags."""
+    """The model is not normalized again, and keeps its tags."""
     result = build_onnx_model(first.model_path, tmp_path / "out")
     assert 0 == result.manifest.normalizations
     assert check_artifacts(tmp_path / "out")["model.onnx"] == check_artifacts(first.folder)["model.onnx"]
 
 
 def test_build_does_not_link_the_file_it_starts_from(first: BuildResult, tmp_path: Path) -> None:
-    """Who writes into the copy does not write into the user's file."""
+    """A write into the copy must not change the user's file."""
     source = Path(shutil.copy(first.folder / "model.onnx", tmp_path / "mine.onnx"))
     for name, config in (("plain", PLAIN), ("none", {**PLAIN, "optim": None})):
         result = build_onnx_model(source, tmp_path / name, config=config)
@@ -611,7 +611,7 @@ def test_build_does_not_link_the_file_it_starts_from(first: BuildResult, tmp_pat
 
 
 def test_skipping_normalization_copies_the_file(untagged: onnx.ModelProto, tmp_path: Path) -> None:
-    """Where nothing is asked of the optimizer."""
+    """The file is copied if no optimization is requested."""
     onnx.save(untagged, tmp_path / "theirs.onnx")
     request = ModelRequest(str(tmp_path / "theirs.onnx"))
     plan = plan_build(WinMLBuildConfig(), request, skip_pre_normalization=True)
@@ -621,7 +621,7 @@ def test_skipping_normalization_copies_the_file(untagged: onnx.ModelProto, tmp_p
 
 
 def test_model_with_operators_nobody_knows_is_built_unverified(tmp_path: Path) -> None:
-    """ONNX Runtime cannot run it, which is an error unless nothing is to be compared."""
+    """ONNX Runtime cannot run the model, which is an error unless verification is off."""
     text = """<ir_version: 8, opset_import: ["" : 17, "their.domain" : 1]>
         g (float[2, 4] x) => (float[2, 4] y) { a = Identity(x)  y = their.domain.Secret(a) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "theirs.onnx")
@@ -632,7 +632,7 @@ def test_model_with_operators_nobody_knows_is_built_unverified(tmp_path: Path) -
 
 
 def test_quantized_model_is_built(first: BuildResult, tmp_path: Path) -> None:
-    """What another tool quantized goes through, with the tags it has left."""
+    """A model quantized by another tool is built with its remaining tags."""
     quantize_dynamic(first.folder / "export.onnx", tmp_path / "quantized.onnx")
     result = build_onnx_model(tmp_path / "quantized.onnx", tmp_path / "out", config={"optim": {"level": "basic"}})
     operators = {node.op_type for node in onnx.load(result.model_path).graph.node}
@@ -640,7 +640,7 @@ def test_quantized_model_is_built(first: BuildResult, tmp_path: Path) -> None:
 
 
 def test_model_without_its_data_is_refused(tmp_path: Path, untagged: onnx.ModelProto) -> None:
-    """The missing file is named, and nothing is made."""
+    """The message names the missing file, and nothing is written."""
     tensor = onnx.numpy_helper.from_array(np.ones((2, 4), dtype=np.float32), "w")
     onnx.external_data_helper.set_external_data(tensor, "gone.bin")
     tensor.ClearField("raw_data")
@@ -658,13 +658,13 @@ def test_model_without_its_data_is_refused(tmp_path: Path, untagged: onnx.ModelP
 def test_config_that_cannot_be_built_is_refused(
     bert: Path, tmp_path: Path, config: Mapping[str, Any], words: str
 ) -> None:
-    """Before anything is loaded."""
+    """The refusal comes before any file is loaded."""
     with pytest.raises(ConfigError, match=words):
         build_hf_model(str(bert), tmp_path / "out", config=config)
 
 
 def test_folder_of_the_model_is_refused(bert: Path, first: BuildResult) -> None:
-    """The input is never written over."""
+    """The input is never overwritten."""
     with pytest.raises(UsageError, match="source model"):
         build_hf_model(str(bert), bert)
     with pytest.raises(UsageError, match="would replace"):
@@ -672,7 +672,7 @@ def test_folder_of_the_model_is_refused(bert: Path, first: BuildResult) -> None:
 
 
 def test_foreign_file_is_refused_before_the_model_is_loaded(bert: Path, tmp_path: Path) -> None:
-    """It is not ours to replace, with or without rebuild."""
+    """The file is not ours to replace, with or without rebuild."""
     (tmp_path / "export.onnx").write_text("mine")
     with pytest.raises(OutputExistsError, match="written by"):
         build_hf_model(str(bert), tmp_path, rebuild=True)

@@ -1,4 +1,4 @@
-"""Does a decoder that is built for ONNX Runtime alone become a folder of its operators that generates the same text?"""
+"""Decoders built for ONNX Runtime alone: fused operators and equal generated text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small llama whose heads and layers are of sizes the operators take."""
+    """A small llama whose head and layer sizes suit the fused operators."""
     return save_decoder(tmp_path_factory.mktemp("llama"), num_hidden_layers=1, head_dim=16)
 
 
@@ -30,7 +30,7 @@ def _operators(folder: Path) -> Counter[str]:
 
 
 def _generate(path: Path, tokens: list[int]) -> list[int]:
-    """Return the best tokens, one after the other, with the cache handed on."""
+    """Return the greedy tokens, with the cache passed from step to step."""
     session = Session(path)
     text, held = list(tokens), {}
     for name, shape in session.input_shapes.items():
@@ -51,7 +51,7 @@ def _generate(path: Path, tokens: list[int]) -> list[int]:
 
 
 def test_layout_of_genai_is_fused_and_generates_the_same_text(checkpoint: Path, tmp_path: Path) -> None:
-    """In float32, the tokens are those of PyTorch."""
+    """The graph computes in float32 and generates PyTorch's tokens."""
     result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, verify=False)
     counts = _operators(result.folder)
     assert (counts["GroupQueryAttention"], counts["Softmax"]) == (1, 0)
@@ -87,7 +87,7 @@ def test_four_bits_are_fused_and_compared_with_pytorch(checkpoint: Path, tmp_pat
 
 
 def test_level_none_keeps_the_plain_operators(checkpoint: Path, tmp_path: Path) -> None:
-    """It is given, so nothing is added to it."""
+    """An explicit level turns off the default fusions."""
     config = {"optim": {"level": "none"}}
     result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int4", verify=False)
     assert (_operators(result.folder)["GroupQueryAttention"], _operators(result.folder)["Softmax"]) == (0, 1)

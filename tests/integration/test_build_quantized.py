@@ -1,4 +1,4 @@
-"""Does a build with a precision end with that precision, whatever was there before, or with an error?"""
+"""Builds with a precision: they end with that precision or with an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from winml.modelkit.transform.graph_file import EXTERNAL_BYTES, GraphHandover
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of the test's own."""
+    """A cache for this test."""
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
 
 
@@ -49,7 +49,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a small Llama in bfloat16, most of whose 3 MB are its embeddings."""
+    """A checkpoint of a small Llama in bfloat16; most of its 3 MB are embeddings."""
     import torch
 
     from checkpoints import build_model
@@ -60,18 +60,18 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def statuses(result: BuildResult) -> list[str]:
-    """What became of each stage but the last, which this version lacks."""
+    """Return the status of each stage before the compile stage."""
     return [stage.status for stage in result.manifest.stages[:3]]
 
 
 def operators(path: Path) -> Counter[str]:
-    """The operators of a file, each of whose nodes has a tag."""
+    """Check a file and return its operator counts; every node has a tag."""
     onnx.checker.check_model(str(path))
     return tagged_operators(path)
 
 
 def tagged_operators(path: Path) -> Counter[str]:
-    """The operators of a file, each of whose nodes has a tag; of those that onnx.checker does not know, too."""
+    """Return the operator counts of a file, for operators unknown to onnx.checker as well; every node has a tag."""
     model = onnx.load(path, load_external_data=False)
     for node in model.graph.node:
         assert any(entry.key == "winml.hierarchy.tag" and entry.value for entry in node.metadata_props), node.name
@@ -79,7 +79,7 @@ def tagged_operators(path: Path) -> Counter[str]:
 
 
 def test_precision_is_built_and_another_one_reuses_the_export(bert: Path, tmp_path: Path) -> None:
-    """The model is the quantized file; other options run that stage alone, and without any the float file is back."""
+    """Another precision runs the quantize stage alone, and without a precision the float file is restored."""
     out = tmp_path / "out"
     first = build_hf_model(bert, out, precision="int8")
     assert ["run", "run", "run"] == statuses(first)
@@ -104,14 +104,14 @@ def test_precision_is_built_and_another_one_reuses_the_export(bert: Path, tmp_pa
 
 
 def test_config_that_was_written_builds_the_same_again(bert: Path, tmp_path: Path) -> None:
-    """What was decided stands in it, so nothing runs."""
+    """The config contains the resolved values, so no stage runs."""
     first = build_hf_model(bert, tmp_path / "out", precision="int4", config={"quant": {"exclude": ["BertPooler"]}})
     again = build_hf_model(bert, tmp_path / "out", config=tmp_path / "out" / "winml_build_config.json")
     assert (["skipped", "skipped", "run"], ["skipped", "skipped", "reused"]) == (statuses(first), statuses(again))
 
 
 def test_answer_below_the_threshold_fails_and_leaves_no_quantized_file(bert: Path, tmp_path: Path) -> None:
-    """By files and in memory; the export by files is kept."""
+    """Both builds fail, by files and in memory; only the build by files keeps its export."""
     for precision, kept in (("int8", True), ("int4", False)):
         out = tmp_path / precision
         with pytest.raises(VerificationError, match="SQNR"):
@@ -122,7 +122,7 @@ def test_answer_below_the_threshold_fails_and_leaves_no_quantized_file(bert: Pat
 
 
 def test_onnx_file_is_built_to_few_bits(bert: Path, tmp_path: Path) -> None:
-    """The export is skipped, and a file that is quantized already is refused by the stage."""
+    """The export is skipped, and the stage refuses a file that is quantized already."""
     exported = build_hf_model(bert, tmp_path / "first", precision="int8").folder / "export.onnx"
     result = build_onnx_model(exported, tmp_path / "second", precision="int4")
     assert ["skipped", "run", "run"] == statuses(result)
@@ -130,7 +130,8 @@ def test_onnx_file_is_built_to_few_bits(bert: Path, tmp_path: Path) -> None:
 
 
 def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> None:
-    """Its sidecar names its nodes, its manifest says who did what, and the optimizer worked before the quantizer."""
+    """The sidecar lists the nodes of the file, the manifest names the tool of each stage, and the optimizer runs first.
+    """
     out = tmp_path / "out"
     result = build_hf_model(bert, out, precision="int4", config={"optim": {"gelu_fusion": True}})
     assert ["skipped", "skipped", "run"] == statuses(result)
@@ -153,7 +154,7 @@ def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> N
 
 
 def test_parts_are_each_quantized(tmp_path: Path) -> None:
-    """By files and in memory: two graphs of few bits."""
+    """Both paths, by files and in memory, write two quantized graphs."""
     (tmp_path / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     config = parse_build_config({"quant": {"precision": "int8"}, "compile": None}, "")[0]
     plan = plan_build(config, ModelRequest(str(tmp_path / "config.json"), random_weights=True))
@@ -171,7 +172,7 @@ def test_parts_are_each_quantized(tmp_path: Path) -> None:
 
 
 def test_weights_that_stay_in_the_checkpoint_are_compared_all_the_same(bert: Path, tmp_path: Path) -> None:
-    """What dynamo traces without them is compared as a whole; manifest and notes say how."""
+    """A dynamo trace without weights is compared as a whole; manifest and notes say how."""
     config = {"export": {"exporter": "dynamo"}}
     result = build_hf_model(bert, tmp_path / "out", precision="int4", config=config)
     stage = result.manifest.stage("quantize")
@@ -181,7 +182,7 @@ def test_weights_that_stay_in_the_checkpoint_are_compared_all_the_same(bert: Pat
 
 
 def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path, tmp_path: Path) -> None:
-    """Planted between export and quantizer; the error names the module."""
+    """The error is planted between export and quantizer; the message names the module."""
 
     def works(path: Path, model: Any) -> list[Quantization]:
         name = next(name for name in model.graph.initializers if "layer.1.output.dense.weight" in name)
@@ -207,7 +208,7 @@ def _build_with_a_limit(llama: Path, folder: Path, limit: int, *more: str) -> tu
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no POSIX limits on the size of a file")
 def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: Path, tmp_path: Path) -> None:
-    """The system refuses larger files: 5 MB as float32, 2.7 MB as the checkpoint has them, 0.9 MB in 4 bits."""
+    """The system refuses larger files: 5 MB as float32, 2.7 MB as stored in the checkpoint, 0.9 MB in 4 bits."""
     code, err = _build_with_a_limit(llama, tmp_path, 1_700_000, "--precision", "int4")
     assert 0 == code, err
     model = tmp_path / "out" / "model.onnx"
@@ -221,7 +222,7 @@ def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: P
 
 
 def test_precision_without_the_stage_is_refused(bert: Path, tmp_path: Path) -> None:
-    """Nothing is built, rather than float32."""
+    """The build fails instead of writing float32."""
     config: dict[str, Any] = {"quant": {"mode": "weight-only"}}
     with pytest.raises(UsageError, match="uint8"):
         build_hf_model(bert, tmp_path / "out", precision="uint8", config=config)
@@ -229,7 +230,7 @@ def test_precision_without_the_stage_is_refused(bert: Path, tmp_path: Path) -> N
 
 
 def test_folder_of_a_refused_build_names_the_stage_that_failed(bert: Path, tmp_path: Path) -> None:
-    """Every command says so, until a build is done there."""
+    """Every command reports the failed stage until a build in the folder succeeds."""
     place = tmp_path / "built"
     refused = run_here("build", "-m", bert, "-o", place, "-p", "int8", "--min-sqnr", "190")
     assert 3 == refused.code, refused.err

@@ -1,4 +1,4 @@
-"""A model whose decoder is a module inside it: encoder and decoder, and the text they write of a picture."""
+"""Models with an inner decoder module: encoder and decoder graphs, and the captions they generate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def built(checkpoint: Path) -> BuildResult:
-    """It as two graphs."""
+    """The BLIP model as two graphs."""
     config = {"export": {"exporter": "torchscript"}}
     return build_hf_model(checkpoint, checkpoint.parent / "built", config=config, task="image-to-text")
 

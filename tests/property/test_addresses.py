@@ -22,7 +22,7 @@ def test_parse_is_the_inverse_of_format(parts: list[str]) -> None:
 
 @given(st.lists(tags, min_size=1, max_size=5))
 def test_common_ancestor_contains_every_tag_and_is_deepest(given_tags: list[str]) -> None:
-    """It contains all of them, and one segment more would not."""
+    """Every tag is within the ancestor, and one more segment would exclude a tag."""
     ancestor = address.common_ancestor(given_tags)
     assert all(address.is_within(tag, ancestor) for tag in given_tags)
     longer = [parts[: address.depth(ancestor) + 1] for parts in map(address.parse_tag, given_tags)]
@@ -32,7 +32,7 @@ def test_common_ancestor_contains_every_tag_and_is_deepest(given_tags: list[str]
 
 @given(st.dictionaries(paths, class_names, min_size=1, max_size=10))
 def test_sibling_segments_are_unique_and_start_with_the_class(modules: dict[str, str]) -> None:
-    """No two siblings share a segment, whatever their names, and each still tells its class."""
+    """Siblings never share a segment, and each segment starts with its module's class."""
     siblings = list(modules.items())
     result = address.sibling_segments(siblings)
     assert len(set(result)) == len(result)
@@ -44,7 +44,7 @@ def test_sibling_segments_are_unique_and_start_with_the_class(modules: dict[str,
 
 @given(st.dictionaries(paths, class_names, min_size=1, max_size=10), st.randoms(use_true_random=False))
 def test_sibling_segments_do_not_depend_on_order(modules: dict[str, str], random: object) -> None:
-    """A module's segment depends on who its siblings are, not on their order."""
+    """A module's segment depends on the set of its siblings only."""
     siblings = list(modules.items())
     shuffled = list(siblings)
     random.shuffle(shuffled)  # type: ignore[attr-defined]

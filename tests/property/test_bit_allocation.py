@@ -1,4 +1,4 @@
-"""Whatever modules may choose from, the allocation is the best that fits."""
+"""Optimality of bit allocation, over arbitrary choices of modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = st.lists(st.lists(CHOICES, min_size=1, max_size=4), min_size=1, max_si
 
 @given(MODULES, st.integers(0, 200))
 def test_allocation_is_that_of_brute_force(modules: list[list[Choice]], limit: int) -> None:
-    """It fits, and no other that fits loses less; None where none fits."""
+    """An allocation fits and has the smallest loss; it is None exactly if no combination fits."""
     losses = [
         sum(choice.loss for choice in picked)
         for picked in itertools.product(*modules)
@@ -33,7 +33,7 @@ def test_allocation_is_that_of_brute_force(modules: list[list[Choice]], limit: i
 
 @given(MODULES, st.integers(0, 200), st.integers(1, 10**6))
 def test_large_limits_are_kept(modules: list[list[Choice]], limit: int, factor: int) -> None:
-    """Costs beyond the steps of a limit are rounded up: what is found fits, and is never worse than one step less."""
+    """Costs beyond the steps of a limit are rounded up, so the allocation found fits."""
     scaled = [[Choice(cost * factor * GRAINS, loss) for cost, loss in choices] for choices in modules]
     found = allocate(scaled, limit * factor * GRAINS)
     if found is not None:

@@ -1,4 +1,4 @@
-"""Whatever a tool makes of a tagged graph, every node has a tag, and no tag leaves the modules it can come from."""
+"""Transfer of tags after random rewrites of a tagged graph."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ WIDTH = 4
 ROOT = ("Model",)
 MODULES = (ROOT, (*ROOT, "Block.0"), (*ROOT, "Block.0", "Linear"), (*ROOT, "Block.1"), (*ROOT, "Block.1", "Act"))
 TRACE = "trace."
-"""Start of the keys that tell which nodes a node was made of, where a tool copies keys."""
+"""Prefix of keys that record the source nodes of a node, for tools that copy keys."""
 
 
 class GraphMaker:
-    """Builds a graph node by node; every node gets a module of its own choosing."""
+    """Builds a graph node by node; every node gets a chosen module."""
 
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -50,7 +50,7 @@ class GraphMaker:
         self.input = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([2, WIDTH]))
 
     def weight(self, *shape: int) -> ir.Value:
-        """Make a weight with values of its own."""
+        """Make a weight with distinct values."""
         name = f"weight_{len(self.weights)}"
         tensor = ir.tensor(self._random.standard_normal(shape).astype(np.float32) * 0.5, name=name)
         value = ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
@@ -58,7 +58,7 @@ class GraphMaker:
         return value
 
     def add(self, op_type: str, module: tuple[str, ...], *inputs: ir.Value, **attributes: Any) -> ir.Value:
-        """Add a node and return what it makes."""
+        """Add a node and return its output."""
         number = len(self.nodes)
         name = f"/{'/'.join(module[1:])}/{op_type}_{number}".replace("//", "/")
         node = ir.node(op_type, list(inputs), attributes, name=name)
@@ -100,7 +100,7 @@ def constant(maker: GraphMaker, number: float) -> ir.Value:
 
 
 def layer(maker: GraphMaker, kind: str, module: tuple[str, ...], other: tuple[str, ...], value: ir.Value) -> ir.Value:
-    """Add something tools like to change; ``other`` is the module of its second half."""
+    """Add a layer of a kind that tools rewrite; ``other`` is the module of its second half."""
     if kind == "linear":
         product = maker.add("MatMul", module, value, maker.weight(WIDTH, WIDTH))
         return maker.add("Add", other, product, maker.weight(WIDTH))
@@ -148,12 +148,12 @@ TOOLS: Mapping[str, Tool] = {
     "opset conversion": opset_21,
     "onnxscript fusions": onnxscript_fusions,
 }
-"""What the environment of the tests holds; onnxsim asks for Python 3.11."""
+"""Tools in the environment of the tests; onnxsim needs Python 3.11."""
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Let tools print and log to nobody."""
+    """Silence printing and logging of tools."""
     logging.disable(logging.CRITICAL)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -163,7 +163,7 @@ def quiet() -> Iterator[None]:
 
 
 def tool_result(run: Tool, model: ir.Model) -> ir.Model:
-    """Give a model to a tool."""
+    """Run a tool on a model and return its result."""
     with tempfile.TemporaryDirectory() as folder, quiet():
         source, target = Path(folder, "source.onnx"), Path(folder, "target.onnx")
         ir.save(model, source)
@@ -178,7 +178,7 @@ def tool_result(run: Tool, model: ir.Model) -> ir.Model:
 
 
 def upstream(model: ir.Model) -> dict[str, set[str]]:
-    """Return for every value the tags of all nodes it depends on."""
+    """Map each value to the tags of all nodes it depends on."""
     known: dict[str, set[str]] = {}
     for node in model.graph:
         own = read_tag(node)
@@ -189,13 +189,13 @@ def upstream(model: ir.Model) -> dict[str, set[str]]:
 
 
 def check_carried(before: ir.Model, after: ir.Model) -> None:
-    """Check what holds for every node after any tool.
+    """Check the tag of every node after a tool has run.
 
-    * It has one tag, of a module of the original or of one above such modules.
-    * Where it makes a value of the original, its tag lies in the deepest common module of all nodes that value depends
-      on.
-    * Where the tool copied the keys of the nodes it replaced, its tag lies in their deepest common module, or is above
-      it: what the tool did is not always seen in full, and then less is said, never something else.
+    * The tag is a module of the original graph or a module above.
+    * If the node makes a value of the original, the tag is within the deepest common module of all nodes that the value
+      depends on.
+    * If the tool copied the keys of the nodes it replaced, the tag is within their deepest common module or above: a
+      rewrite is not always seen in full, and then the tag is less specific, but never in another module.
     """
     tags = [tag.tag for node in all_nodes(before) if (tag := read_tag(node)) is not None]
     depends = upstream(before)
@@ -223,7 +223,7 @@ def check_carried(before: ir.Model, after: ir.Model) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(model=tagged_models())
 def test_tags_come_through(tool: str, model: ir.Model) -> None:
-    """Coverage is complete and no tag leaves the subtree of its sources, with what the tool kept and without."""
+    """Coverage is complete and no tag leaves the subtree of its sources, with the tool's remaining tags and without."""
     made = tool_result(TOOLS[tool], model)
     carry_tags(model, made)
     check_carried(model, made)
@@ -236,7 +236,7 @@ def test_tags_come_through(tool: str, model: ir.Model) -> None:
 @settings(max_examples=50, deadline=None)
 @given(model=tagged_models(), names=st.booleans(), values=st.booleans())
 def test_tags_of_the_same_graph_are_found_again(model: ir.Model, names: bool, values: bool) -> None:
-    """A graph that was only stripped gets its tags back, by the names of its nodes, of its values, or both."""
+    """A stripped graph gets its tags back, by the names of its nodes, of its values, or both."""
     stripped = model.clone()
     for node in stripped.graph:
         clear_tag(node)

@@ -1,4 +1,4 @@
-"""Whatever is cut out of a graph answers as it does inside."""
+"""Equality of the values of a graph and of the parts cut out of it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _inner(node: ir.Node) -> list[ir.Node]:
 
 
 def _check(model: ir.Model, cuts: list[Cut]) -> None:
-    """Every cut is a valid model, and gives what the whole makes when fed with what the whole makes."""
+    """Check that every cut is a valid model, and that it reproduces the outputs of the whole model from its values."""
     graph = model.graph
     wanted = dict.fromkeys(value for cut in cuts for value in (*cut.inputs, *cut.outputs) if value.producer())
     graph.outputs.extend(value for value in wanted if not value.is_graph_output())
@@ -97,7 +97,7 @@ def _check(model: ir.Model, cuts: list[Cut]) -> None:
 @settings(max_examples=60)
 @given(tagged_models(), st.sampled_from([None, 1, 2]))
 def test_every_cut_module_reproduces_its_activations(model: ir.Model, calls: int | None) -> None:
-    """Whatever the tags are, a module is cut so that it answers as inside, or it is refused."""
+    """With any tags, a module is cut with equal outputs, or it is refused."""
     if calls is not None:
         records = [{"tag": tag, "calls": 1 if tag == "/M" else calls} for tag in TAGS]
         model.metadata_props[TREE_KEY] = json.dumps(records)
@@ -111,8 +111,9 @@ def test_every_cut_module_reproduces_its_activations(model: ir.Model, calls: int
 @settings(max_examples=60)
 @given(tagged_models(), st.data())
 def test_every_run_of_nodes_can_be_cut_out(model: ir.Model, data: st.DataObject) -> None:
-    """Nodes that stand one after the other never have a node between them, so they are cut, unless all of them are
-    constants; the cut holds each of them that is none.
+    """Consecutive nodes never have a node between them, so they are cut, unless all of them are constants.
+
+    The cut contains each node of the run that is not constant.
     """
     nodes = list(model.graph)
     first = data.draw(st.integers(0, len(nodes) - 1))
@@ -131,7 +132,7 @@ def test_every_run_of_nodes_can_be_cut_out(model: ir.Model, data: st.DataObject)
 @settings(max_examples=30)
 @given(tagged_models())
 def test_cutting_leaves_the_whole_alone(model: ir.Model) -> None:
-    """The whole model is the same before and after."""
+    """Cutting changes nothing in the whole model."""
     before = ir.to_proto(model).SerializeToString()
     for call in ModuleParts(model).cut("/M/A"):
         if isinstance(call.result, Cut):

@@ -1,4 +1,4 @@
-"""Is a damaged file always told of in words, whichever command reads it?
+"""Messages about damaged files, from every command that reads them.
 
 Files are damaged byte by byte and field by field. The commands run in a process with bounds on memory and time: each
 ends with an exit code of ours and never as an internal error, a crash or a hang.
@@ -32,7 +32,7 @@ from winml.modelkit.models.checkpoints.processor_files import read_processor_fil
 from winml.modelkit.models.request import check_folder
 
 EXAMPLES = int(os.environ.get("WINML_DAMAGED_FILES", "80"))
-"""How many ways to damage each kind of file; once a week there are more (``canary.yml``)."""
+"""Number of damages for each kind of file; a weekly run tries more (``canary.yml``)."""
 _QUICK = ("--iterations", "1", "--warmup", "0")
 bounded = settings(
     max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -70,7 +70,7 @@ class _Outer(nn.Module):
 
 @pytest.fixture(scope="module")
 def commands() -> Iterator[CommandProcess]:
-    """The process that runs the commands; a crash starts another."""
+    """The process that runs the commands; a new one starts after a crash."""
     process = CommandProcess()
     yield process
     process.close()
@@ -78,7 +78,7 @@ def commands() -> Iterator[CommandProcess]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
-    """An export, the same with its weights in a data file, and a graph with branches, a function and constants."""
+    """An export, the same model with an external data file, and a graph with branches, a function and constants."""
     folder = tmp_path_factory.mktemp("models")
     export_pytorch(
         _Outer(), folder / "exported.onnx", {"x": torch.randn(2, 8)},
@@ -91,7 +91,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
 
 
 def _reads(model: Path, original: Path) -> Mapping[str, tuple[str, ...]]:
-    """Return every command that reads an ONNX file, by its verb."""
+    """Return verb → arguments, for every command that reads an ONNX file."""
     folder, written = model.parent, str(model.parent / "out.onnx")
     return {
         "inspect": ("inspect", str(model), "-H", "-v"),
@@ -114,7 +114,7 @@ VERBS = tuple(_reads(Path(), Path()))
 def test_damaged_model_ends_every_verb_in_words(
     commands: CommandProcess, models: Sequence[Path], damage: Damage, which: int, verb: str
 ) -> None:
-    """What parses is inspected and read by one other verb, what does not is refused."""
+    """Inspect and another command end with a known exit code and no traceback, for a readable or unreadable file."""
     model = models[0].parent / "damaged.onnx"
     model.write_bytes(damage(models[which].read_bytes()))
     reads = _reads(model, models[0])
@@ -125,7 +125,7 @@ def test_damaged_model_ends_every_verb_in_words(
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, models: Sequence[Path], commands: CommandProcess) -> Path:
-    """A checkpoint, a sharded one, and the folder of a build with its config beside it."""
+    """A checkpoint, a sharded checkpoint, and a build folder with its config beside it."""
     root = tmp_path_factory.mktemp("folders")
     model = build_model("bert")
     model.save_pretrained(root / "checkpoint")
@@ -148,14 +148,14 @@ def _whole(damage: Damage, content: bytes) -> bytes:
 
 
 def _header(damage: Damage, content: bytes) -> bytes:
-    """Damage the header of a safetensors file, and let its length fit."""
+    """Damage the header of a safetensors file and adjust its length field."""
     length = int.from_bytes(content[:8], "little")
     header = damage(content[8 : 8 + length])
     return len(header).to_bytes(8, "little") + header + content[8 + length :]
 
 
 def _restored(path: Path, content: bytes) -> contextlib.AbstractContextManager[None]:
-    """Let a file have other content for the block."""
+    """Replace the content of a file for the block."""
 
     @contextlib.contextmanager
     def replaced() -> Iterator[None]:
@@ -183,7 +183,7 @@ def _restored(path: Path, content: bytes) -> contextlib.AbstractContextManager[N
 def test_damaged_checkpoint_file_is_refused_or_read(
     folders: Path, file: str, wrap: Callable[[Damage, bytes], bytes], damage: Damage
 ) -> None:
-    """Headers, indexes and the files of processors are read before any library: each error is one of ours."""
+    """Headers, indexes and processor files are read by us before any library, so each error is one of ours."""
     path = folders / file
     with _restored(path, wrap(damage, path.read_bytes())), contextlib.suppress(WinMLError):
         check_folder(path.parent, needs_weights=True)
@@ -196,7 +196,7 @@ def test_damaged_checkpoint_file_is_refused_or_read(
 def test_damaged_json_ends_every_verb_in_words(
     commands: CommandProcess, folders: Path, models: Sequence[Path], kind: str, data: st.DataObject, damage: Damage
 ) -> None:
-    """What is wrong with a config or a manifest is said, or does not matter."""
+    """A fault in a config or a manifest gives an error message or has no effect."""
     checkpoint, build, other = (str(folders / name) for name in ("checkpoint", "build", "other"))
     path, reads = {
         "config": (
@@ -222,7 +222,7 @@ def test_damaged_json_ends_every_verb_in_words(
 def test_damaged_checkpoint_ends_its_export_in_words(
     commands: CommandProcess, folders: Path, file: str, damage: Damage
 ) -> None:
-    """What was not refused before reaches torch and transformers."""
+    """Files that pass the first checks reach torch and transformers, and the export still ends without a traceback."""
     path = folders / "checkpoint" / file
     wrap = _header if path.suffix == ".safetensors" else _whole
     arguments = ("export", "-m", str(path.parent), "-o", str(folders / "out.onnx"), "--overwrite", "--no-verify")
@@ -233,7 +233,7 @@ def test_damaged_checkpoint_ends_its_export_in_words(
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory, commands: CommandProcess) -> Path:
-    """An adapter with its base, and builds of a classifier of texts and one of images, with their files beside them."""
+    """An adapter with its base model, and builds of a text and an image classifier with their companion files."""
     from PIL import Image
 
     root = tmp_path_factory.mktemp("foreign")
@@ -253,7 +253,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, commands: CommandProcess) 
 @given(damage=json_damages)
 @settings(bounded, max_examples=EXAMPLES // 2)
 def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Path, file: str, damage: Damage) -> None:
-    """Numbers of any size, types that torch lacks, and names that are expressions."""
+    """The damages include numbers of any size, types that torch lacks, and names that are expressions."""
     path = foreign / "adapter" / file
     wrap = _header if path.suffix == ".safetensors" else _whole
     with _restored(path, wrap(damage, path.read_bytes())):
@@ -271,7 +271,7 @@ def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Pat
 def test_damaged_file_beside_a_model_is_told_in_words(
     commands: CommandProcess, foreign: Path, file: str, damage: Damage
 ) -> None:
-    """Config, tokenizer and processor are read by transformers, which raises what it likes."""
+    """Config, tokenizer and processor are read by transformers, which raises errors of many types."""
     path = foreign / file
     passed = ("--text", sentences(1)[0]) if "text" in path.parent.name else ("--image", str(foreign / "photo.png"))
     with _restored(path, damage(path.read_bytes())):
@@ -281,7 +281,7 @@ def test_damaged_file_beside_a_model_is_told_in_words(
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """A file, and where its values begin."""
+    """A GGUF file, and the offset of its values."""
     gguf = pytest.importorskip("gguf")
     import coded_checkpoints
 
@@ -294,7 +294,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 def test_damaged_gguf_header_is_told_in_words(
     commands: CommandProcess, gguf_file: tuple[Path, int], damage: Damage
 ) -> None:
-    """Counts, lengths, offsets and names of any value; temporary folders are not named."""
+    """Counts, lengths, offsets and names may have any value; the message names no temporary folder."""
     path, start = gguf_file
     content = path.read_bytes()
     with _restored(path, damage(content[:start]) + content[start:]):

@@ -1,4 +1,4 @@
-"""Any document is rendered whole in the three forms, and no text of it is read as more than itself."""
+"""Completeness of the three renderings of a document, and escaping of its texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from winml.modelkit.report.terminal import console_for, print_document
 from winml.modelkit.words import printable
 
 _OBEYED = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but for the end of a line, and marks of the direction of writing."""
+"""Control characters except line ends, and marks of the writing direction."""
 
 texts = st.one_of(
     st.text(
@@ -97,7 +97,7 @@ documents = st.builds(
 
 
 def words_of(document: Document, detail: Detail) -> Iterator[str]:
-    """Yield every text that a form with this detail has to hold, as it can be printed."""
+    """Yield every text that a rendering with this detail has to contain, in printable form."""
 
     def of(blocks: Iterator[Block]) -> Iterator[str]:
         for block in blocks:
@@ -120,12 +120,12 @@ def words_of(document: Document, detail: Detail) -> Iterator[str]:
 
 
 def _joined(text: str) -> str:
-    """Return a text without spaces: a form may fold a line, and Markdown has one space for several."""
+    """Remove all whitespace: a rendering may wrap lines, and Markdown joins several spaces."""
     return re.sub(r"\s", "", text)
 
 
 class _Texts(HTMLParser):
-    """Collects what a browser would display; counts elements by name."""
+    """Collects the text a browser would display, and counts elements by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class _Texts(HTMLParser):
 
 @given(documents)
 def test_terminal_prints_every_text_and_obeys_none(document: Document) -> None:
-    """Whole in a pipe; folded at the width of a terminal, without a code in either."""
+    """Texts are complete in a pipe and wrapped at the width of a terminal, without control codes in either."""
     for verbose in (False, True):
         stream = io.StringIO()
         print_document(document, console_for(stream), verbose=verbose)
@@ -155,7 +155,7 @@ def test_terminal_prints_every_text_and_obeys_none(document: Document) -> None:
 
 @given(documents, st.sampled_from([40, 80]))
 def test_narrow_terminal_prints_lines_no_control_character_gets_into(document: Document, width: int) -> None:
-    """Colours are codes of ours; nothing else is."""
+    """Colour codes of ours are the only control characters."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=True, color_system="standard", markup=False)
     print_document(document, console)
@@ -164,7 +164,7 @@ def test_narrow_terminal_prints_lines_no_control_character_gets_into(document: D
 
 @given(documents)
 def test_markdown_shows_every_text_as_it_is(document: Document) -> None:
-    """No HTML, no emphasis, no link, no list: only headings, tables, paragraphs and code."""
+    """Texts produce no HTML, emphasis, link or list: only headings, tables, paragraphs and code are Markdown."""
     text = render_markdown(document)
     assert not _OBEYED.search(text)
     tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse(text)
@@ -179,7 +179,7 @@ def test_markdown_shows_every_text_as_it_is(document: Document) -> None:
 
 @given(documents)
 def test_page_shows_every_text_as_it_is(document: Document) -> None:
-    """The elements are those of the template, whatever the texts hold."""
+    """Texts of a document add no element to the template."""
     page = render_html(document)
     own = page.partition("<body>")[2].partition("<script>")[0]
     assert not _OBEYED.search(own)
@@ -215,7 +215,7 @@ shades = st.sampled_from([None, Shades("error", 1e-8, 1.0, is_logarithmic=True),
 def test_charts_hold_their_texts_and_obey_none(
     boxes: list[Box], bars: list[Bar], dots: list[Dot], scale: Shades | None
 ) -> None:
-    """Bars and dots are elements of the template; of boxes, the page holds JSON that no text of them ends."""
+    """Bars and dots are elements of the template; boxes are JSON in the page, which their texts cannot end."""
     charts: list[Block] = [
         Boxes(boxes, "modules", "caption", shades=scale),
         Bars(bars, "classes"),

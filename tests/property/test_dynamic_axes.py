@@ -1,4 +1,4 @@
-"""What is written inline, in JSON, or both, is read as one thing."""
+"""Parsing of dynamic axes given inline, as JSON, or mixed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def inline(wanted: dict[str, dict[int, str]], separator: str) -> str:
 
 @given(wanted=axes, separator=st.sampled_from([" ", ";", "; "]))
 def test_inline_and_json_read_alike(wanted: dict[str, dict[int, str]], separator: str) -> None:
-    """Every form gives back what was written."""
+    """The inline text, the JSON text and separate options give the same axes."""
     assert wanted == parse_dynamic_axes([inline(wanted, separator)])
     assert wanted == parse_dynamic_axes([json.dumps(wanted)])
     assert wanted == parse_dynamic_axes([inline({name: named}, " ") for name, named in wanted.items()])
@@ -31,7 +31,7 @@ def test_inline_and_json_read_alike(wanted: dict[str, dict[int, str]], separator
 
 @given(text=st.text(max_size=30).filter(lambda text: "\0" not in text))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    """Nothing but our own error comes out of nonsense."""
+    """A text that is not valid raises our own error and no other."""
     try:
         read = parse_dynamic_axes([text])
     except ConfigError:

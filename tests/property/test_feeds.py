@@ -1,4 +1,4 @@
-"""Do drawn values keep the promises of their specifications, whatever these are?"""
+"""Random input values and their specifications."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _float_specs(draw: st.DrawFn) -> InputTensorSpec:
 
 @given(spec=st.one_of(_integer_specs(), _float_specs()), seed=st.integers(0, 2**32))
 def test_feeds_values_have_shape_dtype_and_range(spec: InputTensorSpec, seed: int) -> None:
-    """Every value is inside the range, both ends included, and the array is as specified."""
+    """Every value is inside the range, both ends included, and the array has the specified shape and dtype."""
     values = make_feeds([spec], seed)[spec.name]
     assert spec.value_range is not None
     assert (spec.shape, spec.dtype) == (values.shape, str(values.dtype))
@@ -61,7 +61,7 @@ def test_feeds_rows_end_where_their_mask_does(rows: int, length: int, seed: int,
     rows=st.integers(1, 5), length=st.integers(2, 40), seed=st.integers(0, 2**32), parent=st.sampled_from(["", "a."])
 )
 def test_feeds_names_inside_of_structures_count_like_others(rows: int, length: int, seed: int, parent: str) -> None:
-    """Lengths, boxes, planes and masks of padding are known by the last part of their name."""
+    """Names of lengths, boxes, planes and padding masks are recognized by their last part."""
     specs = [
         InputTensorSpec(name=f"{parent}lengths", shape=(rows,), dtype="int64", value_range=(1, length)),
         InputTensorSpec(name=f"{parent}bbox", shape=(rows, length, 4), dtype="int64", value_range=(0, 99)),

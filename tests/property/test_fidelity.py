@@ -1,4 +1,4 @@
-"""What holds for all answers: the ratio of a scaled copy is that of its scale, whatever the values and their order."""
+"""Invariants of fidelity measures: the SQNR of a scaled copy depends on the scale only."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ERRORS = st.floats(1e-4, 0.5).flatmap(lambda error: st.sampled_from([error, -err
 
 
 def of_one(expected: Array, actual: Array) -> Any:
-    """Return the fidelity of one output in one draw."""
+    """Return the fidelity of a single output in a single draw."""
     return measure_fidelity([{"y": expected}], [{"y": actual}], 10.0).outputs[0]
 
 
 @given(ARRAYS, ERRORS)
 def test_scaled_copy_has_the_ratio_of_its_scale(values: Array, error: float) -> None:
-    """An answer (1 + e) times too large has a noise of e times the signal, and the same direction."""
+    """An output (1 + e) times too large has a noise of e times the signal, and the same direction."""
     wide = values.astype(np.float64)
     measured = of_one(wide, wide * (1 + error))
     if not values.any():
@@ -39,7 +39,7 @@ def test_scaled_copy_has_the_ratio_of_its_scale(values: Array, error: float) -> 
 
 @given(ARRAYS, ARRAYS, st.floats(0.125, 8.0))
 def test_ratio_does_not_depend_on_unit_order_and_sign(values: Array, noise: Array, unit: float) -> None:
-    """Both sides scaled, negated or shuffled alike are as near as before."""
+    """The measures stay equal if both sides are scaled, negated or shuffled alike."""
     wide = values.astype(np.float64)
     near = wide + np.resize(noise, values.shape) / 100
     expected = of_one(wide, near)
@@ -56,7 +56,7 @@ def test_ratio_does_not_depend_on_unit_order_and_sign(values: Array, noise: Arra
 
 @given(ARRAYS)
 def test_equal_answers_reach_the_highest_ratio(values: Array) -> None:
-    """Nothing differs from itself; what is symmetric between both sides is so."""
+    """An array compared with itself has the highest SQNR and no difference."""
     measured = of_one(values, values)
     assert (MOST_DB, 0.0, 0.0) == (measured.sqnr_db, measured.relative_error, measured.max_abs_diff)
     assert measured.cosine == pytest.approx(1.0)
@@ -64,7 +64,7 @@ def test_equal_answers_reach_the_highest_ratio(values: Array) -> None:
 
 @given(ARRAYS, ARRAYS)
 def test_cosine_and_difference_are_symmetric(values: Array, noise: Array) -> None:
-    """Which side is the reference matters for the ratio only."""
+    """Only the ratio depends on which side is the reference."""
     other = values + np.resize(noise, values.shape)
     one, turned = of_one(values, other), of_one(other, values)
     assert one.cosine == pytest.approx(turned.cosine, abs=1e-9)

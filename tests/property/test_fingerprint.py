@@ -1,4 +1,4 @@
-"""A fingerprint sees structure, and nothing else."""
+"""Sensitivity of a fingerprint to structure, and to nothing else."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def models(draw: st.DrawFn) -> ir.Model:
 
 @given(models(), st.randoms(use_true_random=False))
 def test_fingerprint_ignores_names_weights_metadata_and_order_of_initializers(model: ir.Model, random: object) -> None:
-    """Renaming inner values and nodes, other weights, notes and another order of weights make no difference."""
+    """Names of inner values and nodes, weights, metadata and the order of weights do not change the fingerprint."""
     before = fingerprint(model)
     for number, node in enumerate(all_nodes(model)):
         node.name = f"renamed {number}"
@@ -88,7 +88,7 @@ def test_fingerprint_ignores_names_weights_metadata_and_order_of_initializers(mo
 
 @given(models())
 def test_fingerprint_survives_a_save(model: ir.Model) -> None:
-    """What is read back has the fingerprint of what was written."""
+    """A model has the same fingerprint after it is written and read."""
     with tempfile.TemporaryDirectory() as folder:
         write_model(model, Path(folder) / "model.onnx")
         assert fingerprint(model) == fingerprint(ir.load(Path(folder) / "model.onnx"))
@@ -129,7 +129,7 @@ def test_fingerprint_sees_every_change_of_a_node(
 
 @given(models())
 def test_fingerprint_sees_names_of_outputs_opsets_and_operands(model: ir.Model) -> None:
-    """What the caller sees, and what the operators mean, count."""
+    """Output names, opset versions and constant operands change the fingerprint."""
     seen = {fingerprint(model)}
     model.graph.outputs[0].name = "other"
     seen.add(fingerprint(model))

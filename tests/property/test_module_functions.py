@@ -1,4 +1,4 @@
-"""Modules become functions, and inlining gives the same graph back, whatever the tags are."""
+"""Conversion of modules to functions and back by inlining, for random tags."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _folded(model: ir.Model, calls: int | None, sharing: Sharing) -> FoldedModel
 @settings(max_examples=60)
 @given(tagged_models(), _calls, _sharing)
 def test_inlining_functions_gives_the_same_file_back(model: ir.Model, calls: int | None, sharing: Sharing) -> None:
-    """Names, tags, shapes and order included: byte by byte."""
+    """The file is equal byte by byte: names, tags, shapes and order included."""
     folded = _folded(model, calls, sharing)
     before = ir.to_proto(model)
     written = onnx.ModelProto.FromString(ir.to_proto(folded.model).SerializeToString())
@@ -51,7 +51,7 @@ def test_inlining_functions_gives_the_same_file_back(model: ir.Model, calls: int
 @settings(max_examples=30)
 @given(tagged_models(), _calls, _sharing)
 def test_functions_answer_as_the_graph_and_are_valid(model: ir.Model, calls: int | None, sharing: Sharing) -> None:
-    """ONNX Runtime runs the functions, and onnx finds no fault in them."""
+    """ONNX Runtime runs the functions with equal outputs, and onnx finds no fault in them."""
     folded = ir.to_proto(_folded(model, calls, sharing).model)
     onnx.checker.check_model(folded, full_check=True)
     generator = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def test_functions_answer_as_the_graph_and_are_valid(model: ir.Model, calls: int
 @settings(max_examples=20)
 @given(tagged_models())
 def test_other_inliners_keep_operators_and_tags(model: ir.Model) -> None:
-    """Modules that share nothing: the inliners of onnx and onnx_ir give the nodes back, each with its tag."""
+    """For modules that share no nodes, the inliners of onnx and onnx_ir restore the nodes with their tags."""
     folded = _folded(model, 1, "none")
     expected = sorted((node.op_type, tag.tag) for node in model.graph if (tag := read_tag(node)))
     inlined = folded.model.clone()

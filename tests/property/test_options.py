@@ -1,4 +1,4 @@
-"""Is every JSON value either options or an error that says where it is wrong?"""
+"""JSON values as options: each is accepted or gives an error that names the key."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ keys = st.sampled_from([*WinMLExportConfig.model_fields, "opset", "verfy"]) | st
 
 
 def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what reading gives, or the message of the only error it may end in."""
+    """Return the parsed value, or None and the message of the ConfigError."""
     try:
         return read(), ""
     except ConfigError as error:
@@ -53,7 +53,7 @@ def attempt(read: Callable[[], Any]) -> tuple[Any, str]:
 
 
 def through_text(value: Any) -> Any:
-    """Write a value as JSON and read it as a user's is read."""
+    """Write a value as JSON and parse the text as user input."""
     return read_json(json.dumps(value), "--options")[0]
 
 
@@ -64,7 +64,7 @@ def through_text(value: Any) -> Any:
 @example({"torch_module": "Linear"})
 @example({"input_tensors": [{"name": "x", "shape": [1], "dtype": "float32", "value_range": [2, 1]}]})
 def test_any_object_is_options_or_an_error_that_names_a_key(value: dict[str, Any]) -> None:
-    """Nothing else comes out, and the key that is named is one that was given."""
+    """The result is a config or a ConfigError, and the key in its message is one of the given keys."""
     text = through_text(value)
     config, refusal = attempt(lambda: parse_options(WinMLExportConfig, text, "--export-config"))
     if config is None:
@@ -81,7 +81,7 @@ def test_any_object_is_options_or_an_error_that_names_a_key(value: dict[str, Any
 
 @given(json_values)
 def test_any_value_is_a_spec_or_an_error(value: Any) -> None:
-    """A spec is an object with name, shape and dtype; all else is a ConfigError."""
+    """A spec is an object with name, shape and dtype; any other value is a ConfigError."""
     spec, refusal = attempt(lambda: parse_options(InputTensorSpec, value, "--input-specs"))
     if spec is None:
         assert refusal.startswith("--input-specs: ")
@@ -99,7 +99,7 @@ def test_config_written_and_read_is_the_same(config: WinMLExportConfig) -> None:
 
 @given(input_specs)
 def test_input_spec_written_and_read_is_the_same(spec: InputTensorSpec) -> None:
-    """Both as a dump and as the record of FORMATS, whose ranges of integers are whole."""
+    """The identity holds for a dump and for the record of FORMATS, if the ranges of integers are whole."""
     assert spec == parse_options(InputTensorSpec, through_text(json.loads(spec.model_dump_json())), "--input-specs")
     is_exact = (
         spec.value_range is None or "float" in spec.dtype or all(bound.is_integer() for bound in spec.value_range)
@@ -121,7 +121,7 @@ def test_any_text_is_json_or_an_error_with_a_place(text: str) -> None:
 
 @given(st.sampled_from(sorted(WinMLExportConfig.model_fields)), st.data())
 def test_nearest_finds_a_key_with_one_letter_wrong(key: str, data: st.DataObject) -> None:
-    """One letter left out, doubled or exchanged is still the key that was meant, unless that is a short one."""
+    """A key of more than four letters is found with one letter left out or doubled, or in upper case."""
     assume(len(key) > 4)
     place = data.draw(st.integers(0, len(key) - 1))
     wrong = data.draw(

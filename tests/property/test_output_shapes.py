@@ -1,4 +1,4 @@
-"""An explained size is right at every size, asked or not."""
+"""Explanation of output sizes by input sizes, checked at untried sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ factors = st.integers(1, 9)
 
 @st.composite
 def expressions(draw: st.DrawFn) -> Size:
-    """Return a size as networks make them: affine, or a division by a stride."""
+    """Draw a size as networks compute it: affine, a division by a stride, a product or a sum."""
     symbol, factor, offset = draw(st.sampled_from(SYMBOLS)), draw(factors), draw(offsets)
     kind = draw(st.sampled_from(["affine", "division", "product", "sum"]))
     if kind == "affine":
@@ -33,7 +33,7 @@ def expressions(draw: st.DrawFn) -> Size:
 
 @given(size=expressions(), traced=st.tuples(st.integers(50, 120), st.integers(121, 200)), probe=st.integers(1, 300))
 def test_explanation_holds_at_every_size(size: Size, traced: tuple[int, int], probe: int) -> None:
-    """What was explained computes the true size where nobody looked, and the questions stay within their number."""
+    """An explained size is correct at untried sizes, and the number of runs stays within its limit."""
     base = dict(zip(SYMBOLS, traced, strict=True))
     asked = []
 
@@ -56,7 +56,7 @@ def test_explanation_holds_at_every_size(size: Size, traced: tuple[int, int], pr
 
 @given(size=expressions())
 def test_common_expressions_are_explained(size: Size) -> None:
-    """The family that networks make is not left unexplained."""
+    """Expressions that are common in networks always get an explanation."""
     base = {"a": 96, "b": 160}
     others = [{**base, name: other} for name in SYMBOLS for other in (1, base[name] * 9 // 8 + 1)]
     every = (base, *others, {name: value + 7 for name, value in base.items()})

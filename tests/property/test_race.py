@@ -1,4 +1,4 @@
-"""What is true of every race, whatever the times."""
+"""Invariants of the comparison of candidates by time, for random times."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TIMES = st.integers(1, 12).flatmap(
 
 @given(TIMES)
 def test_fastest_never_drops_out(times: dict[str, list[float]]) -> None:
-    """Somebody is always left."""
+    """At least one candidate is left."""
     assert fastest(times, NAMES) not in losers(times, NAMES, CONFIDENCE)
 
 
 @given(TIMES)
 def test_winner_stands_no_later_than_the_fastest_and_is_not_beaten(times: dict[str, list[float]]) -> None:
-    """Whom the fastest beats beyond the noise does not win; everybody before the winner is beaten so."""
+    """The fastest candidate does not beat the winner beyond the noise, and beats every candidate before the winner."""
     choice = choose(times, NAMES)
     assert NAMES.index(choice.winner) <= NAMES.index(choice.fastest)
 
@@ -38,7 +38,7 @@ def test_winner_stands_no_later_than_the_fastest_and_is_not_beaten(times: dict[s
 
 @given(TIMES, st.integers(-6, 6))
 def test_unit_of_the_times_decides_nothing(times: dict[str, list[float]], power: int) -> None:
-    """A machine that is twice as fast has the same winner; powers of two round nothing."""
+    """A machine that is twice as fast has the same winner; powers of two cause no rounding."""
     scaled = {name: [value * 2.0**power for value in series] for name, series in times.items()}
     assert choose(times, NAMES) == choose(scaled, NAMES)
     assert losers(times, NAMES, CONFIDENCE) == losers(scaled, NAMES, CONFIDENCE)
@@ -46,7 +46,7 @@ def test_unit_of_the_times_decides_nothing(times: dict[str, list[float]], power:
 
 @given(TIMES)
 def test_who_drops_out_is_slower_than_the_fastest_in_the_middle(times: dict[str, list[float]]) -> None:
-    """The ratio it drops out with is above 1, and so is its interval."""
+    """A dropped candidate has a ratio above 1, and the interval of the ratio is above 1."""
     for name, ratio in losers(times, NAMES, CONFIDENCE).items():
         assert ratio.low is not None
         assert 1.0 < ratio.low <= ratio.value

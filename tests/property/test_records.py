@@ -1,4 +1,4 @@
-"""Is the JSON of every record what its class declares?"""
+"""JSON of every record, compared with the declaration of its class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from winml.modelkit.tags.torch_modules import CallTrace
 from winml.modelkit.tags.tree import ModuleTree
 
 ENTRY = "entry"
-"""Key of the metadata of a field."""
+"""Metadata key of a field."""
 texts = st.text(max_size=4)
 numbers = st.floats() | st.floats(-9, 9)
 json_values = st.none() | st.booleans() | st.integers() | numbers | texts | st.lists(numbers, max_size=2)
@@ -68,7 +68,7 @@ GENERATED = [kind for kind in CLASSES.values() if kind.as_record is Record.as_re
 
 @functools.cache
 def _values(hint: Any) -> st.SearchStrategy[Any]:
-    """Return values of a type; collections hold at least one, since records of nothing are not made."""
+    """Draw values of a type; collections have at least one item, since empty records are not made."""
     if hint in LEAVES:
         return LEAVES[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -95,7 +95,7 @@ def _instances(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def _forms(kind: Any) -> dict[str, Any]:
-    """Return how attributes are written that say it themselves."""
+    """Return attribute → declared form, for attributes with a form of their own."""
     members = {name: getattr(member, "fget", member) for base in kind.__mro__ for name, member in vars(base).items()}
     forms = {name: getattr(member, ENTRY, None) for name, member in members.items()}
     forms |= {item.name: item.metadata.get(ENTRY) for item in dataclasses.fields(kind)}
@@ -114,7 +114,7 @@ def _rounded(value: Any, digits: int) -> bool:
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_record_is_written_as_its_class_declares(kind: type[Record], data: st.DataObject) -> None:
-    """JSON takes it, its keys are the declared ones in their order, and numbers are rounded as declared."""
+    """The record is valid JSON, its keys are in the declared order, and numbers are rounded as declared."""
     record = data.draw(_instances(kind)).as_record()
     assert record == json.loads(json.dumps(record, allow_nan=False))
     declared = record_keys(kind)
@@ -130,7 +130,7 @@ def test_record_is_written_as_its_class_declares(kind: type[Record], data: st.Da
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_record_that_was_stored_is_read_as_the_same(name: str, data: st.DataObject) -> None:
-    """Through JSON text, tuples, nested records and what is no number included."""
+    """A record survives JSON text, including tuples, nested records and NaN."""
     record = data.draw(_instances(CLASSES[name]))
     again = CLASSES[name].from_fields(json.loads(json.dumps(dataclasses.asdict(record))))
     assert repr(record) == repr(again)

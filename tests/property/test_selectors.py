@@ -29,7 +29,7 @@ def _select(tree: list[ModuleAddress], selector: str) -> list[ModuleAddress]:
 
 @given(trees, globs)
 def test_select_any_text_gives_some_of_the_modules_in_order(tree: list[ModuleAddress], glob: str) -> None:
-    """A selector never fails otherwise, invents nothing, and keeps the order."""
+    """A selector raises no other error, returns existing modules only, and keeps the order."""
     remaining = iter(tree)
     assert all(any(found is module for module in remaining) for found in _select(tree, glob))
 
@@ -38,21 +38,21 @@ def test_select_any_text_gives_some_of_the_modules_in_order(tree: list[ModuleAdd
 def test_select_escaped_tag_gives_exactly_the_modules_of_that_tag(
     tree: list[ModuleAddress], data: st.DataObject
 ) -> None:
-    """Whatever a tag holds, it can be asked for."""
+    """An escaped tag may contain any character."""
     tag = data.draw(st.sampled_from(tree)).tag
     assert [module for module in tree if module.tag == tag] == select(tree, escape(tag))
 
 
 @given(modules)
 def test_select_escaped_path_and_class_name_the_module(module: ModuleAddress) -> None:
-    """Whatever a path or class holds, it can be asked for."""
+    """An escaped path or class may contain any character."""
     assert Selector(escape(module.class_name)).matches(module)
     assert not module.path or Selector(escape(module.path)).matches(module)
 
 
 @given(modules, st.data())
 def test_selector_two_stars_for_any_run_of_parts_still_match(module: ModuleAddress, data: st.DataObject) -> None:
-    """Any number of neighbouring segments of a tag, none included, can be left open."""
+    """Two stars may replace any number of neighbouring segments of a tag, zero included."""
     segments = [escape(segment) for segment in address.parse_tag(module.tag)]
     start = data.draw(st.integers(0, len(segments)))
     stop = data.draw(st.integers(start, len(segments)))
@@ -68,7 +68,7 @@ def test_select_stars_between_slashes_give_the_tags_of_that_depth(tree: list[Mod
 
 @given(trees, globs)
 def test_select_more_stars_never_give_less(tree: list[ModuleAddress], glob: str) -> None:
-    """Where a single star matches, two do."""
+    """Two stars match at least the modules that a single star matches."""
     if "[" not in glob:
         doubled = glob.replace("*", "**")
         assert {*_select(tree, glob)} <= {*_select(tree, doubled)}

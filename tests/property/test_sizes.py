@@ -1,4 +1,4 @@
-"""Sizes compare as the numbers they stand for, and a graph simplified by them answers as before."""
+"""Symbolic sizes compared with numbers, and outputs of a graph simplified by them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_sizes_compute_as_numbers(left: Size, right: Size, sizes: dict[str, int]
 
 @given(left=polynomials, right=polynomials)
 def test_quotient_times_divisor_is_the_size(left: Size, right: Size) -> None:
-    """A product is divided by its factor; what is divided at all is divided without a rest."""
+    """A product divided by its factor is the other factor; a quotient exists only without a remainder."""
     if right.terms:
         assert (left * right).divided_by(right) == left
     quotient = left.divided_by(right)
@@ -59,13 +59,13 @@ STEPS = {
     "wide": "{o}s = Shape ({i})  {o} = Expand ({i}, {o}s)",
     "half": "{o}a, {o}b = Split <axis=2> ({i})  {o} = Concat <axis=2> ({o}b, {o}a)",
 }
-"""What is done to a tensor [batch, sequence, 6], with its sizes computed."""
+"""Operations on a tensor [batch, sequence, 6] with computed sizes."""
 
 
 @settings(max_examples=25, deadline=None)
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5), batch=st.integers(1, 4))
 def test_simplified_graph_answers_as_before(steps: list[str], batch: int) -> None:
-    """At one token, and at several."""
+    """The outputs are equal with one token and with five."""
     numbers = {"zero": [0], "one": [1], "two": [2], "rest": [-1], "last": [6], "flat": [-1]}
     constants = "  ".join(f"{name} = Constant <value_ints={value}> ()" for name, value in numbers.items())
     body = "  ".join(STEPS[step].format(i=f"v{place}", o=f"v{place + 1}") for place, step in enumerate(steps))

@@ -1,4 +1,4 @@
-"""What holds for all samples: order, scale, and an interval that contains what it must."""
+"""Invariants of statistics of random samples: order, scale and intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_percentiles_are_ordered_within_the_samples(samples: list[float]) -> Non
 
 @given(SAMPLES, st.randoms(use_true_random=False))
 def test_summary_does_not_depend_on_the_order(samples: list[float], random: object) -> None:
-    """Percentiles of a shuffled list are those of the list."""
+    """Shuffled samples have the same percentiles."""
     shuffled = list(samples)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert summarize(samples).p90 == summarize(shuffled).p90
@@ -35,7 +35,7 @@ def test_summary_does_not_depend_on_the_order(samples: list[float], random: obje
 
 @given(SAMPLES, st.floats(min_value=0, max_value=100))
 def test_percentile_splits_the_samples_by_its_share(samples: list[float], share: float) -> None:
-    """No more than the share lies below it, no more than the rest above."""
+    """At most the share of the samples lies below a percentile, and at most the rest above."""
     value = percentile(samples, share)
     below, above = (sum(sample < value for sample in samples), sum(sample > value for sample in samples))
     assert below <= math.ceil(share / 100 * (len(samples) - 1) + 1e-9)
@@ -44,7 +44,7 @@ def test_percentile_splits_the_samples_by_its_share(samples: list[float], share:
 
 @given(st.lists(TIMES, min_size=1, max_size=60))
 def test_same_samples_show_no_difference(samples: list[float]) -> None:
-    """Against itself the ratio is 1, its interval holds 1, and nothing is called a difference."""
+    """The ratio of samples to themselves is 1, its interval contains 1, and the verdict is no difference."""
     ratio = compare_pairs(samples, samples)
     assert 1.0 == ratio.value
     assert (1.0 if len(samples) >= 6 else None) == ratio.low == ratio.high
@@ -68,7 +68,7 @@ def test_interval_holds_the_ratio_and_turns_around_with_the_sides(pairs: list[tu
 
 
 def test_interval_holds_the_true_median_as_often_as_it_says() -> None:
-    """Of 2000 draws from a skewed distribution, at least 94 % of the intervals hold its median."""
+    """In at least 94 % of 2000 draws from a skewed distribution, the interval contains its median."""
     generator = np.random.default_rng(0)
     held = 0
     for _ in range(2000):
@@ -80,7 +80,7 @@ def test_interval_holds_the_true_median_as_often_as_it_says() -> None:
 
 
 def test_equal_things_are_rarely_called_different() -> None:
-    """Of 1000 comparisons of a noisy thing with itself, less than 5 % end in a difference."""
+    """Less than 5 % of 1000 comparisons of a noisy sample with itself end in a difference."""
     generator = np.random.default_rng(1)
     draws = generator.gamma(4.0, 1.0, (1000, 2, 30))
     verdicts = [compare_pairs(first.tolist(), second.tolist()).verdict for first, second in draws]

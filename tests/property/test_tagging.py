@@ -1,4 +1,4 @@
-"""Invariants of tags on nodes, and of the hierarchy of modules however they are put together."""
+"""Invariants of node tags and of the module hierarchy, for random modules."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def node(metadata: dict[str, str]) -> ir.Node:
 
 @given(st.lists(node_tags, min_size=1, max_size=3), foreign_metadata)
 def test_tag_that_is_written_is_read(tags: list[NodeTag], others: dict[str, str]) -> None:
-    """The last tag written is the one read, the depth is the number of slashes, and other keys stay."""
+    """The last written tag is read, its depth is the number of slashes, and other keys stay."""
     tagged = node(others)
     for tag in tags:
         write_tag(tagged, tag)
@@ -47,7 +47,7 @@ def test_tag_that_is_written_is_read(tags: list[NodeTag], others: dict[str, str]
 
 @given(node_tags, foreign_metadata, st.dictionaries(texts.map("pkg.torch.{}".format), texts, max_size=2))
 def test_clear_leaves_foreign_keys_only(tag: NodeTag, others: dict[str, str], torchs: dict[str, str]) -> None:
-    """What we and torch wrote goes, what others wrote stays; once more changes nothing."""
+    """Keys of winml and torch are removed, other keys stay; a second call changes nothing."""
     tagged = node({**others, **torchs, "namespace": "M"})
     write_tag(tagged, tag)
     for _ in range(2):
@@ -57,19 +57,19 @@ def test_clear_leaves_foreign_keys_only(tag: NodeTag, others: dict[str, str], to
 
 
 class Leaf(nn.Module):
-    """A layer and a bend; adds to what comes in, so that it never fades."""
+    """A linear layer and an activation with a residual, so that the signal never fades."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 3)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the layer."""
         return values + torch.tanh(self.linear(values))
 
 
 class Branch(nn.Module):
-    """Calls its children in order; keeps the first as an attribute, the others in containers."""
+    """Calls its children in order; the first child is an attribute, the others are in containers."""
 
     def __init__(self, children: list[nn.Module]) -> None:
         super().__init__()
@@ -78,19 +78,19 @@ class Branch(nn.Module):
         self.keyed = nn.ModuleDict({f"a/{number}": child for number, child in enumerate(children[2:])})
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call them all."""
+        """Call all children."""
         for child in (self.first, *self.listed, *self.keyed.values()):
             values = torch.sigmoid(child(values)) + values
         return values
 
 
 class Twig(Branch):
-    """Another class of the same kind."""
+    """Another class with the same body."""
 
 
 @st.composite
 def module_trees(draw: st.DrawFn) -> nn.Module:
-    """Draw modules within modules; any may be the child of several, or several times of one."""
+    """Draw nested modules; a module may be a child of several modules, or several times of one."""
     pool: list[nn.Module] = [Leaf(), nn.Linear(3, 3)]
     for _ in range(draw(st.integers(1, 4))):
         children = draw(st.lists(st.integers(0, len(pool) - 1), min_size=1, max_size=3))
@@ -108,7 +108,7 @@ def module_trees(draw: st.DrawFn) -> nn.Module:
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(module_trees())
 def test_every_executed_module_has_one_tag_and_every_node_the_right_one(model: nn.Module) -> None:
-    """However modules are nested and shared: tags are unique, complete, and what the forward pass did."""
+    """For nested and shared modules, tags are unique, complete and in the order of the forward pass."""
     torch.manual_seed(0)
     make_distinct(model.eval())
     values = torch.randn(2, 3)

@@ -1,4 +1,4 @@
-"""Does the comparison find what differs, and only that, whatever the values are?"""
+"""Comparison of output arrays with random values: it finds every difference and no other."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ def floats(draw: st.DrawFn, *, allow_special: bool = False) -> Array:
 
 @st.composite
 def integers(draw: st.DrawFn) -> Array:
-    """Draw an array of any integer type, its whole range included, and where float64 has gaps most of all."""
+    """Draw an array of any integer type with its whole range, most often where float64 has gaps."""
     dtype = draw(st.sampled_from(INTEGERS))
     elements = st.integers(2**53, 2**63 - 1) if dtype == "int64" and draw(st.booleans()) else None
     return draw(arrays.arrays(dtype, SHAPES, elements=elements))
 
 
 def is_equal(expected: Array, actual: Array) -> bool:
-    """Say whether one output of one draw is accepted."""
+    """Return True if one output of one draw is accepted."""
     return compare_outputs([{"y": expected}], [{"y": actual}]).comparisons[0].is_equal
 
 
 @given(st.lists(floats(allow_special=True) | integers(), min_size=1, max_size=3))
 def test_equal_arrays_are_equal(outputs: list[Array]) -> None:
-    """Whatever is equal bit by bit is accepted, NaN and infinities included, with no difference."""
+    """Arrays that are equal bit by bit have no difference, NaN and infinities included."""
     draw = dict(zip("abc", outputs, strict=False))
     info = compare_outputs([draw], [{name: value.copy() for name, value in draw.items()}])
     assert all(item.is_equal for item in info.comparisons)
@@ -52,9 +52,10 @@ def test_equal_arrays_are_equal(outputs: list[Array]) -> None:
 
 @given(floats(), st.data())
 def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: Array, data: st.DataObject) -> None:
-    """One value moved by three thresholds of the scale is found wherever it is.
+    """A value moved by three thresholds of the scale is found at every position.
 
-    By a tenth of one, it is accepted where the values beside it reach a tenth of the scale along each axis.
+    A value moved by a tenth of a threshold is accepted if neighbouring values reach a tenth of the scale along each
+    axis.
     """
     threshold = THRESHOLDS[str(expected.dtype)]
     scale = float(np.abs(expected.astype(np.float64)).max())
@@ -72,7 +73,7 @@ def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: 
 
 @given(integers(), st.data())
 def test_any_integer_difference_is_found(expected: Array, data: st.DataObject) -> None:
-    """One step at one place is found, also where a float64 would not show it."""
+    """A change of one bit of one element is found, even where float64 would round it away."""
     place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
     actual = expected.copy()
     actual[place] = not expected[place] if expected.dtype == bool else expected[place] ^ 1
@@ -81,7 +82,7 @@ def test_any_integer_difference_is_found(expected: Array, data: st.DataObject) -
 
 @given(floats(allow_special=True), st.data())
 def test_a_value_that_becomes_nan_or_infinite_is_found(expected: Array, data: st.DataObject) -> None:
-    """A special value where there was another one is never accepted."""
+    """NaN or infinity in place of another value is never accepted."""
     place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
     value = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
     assume(not np.array_equal(expected[place], value, equal_nan=True))
@@ -97,7 +98,7 @@ def test_a_value_that_becomes_nan_or_infinite_is_found(expected: Array, data: st
     st.integers(-40, 40),
 )
 def test_scaling_both_sides_changes_nothing(expected: Array, noise: Array, exponent: int) -> None:
-    """The outcome depends on the answers relative to each other, not on their unit."""
+    """The verdict depends on the relative values of the outputs, not on their unit."""
     actual = expected + noise * THRESHOLDS["float64"]
     factor = 2.0**exponent
     before = compare_outputs([{"y": expected}, {"y": actual}], [{"y": actual}, {"y": actual}])
@@ -113,7 +114,7 @@ def test_scaling_both_sides_changes_nothing(expected: Array, noise: Array, expon
 
 @given(st.lists(floats(allow_special=True) | integers(), min_size=1, max_size=3), st.data())
 def test_verified_means_every_output_is_equal_and_one_listens(outputs: list[Array], data: st.DataObject) -> None:
-    """No output is left out of the verdict, whichever it is."""
+    """No output is left out of the verdict."""
     draw = dict(zip("abc", outputs, strict=False))
     name = data.draw(st.sampled_from(sorted(draw)))
     wrong = {**draw, name: draw[name].reshape(1, *draw[name].shape)}
