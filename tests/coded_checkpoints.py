@@ -285,8 +285,7 @@ FP4_OF_BITSANDBYTES = (0.0, 0.0052083333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
 
 
 def save_bnb(folder: Path, kind: str = "nf4", *, nested: bool = True, blocksize: int = 32) -> SavedCheckpoint:
-    """Write bitsandbytes 4-bit weights: blocks of the flat weight, the first of two codes in the high half of a byte.
-    """
+    """Write bitsandbytes 4-bit weights: blocks of the flat weight, the first code in the high half of a byte."""
     table = np.array(NF4 if kind == "nf4" else [*FP4_OF_BITSANDBYTES, *(-value for value in FP4_OF_BITSANDBYTES)])
     table = table.astype(np.float32)
     outer_table = np.linspace(-1, 1, 256).astype(np.float32)
@@ -378,8 +377,7 @@ def save_nvfp4(folder: Path, method: str = "compressed-tensors") -> SavedCheckpo
 
 
 def save_mxfp4(folder: Path, **changes: Any) -> SavedCheckpoint:
-    """Write experts in the layout of gpt-oss: experts × output channels × blocks of 32 values with an exponent of two.
-    """
+    """Write experts as in gpt-oss: experts × output channels × blocks of 32 values with an exponent of two."""
     import transformers
 
     from checkpoints import make_distinct
@@ -431,8 +429,7 @@ GGUF_TYPES = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_v": "Q6_K", "attn_output
 
 
 def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedCheckpoint:
-    """Write a llama as a single GGUF file with its tokenizer, beside the float checkpoint of its dequantized weights.
-    """
+    """Write a llama as a GGUF file with its tokenizer, beside the float checkpoint of its dequantized weights."""
     import gguf
 
     kinds = {**GGUF_TYPES, **(types or {})}

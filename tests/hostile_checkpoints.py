@@ -173,8 +173,7 @@ _WATCHED = frozenset(
 
 
 class Doors:
-    """Records Python's audit events about the outside world; an audit hook cannot be removed, so this hook is switched.
-    """
+    """Records Python's audit events about the outside world; the hook cannot be removed, so it is switched."""
 
     def __init__(self) -> None:
         """Take the code importable at the start as harmless: Python, the installed packages, this package."""

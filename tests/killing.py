@@ -305,8 +305,7 @@ class Judge:
         self._answers = {which: self._answers_in(folder) for which, folder in (("old", before), ("new", after))}
 
     def models(self, folder: Path) -> str:
-        """Classify the models that a plain reader finds: ``old``, ``new``, both (each model for itself), or the fault.
-        """
+        """Classify the models found by a plain reader: ``old``, ``new``, both (each model for itself), or the fault."""
         found = set()
         for name, answer in self._answers_in(folder).items():
             which = [which for which, answers in self._answers.items() if answers.get(name) == answer]
@@ -363,8 +362,7 @@ def run_next(verb: Verb, place: Path, folder: Path) -> None:
 
 
 def judge_verb(verb: Verb, place: Path) -> Iterator[dict[str, Any]]:
-    """Run a command, and yield the state after a kill at each moment and after the next command; last, the normal end.
-    """
+    """Run a command; yield the state after a kill at each moment and the next command; last, the normal end."""
     folder, before, after = place / "out", place / f"{verb.name}-before", place / f"{verb.name}-after"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

@@ -73,8 +73,7 @@ def _check_every_node_is_tagged(result: ExportResult, nodes: list[ir.Node]) -> N
 
 
 def _check_parameters_are_read_by_their_owner(nodes: list[ir.Node], model: nn.Module, oracle: ForwardOracle) -> None:
-    """A node that reads a parameter belongs to the owner of the parameter, unless other nodes read the parameter too.
-    """
+    """A node that reads a parameter belongs to the owner of the parameter, unless it has other readers."""
     owners = {name: name.rpartition(".")[0] for name, _ in model.named_parameters()}
     for node in nodes:
         for value in node.inputs:

@@ -286,8 +286,7 @@ class _Judging:
         return [operator for number in numbers for operator in self.by_class[number] if operator.keeps_values]
 
     def _ways(self, number: int, read: set[Any]) -> list[list[Operator]]:
-        """Return the operators between the values read and the values of a class, per operator that computed the class.
-        """
+        """Return the operators between the read values and a class, per operator that computed the class."""
         makers = [operator for operator in self.by_class[number] if number not in operator.reads]
         return [self._behind(operator, read) for operator in makers]
 

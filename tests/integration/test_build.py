@@ -561,8 +561,7 @@ def example_inputs():
 
 
 def test_factory_is_exported_each_time(tmp_path: Path) -> None:
-    """Files cannot show what a factory returns, so it is exported again; later stages are reused if the graph is equal.
-    """
+    """Files cannot show a factory's result, so it is exported again; later stages are reused if the graph is equal."""
     script = tmp_path / "net.py"
     script.write_text(_FACTORY, encoding="utf-8")
     config = {**PLAIN, "optim": {"gelu_fusion": True}}

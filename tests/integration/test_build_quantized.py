@@ -130,8 +130,7 @@ def test_onnx_file_is_built_to_few_bits(bert: Path, tmp_path: Path) -> None:
 
 
 def test_graph_that_is_handed_over_has_one_file(bert: Path, tmp_path: Path) -> None:
-    """The sidecar lists the nodes of the file, the manifest names the tool of each stage, and the optimizer runs first.
-    """
+    """The sidecar lists the nodes, the manifest names the tool of each stage, and the optimizer runs first."""
     out = tmp_path / "out"
     result = build_hf_model(bert, out, precision="int4", config={"optim": {"gelu_fusion": True}})
     assert ["skipped", "skipped", "run"] == statuses(result)
