@@ -38,12 +38,12 @@ def built(checkpoint: Path) -> BuildResult:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Any:
-    """The model in PyTorch."""
+    """The BLIP model in PyTorch."""
     return BlipForConditionalGeneration.from_pretrained(checkpoint).eval()
 
 
 def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult) -> None:
-    """The file of the decoder says how a text begins and ends, which is in no file of the checkpoint."""
+    """The decoder file states start and end tokens, which no file of the checkpoint contains."""
     encoder, decoder = built.part_paths.values()
     assert ["encoder", "decoder"] == list(built.part_paths)
     stage = built.manifest.parts[-1].stage("export")
@@ -58,7 +58,7 @@ def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult
 
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 2}], ids=str)
 def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any, asked: dict[str, Any]) -> None:
-    """Of two pictures at once, with the end that the model's own generate() asks for."""
+    """Two images at once are captioned, with the end token requested by the model's own generate()."""
     pixels = torch.randn((2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
     model: Any = WinMLModelForImageTextToText.from_pretrained(built.folder)
     settings = {"max_new_tokens": 8, **asked}
@@ -67,7 +67,7 @@ def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any,
 
 
 def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, reference: Any, tmp_path: Path) -> None:
-    """The processor beside the graphs prepares it."""
+    """The image processor beside the graphs prepares the image."""
     picture = save_image(tmp_path / "noise.png")
     outcome = run_here("generate", built.folder, "--image", str(picture), "--max-new-tokens", "8", "--format", "json")
     assert 0 == outcome.code, outcome.err
@@ -77,7 +77,7 @@ def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, ref
 
 
 def test_inputs_that_are_described_make_one_graph_for_that_reason_alone(checkpoint: Path) -> None:
-    """It has a decoder inside, so that nobody says it has none."""
+    """The model has an inner decoder, so no note claims that it has none."""
     specs = (
         InputTensorSpec(name="pixel_values", shape=(1, 3, 16, 16), dtype="float32"),
         InputTensorSpec(name="input_ids", shape=(1, 5), dtype="int64", value_range=(0, 9)),

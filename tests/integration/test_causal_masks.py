@@ -1,6 +1,6 @@
-"""Causal masks survive the export: other paddings and other tokens than those traced are answered right.
+"""Causal masks of exported decoders, for other paddings and tokens than the traced ones.
 
-FACTS: an exporter that freezes the mask it was traced with ends in success and is wrong by as much as its answers.
+FACTS: an exporter that freezes the traced mask ends in success, with errors as large as the outputs.
 Graphs with a cache: test_generation_graphs.py.
 """
 
@@ -24,16 +24,16 @@ from winml.modelkit.ort.sessions import Session
 LENGTH = 9
 BATCH = 2
 DECODERS = {"gpt2": "input_ids", "llama": "input_ids", "t5": "decoder_input_ids", "bart": "decoder_input_ids"}
-"""Architecture → the input whose later tokens an answer must not see."""
+"""Architecture → decoder input whose later tokens must not change an output."""
 
 TOLERANCE = 2e-5
-"""Of the largest logit. Chosen ten times above what correct float32 exports show, 2e-6; a wrong mask shows 0.9."""
+"""Share of the largest logit. Chosen ten times above that of correct float32 exports, 2e-6; a wrong mask has 0.9."""
 
 Feeds = dict[str, NDArray[np.int64]]
 
 
 class Decoder:
-    """A small model, and the file it was exported to."""
+    """A small model and its exported file."""
 
     def __init__(self, architecture: str, folder: Path) -> None:
         checkpoint = save_checkpoint(architecture, folder / "checkpoint")
@@ -50,7 +50,7 @@ class Decoder:
         self.session = Session(self.result.only_part.model_path)
 
     def feeds(self, seed: int, **masks: NDArray[np.int64]) -> Feeds:
-        """Draw tokens, with masks of ones where none is given."""
+        """Draw tokens, with masks of ones by default."""
         generator = np.random.default_rng(seed)
         drawn = {
             name: np.ones((BATCH, LENGTH), np.int64)
@@ -61,25 +61,25 @@ class Decoder:
         return {**drawn, **masks}
 
     def torch_logits(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Ask PyTorch, as a user of the model would."""
+        """Return the logits of PyTorch."""
         with torch.no_grad():
             tensors = {name: torch.from_numpy(value) for name, value in feeds.items()}
             logits: NDArray[np.float32] = self.model(**tensors, use_cache=False).logits.numpy()
         return logits
 
     def onnx_logits(self, feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Ask the exported file."""
+        """Return the logits of the exported file."""
         return self.session.run(feeds)["logits"]
 
 
 @pytest.fixture(scope="module", params=list(DECODERS))
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    """One architecture, exported once for this file."""
+    """An architecture, exported once for this module."""
     return Decoder(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def padded(*lengths: int) -> NDArray[np.int64]:
-    """Return a mask whose rows are padded on the right after so many tokens."""
+    """Return a mask of rows with these lengths, padded on the right."""
     return (np.arange(LENGTH) < np.array(lengths)[:, None]).astype(np.int64)
 
 
@@ -94,7 +94,7 @@ MASKS = {
 
 @pytest.mark.parametrize("name", MASKS)
 def test_exported_decoder_equals_pytorch_under_other_paddings(decoder: Decoder, name: str) -> None:
-    """At every position that is not padding, the file answers as the model does, whatever the mask and the tokens."""
+    """The file and PyTorch agree at every position that is not padding, for every mask and other tokens."""
     mask = MASKS[name]
     masked = [each for each in decoder.session.inputs if each.endswith("mask")]
     assert decoder.mask in masked or "attention_mask" in masked
@@ -107,7 +107,7 @@ def test_exported_decoder_equals_pytorch_under_other_paddings(decoder: Decoder, 
 
 
 def test_exported_decoder_answers_depend_on_the_mask(decoder: Decoder) -> None:
-    """Hiding a source token changes the answers, so the comparisons above compare something."""
+    """A hidden source token changes the output, so the other comparisons are not vacuous."""
     name = "attention_mask"
     full, hidden = decoder.feeds(5), decoder.feeds(5, **{name: padded(4, 4)})
     assert name in full
@@ -117,7 +117,7 @@ def test_exported_decoder_answers_depend_on_the_mask(decoder: Decoder) -> None:
 
 @pytest.mark.parametrize("position", [1, 4, LENGTH - 1])
 def test_exported_decoder_answers_do_not_see_later_tokens(decoder: Decoder, position: int) -> None:
-    """Another token at a position changes the answer there and after it, and none before it."""
+    """A changed token changes the output at its position and after it, and not before it."""
     before = decoder.feeds(7)
     after = {name: value.copy() for name, value in before.items()}
     after[decoder.tokens][:, position] = (after[decoder.tokens][:, position] + 1) % 117 + 3
@@ -128,7 +128,7 @@ def test_exported_decoder_answers_do_not_see_later_tokens(decoder: Decoder, posi
 
 
 def test_exported_decoder_takes_exactly_tokens_and_masks(decoder: Decoder) -> None:
-    """No stray input is left in the graph."""
+    """The graph has no other inputs."""
     assert [spec.name for spec in decoder.result.only_part.inputs] == list(decoder.session.inputs)
     assert {"input_ids", "attention_mask"} <= set(decoder.session.inputs)
     allowed = {"input_ids", "attention_mask", decoder.tokens, decoder.mask}

@@ -1,4 +1,4 @@
-"""Is a checkpoint in few bits that cannot be read refused in a sentence that says what helps, with nothing written?"""
+"""Refusals of unreadable quantized checkpoints, by a message with the remedy and without output files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ DAMAGES: dict[str, tuple[Callable[[Tensors], None], tuple[str, ...]]] = {
     ),
     "an empty order": (_changed("g_idx", lambda value: value[:0]), (f"{LAYER}.g_idx", "[0]")),
 }
-"""What is done to the tensors → what the message names."""
+"""Damage → (function on the tensors, words of the message)."""
 
 
 def _refused(folder: Path, output: Path) -> CheckpointError:
@@ -73,7 +73,7 @@ def _refused(folder: Path, output: Path) -> CheckpointError:
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damaged_tensors_are_named(tmp_path: Path, name: str) -> None:
-    """The message names the tensor and what is wrong with it."""
+    """The message names the tensor and its fault."""
     damage, words = DAMAGES[name]
     folder = coded_checkpoints.save_gptq(tmp_path).folder
     tensors = load_file(folder / "model.safetensors")
@@ -85,7 +85,7 @@ def test_damaged_tensors_are_named(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("size", [16, 48, 64])
 def test_groups_of_another_size_than_declared_are_refused(tmp_path: Path, size: int) -> None:
-    """Scales would go to other values: the file has groups of 32."""
+    """The file has groups of 32, so scales would apply to the wrong weights."""
     saved = coded_checkpoints.save_compressed(tmp_path)
     path = saved.folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ def test_groups_of_another_size_than_declared_are_refused(tmp_path: Path, size: 
 def test_unknown_formats_are_named_with_those_that_are_read(
     tmp_path: Path, record: Any, words: tuple[str, ...]
 ) -> None:
-    """What the config says is refused before anything is loaded."""
+    """The config is checked before any weight is loaded."""
     folder = coded_checkpoints.save_gptq(tmp_path).folder
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": record}))
@@ -143,7 +143,7 @@ def test_unknown_formats_are_named_with_those_that_are_read(
 
 
 def test_missing_order_of_groups_is_named(tmp_path: Path) -> None:
-    """With act-order, codes would be multiplied with scales of other groups, and nothing would show it."""
+    """With act-order, codes would silently be multiplied with scales of other groups."""
     folder = coded_checkpoints.save_gptq(tmp_path, act_order=True).folder
     tensors = load_file(folder / "model.safetensors")
     _without("g_idx")(tensors)
@@ -174,12 +174,12 @@ OTHER_FORMATS: dict[str, tuple[Callable[[Path], Any], Callable[[Tensors], None],
         coded_checkpoints.save_bnb, _changed("weight.nested_quant_map", lambda value: value[:16]), {}, "quant_map",
     ),
 }  # fmt: skip
-"""What is saved, what is done to its tensors and to what its config says of weights → what the message names."""
+"""Damage → (function that saves, change of the tensors, changes of the config, word of the message)."""
 
 
 @pytest.mark.parametrize("name", OTHER_FORMATS)
 def test_missing_parts_of_other_formats_are_named(tmp_path: Path, name: str) -> None:
-    """Zero points that are gone would be read as the middle of the codes, and the weights be wrong in silence."""
+    """Missing zero points would be read as the middle of the codes, and give wrong weights silently."""
     save, damage, changes, word = OTHER_FORMATS[name]
     folder = save(tmp_path).folder
     tensors = load_file(folder / "model.safetensors")
@@ -194,7 +194,7 @@ def test_missing_parts_of_other_formats_are_named(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize("size", [[0, 0], [32], "big"])
 def test_blocks_of_no_size_are_no_blocks(tmp_path: Path, size: object) -> None:
-    """Scales that fit no rows then have a shape that is not known."""
+    """The shape of scales that match no rows is unknown."""
     folder = coded_checkpoints.save_fp8(tmp_path).folder
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["weight_block_size"] = size
@@ -203,7 +203,7 @@ def test_blocks_of_no_size_are_no_blocks(tmp_path: Path, size: object) -> None:
 
 
 def test_shortened_weights_are_named_by_a_build(tmp_path: Path) -> None:
-    """Through the command: one sentence, the code of user errors, and no folder."""
+    """The command prints one sentence, exits with 1, and leaves no folder."""
     folder = coded_checkpoints.save_awq(tmp_path).folder
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -213,7 +213,7 @@ def test_shortened_weights_are_named_by_a_build(tmp_path: Path) -> None:
 
 
 def test_fewer_bits_of_few_bits_are_refused_by_the_plan(tmp_path: Path) -> None:
-    """A build with a precision would quantize codes again."""
+    """A build with a precision would quantize the codes again."""
     folder = coded_checkpoints.save_awq(tmp_path).folder
     with pytest.raises(UsageError, match="already quantized"):
         build_hf_model(folder, tmp_path / "built", precision="int4")
@@ -221,7 +221,7 @@ def test_fewer_bits_of_few_bits_are_refused_by_the_plan(tmp_path: Path) -> None:
 
 
 def test_random_weights_of_such_a_checkpoint_are_floats(tmp_path: Path) -> None:
-    """They stand in for all weights."""
+    """Random weights replace all weights of the checkpoint."""
     folder = coded_checkpoints.save_awq(tmp_path).folder
     request = ModelRequest(model=str(folder), random_weights=True)
     result = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, tmp_path / "model.onnx")
@@ -229,7 +229,7 @@ def test_random_weights_of_such_a_checkpoint_are_floats(tmp_path: Path) -> None:
 
 
 def test_damaged_gguf_file_is_named(tmp_path: Path) -> None:
-    """Bytes that are no header, and a file that is not there."""
+    """A file without a valid header and a missing file are both refused."""
     pytest.importorskip("gguf")
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + bytes(40))
@@ -245,7 +245,7 @@ def test_damaged_gguf_file_is_named(tmp_path: Path) -> None:
     [("blk.0.attn_sinks.weight", ("blk.0.attn_sinks.weight", "qwen2")), ("rope_freqs.weight", ())],
 )
 def test_tensor_of_a_gguf_file_without_a_place_is_named(tmp_path: Path, tensor: str, words: tuple[str, ...]) -> None:
-    """A weight that the model does not have is refused; scales of rotations are left out, and a note says so."""
+    """A weight unknown to the model is refused; scales of rotations are left out with a note."""
     pytest.importorskip("gguf")
     file = coded_checkpoints.save_gguf_of(tmp_path, "qwen2", extra={tensor: np.ones(16, np.float32)})
     if words:
@@ -258,7 +258,7 @@ def test_tensor_of_a_gguf_file_without_a_place_is_named(tmp_path: Path, tensor: 
 
 
 def test_unknown_architecture_of_a_gguf_file_is_named_with_those_that_are_read(tmp_path: Path) -> None:
-    """Before transformers looks at it."""
+    """The refusal comes before transformers reads the file."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "starcoder2")
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""Do checkpoints that are published in few bits become files with the same codes, which generate the same text?"""
+"""Exports of quantized checkpoints: equal codes and equal generated text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FORMATS: dict[str, Callable[[Path], SavedCheckpoint]] = {
     "auto-round as gptq": lambda folder: coded_checkpoints.save_auto_round(folder, "auto_gptq"),
     "auto-round as awq": lambda folder: coded_checkpoints.save_auto_round(folder, "auto_awq"),
 }
-"""Formats whose codes, or the numbers they stand for, are in the file as they are."""
+"""Formats whose codes, or their exact values, are in the exported file."""
 
 
 @pytest.fixture(
@@ -63,21 +63,21 @@ FORMATS: dict[str, Callable[[Path], SavedCheckpoint]] = {
     params=[pytest.param(name, marks=TWO_BITS if name == "gptq 2 bits" else ()) for name in FORMATS],
 )
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A checkpoint of each format, and the file that was made of it."""
+    """A checkpoint of each format and its exported file."""
     folder = tmp_path_factory.mktemp("coded")
     saved = FORMATS[request.param](folder)
     return request.param, saved, export(saved, folder / "out" / "model.onnx")
 
 
 def export(saved: SavedCheckpoint, path: Path, config: WinMLExportConfig = UNVERIFIED) -> onnx.ModelProto:
-    """Export a checkpoint, and read what was written."""
+    """Export a checkpoint and load the written model."""
     path.parent.mkdir(exist_ok=True)
     HTPExporter(config).export_checkpoint(ModelRequest(model=str(saved.folder)), path)
     return onnx.load(path)
 
 
 def generated(path: Path) -> list[int]:
-    """Return the best tokens, one after the other."""
+    """Return the greedy tokens of a file."""
     session = Session(path)
     text, now = list(PROMPT), list(PROMPT)
     held = {
@@ -101,12 +101,12 @@ def generated(path: Path) -> list[int]:
 
 
 def reference_tokens(saved: SavedCheckpoint) -> list[int]:
-    """Return what PyTorch generates with the dequantized weights."""
+    """Return the tokens that PyTorch generates with the dequantized weights."""
     return tokens_of(transformers.AutoModelForCausalLM.from_pretrained(saved.reference, dtype=torch.float32))
 
 
 def tokens_of(model: Any) -> list[int]:
-    """Return what a model generates in PyTorch."""
+    """Return the tokens that a PyTorch model generates."""
     with torch.no_grad():
         text = model.eval().generate(
             torch.tensor([PROMPT]), max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, do_sample=False
@@ -116,14 +116,14 @@ def tokens_of(model: Any) -> list[int]:
 
 
 def unpacked(packed: Array, bits: int) -> Array:
-    """Return the codes of a row, the first in the lowest bits of a byte."""
+    """Unpack the codes of a row; the first code is in the lowest bits of a byte."""
     rows = packed.reshape(len(packed), -1)
     places = np.arange(0, 8, bits)
     return ((rows[..., None] >> places) & (2**bits - 1)).reshape(len(rows), -1)
 
 
 def written_codes(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, dict[int, Array]]]:
-    """Return by module the node that takes its codes, and the node's constant inputs by position."""
+    """Return module → (node with its codes, constant inputs by position)."""
     held = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
     found = {}
     for node in model.graph.node:
@@ -135,12 +135,12 @@ def written_codes(model: onnx.ModelProto) -> dict[str, tuple[onnx.NodeProto, dic
 
 
 def attribute(node: onnx.NodeProto, name: str) -> int:
-    """Return a number that a node has as an attribute."""
+    """Return an integer attribute of a node."""
     return next(item.i for item in node.attribute if item.name == name)
 
 
 def test_codes_are_those_of_the_checkpoint_bit_by_bit(exported: Any) -> None:
-    """Of each layer, codes, scales and zero points are what the packer packed."""
+    """Codes, scales and zero points of each layer equal the packed ones."""
     name, saved, model = exported
     found = written_codes(model)
     assert found.keys() == saved.linears.keys()
@@ -170,13 +170,13 @@ def test_codes_are_those_of_the_checkpoint_bit_by_bit(exported: Any) -> None:
 
 
 def test_text_is_that_of_the_dequantized_model(exported: Any) -> None:
-    """With activations in float32, every token is that of PyTorch."""
+    """With float32 activations, every token equals PyTorch's."""
     _, saved, _ = exported
     assert generated(saved.folder.parent / "out" / "model.onnx") == reference_tokens(saved)
 
 
 def test_nodes_say_where_their_codes_come_from(exported: Any) -> None:
-    """Each node names the format; layers in 16 bits stay in 16 bits, and no weight is a float matrix."""
+    """Each node records the source format; 16-bit layers stay in 16 bits, and no weight is a float matrix."""
     name, saved, model = exported
     layouts = {"nvfp4 of modelopt": "nvfp4", "auto-round as gptq": "gptq", "auto-round as awq": "awq"}
     for node, _ in written_codes(model).values():
@@ -231,7 +231,7 @@ def test_experts_of_mxfp4_keep_their_numbers(tmp_path: Path) -> None:
 
 
 def test_experts_that_are_merged_keep_their_codes(tmp_path: Path) -> None:
-    """Transformers stacks the experts of Mixtral, and puts two matrices of each below each other."""
+    """Transformers stacks the experts of Mixtral, and concatenates two matrices of each."""
     config = transformers.MixtralConfig(
         vocab_size=120, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=64,
@@ -248,7 +248,7 @@ def test_experts_that_are_merged_keep_their_codes(tmp_path: Path) -> None:
 
 
 def test_gguf_file_alone_becomes_a_model_with_its_tokenizer(tmp_path: Path) -> None:
-    """Q8_0, Q4_0, Q4_K and Q6_K stand for the same numbers in the file, rows in the order of transformers."""
+    """Q8_0, Q4_0, Q4_K and Q6_K have equal values in the file, with the row order of transformers."""
     pytest.importorskip("gguf")
     saved = coded_checkpoints.save_gguf(tmp_path)
     model = export(saved, tmp_path / "out" / "model.onnx", EXACT)
@@ -267,7 +267,7 @@ def test_gguf_file_alone_becomes_a_model_with_its_tokenizer(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("architecture", ["mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3"])
 def test_gguf_of_other_architectures_writes_the_text_of_transformers(tmp_path: Path, architecture: str) -> None:
-    """Names, orders of rows and norms are those of the model that transformers makes of the file."""
+    """Names, row orders and norms equal those of the model that transformers loads from the file."""
     pytest.importorskip("gguf")
     file = coded_checkpoints.save_gguf_of(tmp_path, architecture)
     HTPExporter(UNVERIFIED).export_checkpoint(ModelRequest(model=str(file)), tmp_path / "out" / "model.onnx")
@@ -280,7 +280,7 @@ def test_gguf_of_other_architectures_writes_the_text_of_transformers(tmp_path: P
 
 
 def test_gguf_types_without_an_exact_form_are_in_the_nearest(tmp_path: Path) -> None:
-    """Six-bit offsets of five-bit codes are no integers, and 8-bit products take no others."""
+    """Six-bit offsets of five-bit codes are no integers, and 8-bit products take integers only."""
     pytest.importorskip("gguf")
     saved = coded_checkpoints.save_gguf(tmp_path, {"ffn_gate": "Q5_K"})
     result = HTPExporter(EXACT).export_checkpoint(ModelRequest(model=str(saved.folder)), tmp_path / "model.onnx")
@@ -290,7 +290,7 @@ def test_gguf_types_without_an_exact_form_are_in_the_nearest(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("bits", "symmetric"), [(4, False), (4, True), (8, False)])
 def test_packing_is_that_of_compressed_tensors(tmp_path: Path, bits: int, symmetric: bool) -> None:
-    """The library unpacks to the numbers of the tests what these packed for the reader."""
+    """The compressed-tensors library unpacks the tensors of the helper to the same codes and zero points."""
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 
@@ -308,7 +308,7 @@ def test_packing_is_that_of_compressed_tensors(tmp_path: Path, bits: int, symmet
 
 
 def test_build_fuses_the_decoder_and_carries_the_codes(tmp_path: Path) -> None:
-    """Only ONNX Runtime runs the file, so that its attention is used as well; the text stays the same."""
+    """The file is for ONNX Runtime only, so the attention is fused as well; the text stays equal."""
     saved = coded_checkpoints.save_awq(tmp_path)
     folder = build_hf_model(saved.folder, tmp_path / "built").folder
     counts = Counter(node.op_type for node in onnx.load(folder / "model.onnx").graph.node)
@@ -322,7 +322,7 @@ def test_build_fuses_the_decoder_and_carries_the_codes(tmp_path: Path) -> None:
 
 
 def test_activations_in_8_bits_are_near(tmp_path: Path) -> None:
-    """The option rounds activations of 4-bit layers, too."""
+    """The option also rounds activations of 4-bit layers."""
     saved = coded_checkpoints.save_awq(tmp_path)
     path = tmp_path / "out.onnx"
     config = WinMLExportConfig(activations="int8")
@@ -335,7 +335,7 @@ def test_activations_in_8_bits_are_near(tmp_path: Path) -> None:
 
 
 def test_activations_of_a_float_checkpoint_are_refused(tmp_path: Path) -> None:
-    """The option would do nothing."""
+    """The option would have no effect."""
     saved = coded_checkpoints.save_awq(tmp_path)
     with pytest.raises(UsageError, match="no quantized weights"):
         HTPExporter(EXACT).export_checkpoint(ModelRequest(model=str(saved.reference)), tmp_path / "out.onnx")
@@ -343,7 +343,7 @@ def test_activations_of_a_float_checkpoint_are_refused(tmp_path: Path) -> None:
 
 
 def test_input_order_is_shared_by_layers_of_one_order(tmp_path: Path) -> None:
-    """Query, key and value read the same input in the same order: it is made once."""
+    """Query, key and value read one reordered input, which is computed once."""
     saved = coded_checkpoints.save_gptq(tmp_path, act_order=True, shares_order=True)
     model = export(saved, tmp_path / "out.onnx", EXACT)
     orders = [node for node in model.graph.node if node.op_type == "Gather" and "input_order" in "".join(node.input)]

@@ -1,4 +1,4 @@
-"""An error planted in one module is found there, whatever was done to the file and wherever the reference runs."""
+"""Localization of an error planted in one module, for transformed files and several references."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from winml.modelkit.models.request import ModelRequest
 from winml.modelkit.ort.opened_model import RunOptions
 
 SIZES = {"bert": {"num_hidden_layers": 3}, "gpt2": {"n_layer": 3}, "vit": {"num_hidden_layers": 3}}
-"""Three layers each, so that the planted one is neither the first nor the last."""
+"""Three layers each, so that the planted module is neither the first nor the last."""
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -41,9 +41,9 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def planted(source: Path, target: Path, change: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Change one weight in the middle of a model, and write it; returns the path of the module it belongs to.
+    """Change a weight in the middle of a model, write the model and return the module path of the weight.
 
-    Of a quantized layer it is the scale that is changed.
+    In a quantized layer the scale is changed.
     """
     model = onnx.load(source)
     readers = [
@@ -73,13 +73,13 @@ def compared(reference: Any, candidate: Any) -> ModelComparison:
 
 
 def found(result: ModelComparison) -> str | None:
-    """Return the path of the first module whose error is its own."""
+    """Return the path of the first module with an error of its own."""
     return None if result.first_divergence is None else result.first_divergence.identity.module
 
 
 @pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
 def test_planted_error_is_found_in_its_module(exported: Path, kind: str, tmp_path: Path) -> None:
-    """The first module whose error is its own is the one that was changed, beside any rounding that is everywhere."""
+    """The first module with an error of its own is the changed one, despite rounding in all modules."""
     module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
 
     assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == module
@@ -88,7 +88,7 @@ def test_planted_error_is_found_in_its_module(exported: Path, kind: str, tmp_pat
 @pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
 @pytest.mark.parametrize("exported", ["bert", "gpt2"], indirect=True)
 def test_wrong_mask_is_found_in_its_attention(exported: Path, kind: str, tmp_path: Path) -> None:
-    """One attention that looks at other positions is named, though no weight of it is wrong."""
+    """An attention with a flipped mask is named although its weights are correct."""
     model = onnx.load(exported / f"{kind}.onnx")
     readers = [(node, index) for node in model.graph.node for index in _mask_inputs(node)]
     node, index = readers[len(readers) // 2]
@@ -107,7 +107,7 @@ def test_wrong_mask_is_found_in_its_attention(exported: Path, kind: str, tmp_pat
 
 
 def _mask_inputs(node: onnx.NodeProto) -> list[int]:
-    """Return the inputs of a node that are the mask of an attention."""
+    """Return the positions of the attention mask among the inputs of a node."""
     if node.op_type == "MultiHeadAttention":
         return [5] if len(node.input) > 5 and node.input[5] else []
     is_sum_with_mask = node.op_type == "Add" and any(name.endswith("/Where_output_0") for name in node.input)
@@ -115,7 +115,7 @@ def _mask_inputs(node: onnx.NodeProto) -> list[int]:
 
 
 def test_overflow_of_float16_is_found_in_its_module(exported: Path, tmp_path: Path) -> None:
-    """Products of large weights are infinite in float16 and not in float32; the first place is told."""
+    """Products of large weights are infinite in float16 only; the first such module is named."""
     large = {name: tmp_path / f"{name}.onnx" for name in ("plain", "half")}
 
     def enlarged(array: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def test_overflow_of_float16_is_found_in_its_module(exported: Path, tmp_path: Pa
 
 
 def test_nothing_is_found_where_nothing_was_planted(exported: Path) -> None:
-    """Rounding is no error of a module, nor is what fewer bits do to all of them."""
+    """Rounding by optimization or quantization of all modules is not attributed to a module."""
     for kind in ("optimized", "quantized"):
         result = compared(exported / "plain.onnx", exported / f"{kind}.onnx")
         assert result.first_divergence is None, kind
@@ -143,7 +143,7 @@ def test_nothing_is_found_where_nothing_was_planted(exported: Path) -> None:
 
 
 def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path) -> None:
-    """PyTorch's modules return what the nodes of the file hand on, and the planted one does not."""
+    """Outputs of PyTorch's modules equal the node values of the file, except for the planted module."""
     request = ModelRequest(model=str(exported / "checkpoint"))
     right = compared(request, exported / "plain.onnx")
     assert found(right) is None
@@ -157,7 +157,7 @@ def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_live_modules_are_compared_with_each_other_and_with_a_file(exported: Path) -> None:
-    """What a module returns is compared by its path, whoever else holds one of that path; the module is left alone."""
+    """Outputs of modules are compared by path, and no hook stays on the modules."""
     import torch
 
     right, wrong = (build_model("bert", **SIZES["bert"]) for _ in range(2))
@@ -174,7 +174,7 @@ def test_live_modules_are_compared_with_each_other_and_with_a_file(exported: Pat
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_modules_that_are_the_same_on_both_sides_say_so(exported: Path, tmp_path: Path) -> None:
-    """Weights are compared by content; a module behind a wrong one is unchanged, however much it makes of that."""
+    """Weights are compared by content; a module behind a wrong one counts as unchanged, even with another output."""
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(1.01))
     records = compared(exported / "plain.onnx", tmp_path / "wrong.onnx").as_record()["modules"]
     assert [module] == [record["module"] for record in records if not record["unchanged"]]
@@ -185,7 +185,7 @@ def test_modules_that_are_the_same_on_both_sides_say_so(exported: Path, tmp_path
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
-    """Exit code 3 where an output is beyond the threshold; the record names the module."""
+    """An output beyond the threshold gives exit code 3; the record names the module."""
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     plain, wrong = exported / "plain.onnx", tmp_path / "wrong.onnx"
 
@@ -210,7 +210,7 @@ def test_command_says_where_and_how_far(exported: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_depth_shows_the_first_levels_and_the_first_module_to_part(exported: Path, tmp_path: Path) -> None:
-    """In the terminal, as JSON and on the page; the module that is named is shown wherever it lies."""
+    """The terminal, JSON and the page show the first levels and the named module at any depth."""
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     plain, wrong, page = exported / "plain.onnx", tmp_path / "wrong.onnx", tmp_path / "page.html"
     asked = ("compare", plain, wrong, "--by-module", "--depth", "2")
@@ -229,7 +229,7 @@ def test_depth_shows_the_first_levels_and_the_first_module_to_part(exported: Pat
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exported: Path, tmp_path: Path) -> None:
-    """Modules that were not compared have no numbers; they stand apart, with the reason."""
+    """Modules that were not compared have no numbers; a separate table lists them with the reason."""
     planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     wrong, fused = (
         (exported / "plain.onnx", tmp_path / "wrong.onnx"),
@@ -247,7 +247,7 @@ def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exp
 
 
 def displayed_rows(page: Path, table: str) -> list[list[str]]:
-    """Return the cells of a table on a page; none where the page has no such table."""
+    """Return the cells of a table on a page; `[]` if the page has no such table."""
     text = page.read_text(encoding="utf-8").replace("<wbr>", "")
     body = text.partition(f'<table id="{table}">')[2].partition("</table>")[0]
     return [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in body.splitlines() if row.startswith("<tr><td")]
@@ -255,7 +255,7 @@ def displayed_rows(page: Path, table: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_size_that_one_side_fixes_is_taken(exported: Path, tmp_path: Path) -> None:
-    """A file with an open batch is compared at the batch of the other; what cannot be both is refused."""
+    """A file with a dynamic batch is compared at the other file's fixed batch; a conflicting size is refused."""
     request = ModelRequest(model=str(exported / "checkpoint"))
     exporter = HTPExporter(WinMLExportConfig(verify=False, dynamic_batch=True, dynamic_sequence=True))
     exporter.export_checkpoint(request, tmp_path / "open.onnx")
@@ -268,7 +268,7 @@ def test_size_that_one_side_fixes_is_taken(exported: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
 def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_path: Path) -> None:
-    """What the two sides call differently has to be said."""
+    """Differently named inputs need a mapping; the message names both inputs."""
     model = onnx.load(exported / "plain.onnx")
     name = model.graph.input[0].name
     for node in model.graph.node:
@@ -290,7 +290,7 @@ def test_other_inputs_are_refused_unless_they_are_mapped(exported: Path, tmp_pat
 
 
 def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_path: Path) -> None:
-    """An activation makes more of a wrong value before it; the module that computed the value is named."""
+    """An activation may amplify a wrong input value; the module that computed the value is named."""
     model = onnx.load(exported / "plain.onnx")
     weights = {item.name: item for item in model.graph.initializer}
     modules = {node.name: _module_of(node) for node in model.graph.node}
@@ -315,7 +315,7 @@ def _module_of(node: onnx.NodeProto) -> str:
 
 
 def test_checkpoint_without_pooler_is_compared_with_the_recorded_seed(tmp_path: Path) -> None:
-    """The pooler that an export draws is drawn again from its seed, whichever side the file is on."""
+    """The random pooler of an export is drawn again from the recorded seed, for the file on either side."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint", class_name="BertForMaskedLM")
     request = ModelRequest(model=str(checkpoint), task="feature-extraction", seed=3)
     file = tmp_path / "model.onnx"

@@ -1,4 +1,4 @@
-"""Do execution providers compile a model, open what they compiled, and answer the same?
+"""Compilation by execution providers: compiled files, their runs and their outputs.
 
 `make readers` installs the providers. QNN's plug-in compiles for its NPU and simulates it on x86-64; OpenVINO's takes
 processors of Intel, and OpenVINO's own ONNX Runtime any.
@@ -54,7 +54,7 @@ def winml(reader: str, *arguments: str | Path) -> tuple[int, Any, str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tagged layers with weights."""
+    """A model of tagged layers with weights."""
     path = tmp_path_factory.mktemp("source") / "model.onnx"
     ir.save(parse(CONVOLUTION.replace("N,", "1,").replace("y = Conv (x, w)", "c = Conv (x, w) y = Relu (c)")), path)
     return path
@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path, tmp_path: Path, embed: str) -> None:
-    """One node stands for all, and lists the modules; the file is opened, run and measured by the same plug-in."""
+    """A single node replaces all and lists the modules; the same plug-in opens, runs and measures the file."""
     output = tmp_path / "npu.onnx"
     code, record, err = winml(QNN, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
     assert 0 == code, err
@@ -86,7 +86,7 @@ def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path
 
 @pytest.mark.reader(QNN)
 def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path, tmp_path: Path) -> None:
-    """As a config does that says the same, of which the command line wins."""
+    """The config and the command line set the same option, and the command line wins."""
     built = tmp_path / "built"
     config = json.dumps({"compile": {"ep": "qnn", "ep_options": {"soc_model": "0"}}})
     asked = ("build", "-m", model, "-o", built, "-c", config, "--ep-options", "soc_model=60")
@@ -109,7 +109,7 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
 
 @pytest.mark.reader(QNN)
 def test_cycles_of_a_device_are_charged_to_modules(model: Path, tmp_path: Path) -> None:
-    """The record is that of the CPU in another unit, its sums are right, and modules add up to nearly all of it."""
+    """The record has the CPU's structure in another unit, with correct sums, and modules cover nearly all cycles."""
     asked = ("perf", model, "--ep", "qnn", "--ep-options", "soc_model=60", "--by-module", "--iterations", "3")
     code, record, err = winml(QNN, *asked)
     assert 0 == code, err
@@ -146,7 +146,7 @@ def test_open_sizes_are_refused_by_a_provider_that_plans_its_memory(tmp_path: Pa
 
 @pytest.mark.reader(QNN)
 def test_misspelled_option_of_a_provider_is_refused(model: Path, tmp_path: Path) -> None:
-    """QNN itself ignores what it does not know; the nearest name that its library holds is the way out."""
+    """QNN itself ignores unknown options; the message suggests the nearest option name of its library."""
     output = tmp_path / "npu.onnx"
     misspelled = ("--ep", "qnn", "--ep-options", "soc_modl=60")
     code, _, err = winml(QNN, "compile", "-m", model, "-o", output, *misspelled)
@@ -157,7 +157,7 @@ def test_misspelled_option_of_a_provider_is_refused(model: Path, tmp_path: Path)
 @pytest.mark.reader(OPENVINO_PLUG_IN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: Path, embed: str) -> None:
-    """Its package has the reader that onnxruntime-openvino lacks: one node, equal answers, the list of modules."""
+    """The package has the reader that onnxruntime-openvino lacks: one node, equal outputs, the list of modules."""
     output = tmp_path / "openvino.onnx"
     code, record, err = winml(OPENVINO_PLUG_IN, "compile", "-m", model, "-o", output, "--ep", "openvino", embed)
     if "takes Intel's processors alone" in err:
@@ -174,7 +174,7 @@ def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: 
 
 @pytest.mark.reader(OPENVINO)
 def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp_path: Path) -> None:
-    """Where its package lacks what reads compiled parts back, the answer is exit 3 and the reason; else equality."""
+    """If the package cannot read compiled parts, the exit code is 3 and the reason is printed; else outputs agree."""
     output = tmp_path / "openvino.onnx"
     arguments = ("compile", "-m", model, "-o", output, "--ep", "openvino")
     code, record, err = winml(OPENVINO, *arguments)
@@ -198,7 +198,7 @@ def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers between which ranges are of integers, placed for the CPU; the float file lies beside it."""
+    """Two layers with an integer range between them, quantized for the CPU; the float file lies beside it."""
     folder = tmp_path_factory.mktemp("quantized")
     ir.save(parse(PERCEPTRON.replace("N,", "1,")), folder / "float.onnx")
     options = ("--mode", "qdq", "--precision", "w8a16", "--no-verify")
@@ -210,7 +210,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Path, precision: str) -> None:
-    """One part; outside are the conversions of inputs and outputs alone, and no weight is expanded on the CPU."""
+    """There is one part; only conversions of inputs and outputs run outside, and the CPU expands no weight."""
     source, placed = quantized.with_name("float.onnx"), tmp_path / "placed.onnx"
     options = ("--mode", "qdq", "-p", precision, "--min-sqnr", "0", "--ep", "qnn")
     code, _, err = winml(QNN, "quantize", "-m", source, "-o", placed, *options)
@@ -226,7 +226,7 @@ def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Pat
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: Path) -> None:
-    """Quantized, compiled whole, and run token by token with a cache of a fixed length."""
+    """The decoder is quantized, compiled whole, and run token by token with a cache of a fixed length."""
     folder = tmp_path / name
     if name == "t5":
         save_encoder_decoder(folder, name)
@@ -247,7 +247,7 @@ def test_decoder_is_built_for_an_npu_and_writes_through_it(name: str, tmp_path: 
 
 @pytest.mark.reader(QNN)
 def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> None:
-    """In a build that of the checkpoint, of a file alone that beside it, else that beside its float file."""
+    """A processor in the build or beside the reference prepares samples; a file alone gets random samples."""
     checkpoint = save_checkpoint("bert", tmp_path / "checkpoint")
     save_tokenizer(checkpoint)
     place = ("--ep", "qnn", "--ep-options", "soc_model=60", "--min-sqnr", "0")
@@ -271,7 +271,7 @@ def test_compiled_file_is_judged_on_samples_of_the_processor(tmp_path: Path) -> 
 
 @pytest.mark.reader(QNN)
 def test_quantized_file_is_judged_beside_its_float_source(quantized: Path, tmp_path: Path) -> None:
-    """It names the float file itself; elsewhere a user does. Each node outside has module, type and reason."""
+    """The file names its float source, or a user does. Each outside node has module, type and reason."""
     compiling = ("compile", "-o", tmp_path / "npu.onnx", "--ep", "qnn", "--ep-options", "soc_model=60", "--overwrite")
     code, record, err = winml(QNN, *compiling, "-m", quantized)
     assert 0 == code, err
@@ -304,7 +304,7 @@ def test_quantized_file_is_judged_beside_its_float_source(quantized: Path, tmp_p
 def test_result_beyond_a_limit_or_without_its_reference_is_not_written(
     quantized: Path, model: Path, tmp_path: Path, options: tuple[str, ...], expected_code: int, words: str
 ) -> None:
-    """Exit 3 for a limit, which a first wrong module or the nodes explain; 2 for a wrong reference or device."""
+    """A missed limit exits with 3 and names a module or nodes; a wrong reference or device exits with 2."""
     output = tmp_path / "npu.onnx"
     asked = [option.format(other=model) for option in options]
     code, _, err = winml(
@@ -318,7 +318,7 @@ def test_result_beyond_a_limit_or_without_its_reference_is_not_written(
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("name", ["qnn", "OtherExecutionProvider"])
 def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str) -> None:
-    """Its package is not needed, and winml need not know it: compiled, inspected and measured by its library alone."""
+    """Compilation, inspection and measurement need the library only, not its package or support in winml."""
     library = next(folder_of(QNN).glob("onnxruntime_qnn/*onnxruntime_providers_qnn*"))
     place = ("--ep", name, "--ep-library", f"{name}={library}", "--ep-options", "soc_model=60")
     place = (*place, "--ep-options", "backend_type=htp")
@@ -344,7 +344,7 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
     ],
 )
 def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: str, words: str) -> None:
-    """One sentence names it, on the command line and in the environment; nothing is written."""
+    """A sentence names the library, for the command line and the environment; nothing is written."""
     named = library.format(model=model)
     code, _, err = winml("", "compile", "-m", model, "-o", tmp_path / "a.onnx", "--ep", "qnn", "--ep-library", named)
     assert code in (1, 2)
@@ -354,7 +354,7 @@ def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: s
 
 @pytest.mark.reader(QNN)
 def test_inspection_names_the_nodes_that_stay_outside_when_compiled(quantized: Path, tmp_path: Path) -> None:
-    """As many, with the same reasons; the advice is a command on the float file beside it."""
+    """Number and reasons equal those of compilation; the advice is a command on the float file beside it."""
     place = ("--ep", "qnn", "--ep-options", "soc_model=60")
     _, inspected, err = winml(QNN, "inspect", quantized, *place)
     code, compiled, err = winml(QNN, "compile", "-m", quantized, "-o", tmp_path / "npu.onnx", *place)

@@ -1,4 +1,4 @@
-"""Control flow of torch and complex tables are exported with dynamo, and answer as PyTorch does."""
+"""Control flow of torch and complex tables, exported with dynamo and compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ VALUES = torch.linspace(-1, 2, 12).reshape(3, 4)
 
 
 class Either(nn.Module):
-    """The sum decides which module is called."""
+    """Calls one of two modules, chosen by the sum of the input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = Leaf(4), Leaf(4)
 
     def forward(self, values: torch.Tensor) -> Any:
-        """Call one of them."""
+        """Call the chosen module."""
         return torch.cond(values.sum() > 0, self.first, lambda x: self.second(x) + 1, (values,))
 
 
@@ -46,7 +46,7 @@ class Repeated(nn.Module):
 
 
 class Turned(nn.Module):
-    """Turns pairs by a table of complex numbers."""
+    """Rotates pairs by a table of complex numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Turned(nn.Module):
 
 
 def _has_loops() -> bool:
-    """Whether torch has an ONNX form of ``while_loop``."""
+    """True if torch has an ONNX conversion of ``while_loop``."""
     from torch.onnx._internal.exporter._torchlib.ops import hop
 
     return hasattr(hop, "higher_order_while_loop")
@@ -73,7 +73,7 @@ _LOOPS = pytest.mark.skipif(not _has_loops(), reason="torch before 2.11 has no O
     ("make", "operator"), [(Either, "If"), pytest.param(Repeated, "Loop", marks=_LOOPS), (Turned, "Gemm")]
 )
 def test_control_flow_and_complex_tables_are_exported(make: Any, operator: str, tmp_path: Path) -> None:
-    """Both branches answer; every node, those of branches too, has a tag."""
+    """The file answers as PyTorch in both branches, and every node, branches included, has a tag."""
     torch.manual_seed(0)
     model = make().eval()
     result = export_pytorch(model, tmp_path / "model.onnx", VALUES)

@@ -1,4 +1,4 @@
-"""Is the graph of a model compared where its own weights hide what a wrong graph would answer?"""
+"""Verification of graphs whose own weights hide wrong outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from winml.modelkit.errors import VerificationError
 
 
 class Headed(nn.Module):
-    """A body, and a head of zeros."""
+    """A body and a head of zeros."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,24 +27,24 @@ class Headed(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: torch.Tensor) -> object:
-        """Return zeros."""
+        """Return the output of the head, which is zero."""
         return self.head(torch.relu(self.body(x)))
 
 
 class TwoHeaded(Headed):
-    """Only one of two heads is zero, as in ControlNet."""
+    """A head of zeros beside the body's output, as in ControlNet."""
 
     def forward(self, x: torch.Tensor) -> object:
-        """Return the body's answer, too."""
+        """Return the outputs of body and head."""
         body = torch.relu(self.body(x))
         return body, self.head(body)
 
 
 class Frozen(Headed):
-    """A body that the trace takes for a constant: NumPy computes with the values of its input."""
+    """A body traced as a constant: NumPy computes with the values of its input."""
 
     def forward(self, x: torch.Tensor) -> object:
-        """Return zeros."""
+        """Return the output of the head, which is zero."""
         return self.head(self.body(x) * torch.from_numpy(np.abs(x.detach().numpy())))
 
 
@@ -52,7 +52,7 @@ class Counted(Headed):
     """One output depends on the shape of the input alone."""
 
     def forward(self, x: torch.Tensor) -> object:
-        """Return numbers from 0, too."""
+        """Return the body's output and the numbers from 0."""
         return self.body(x), torch.arange(x.shape[1])
 
 
@@ -66,7 +66,7 @@ def export(model: nn.Module, folder: Path) -> tuple[ExportResult, VerificationIn
 
 @pytest.mark.parametrize("model", [Headed, TwoHeaded])
 def test_head_of_zeros_is_compared_on_a_copy_and_written_as_it_is(model: type[nn.Module], tmp_path: Path) -> None:
-    """The note says so; the model has its own weights again, and so has the file."""
+    """A note reports the copy; the model and the file keep their own weights."""
     made = model()
     before = {name: value.clone() for name, value in made.named_parameters()}
     result, verification = export(made, tmp_path)
@@ -81,7 +81,7 @@ def test_head_of_zeros_is_compared_on_a_copy_and_written_as_it_is(model: type[nn
 
 
 def test_wrong_graph_before_a_head_of_zeros_is_refused(tmp_path: Path) -> None:
-    """With its own weights it would answer as the model does."""
+    """With its own weights of zero, the wrong graph would equal the model."""
 
     class Other(Frozen):
         def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_wrong_graph_before_a_head_of_zeros_is_refused(tmp_path: Path) -> None:
 
 
 def test_output_that_no_input_changes_is_listed(tmp_path: Path) -> None:
-    """No weights show whether it follows an input."""
+    """No weights show whether the output follows an input."""
     _, verification = export(Counted(), tmp_path)
     assert verification.assumed is not None
     assert [("constant_output", "output_1")] == [(item.kind, item.value) for item in verification.assumed]

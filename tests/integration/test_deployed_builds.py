@@ -1,4 +1,4 @@
-"""What a build says is deployed runs in another folder, and nothing else of the build is needed for that."""
+"""Deployed files of builds, run in another folder without the rest of the build."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def build():
 def example_inputs():
     return torch.ones(2, 3000)
 """
-"""36 MB of weights: the stage that optimizes keeps them in a file of their own."""
+"""A net with 36 MB of weights, which the optimize stage keeps in a separate file."""
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The export of such a model."""
+    """The export of the large net."""
     folder = tmp_path_factory.mktemp("net")
     (folder / "net.py").write_text(NET, encoding="utf-8")
     outcome = run_here("export", "-m", f"{folder / 'net.py'}:build", "-o", folder / "net.onnx", "-q")
@@ -56,7 +56,7 @@ def answer(path: Path) -> Any:
 
 
 def test_model_of_a_build_runs_alone(source: Path, tmp_path: Path) -> None:
-    """It is the file of the last stage, whose weights are written once; the second build makes nothing anew."""
+    """The deployed model is the last stage's file with one copy of the weights; a second build rewrites nothing."""
     record = build("-m", source, "-o", tmp_path / "out", "--level", "full")
     assert (tmp_path / "out" / "model.onnx").samefile(tmp_path / "out" / "optimized.onnx")
     (tmp_path / "alone").mkdir()
@@ -79,7 +79,7 @@ def test_model_of_a_build_runs_alone(source: Path, tmp_path: Path) -> None:
 def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The summary tells of both with their sizes, and both are deployed."""
+    """The summary lists model and data file with their sizes, and both are deployed."""
     from winml.modelkit.onnx.files import writing
 
     for writer in (writing.write_model, writing.place_self_contained):
@@ -102,7 +102,7 @@ def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
 def test_model_that_shares_the_data_of_its_stage_is_placed_anew(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As builds of earlier versions left it; the stage is used again."""
+    """Builds of earlier versions shared the data file; the stage is reused."""
     from winml.modelkit.onnx.files import writing
 
     monkeypatch.setitem(writing.write_model.__kwdefaults__, "inline_limit_bytes", 1_000_000)
@@ -121,7 +121,7 @@ def test_model_that_shares_the_data_of_its_stage_is_placed_anew(
 
 
 def test_folder_holds_only_what_is_deployed(tmp_path: Path) -> None:
-    """The models of all parts and the files of the checkpoint; the next build knows them for its own."""
+    """The folder contains the models of all parts and the checkpoint's files; the next build recognizes them."""
     checkpoint = save_checkpoint("t5", tmp_path / "t5")
     out = tmp_path / "out"
     command = ("-m", checkpoint, "-o", out, "--no-verify", "--layout", "optimum")
@@ -138,7 +138,7 @@ def test_folder_holds_only_what_is_deployed(tmp_path: Path) -> None:
 
 
 def test_deploy_only_is_refused_for_the_cache(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its folders keep results for other builds."""
+    """Folders of the cache keep results for other builds."""
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
     outcome = run_here("build", "-m", source, "--use-cache", "--deploy-only")
     assert 2 == outcome.code
@@ -152,7 +152,7 @@ def test_deploy_only_is_refused_for_the_cache(source: Path, tmp_path: Path, monk
 def test_build_says_that_nothing_was_optimized_where_nobody_said_anything(
     source: Path, tmp_path: Path, options: tuple[str, ...], is_told: bool
 ) -> None:
-    """With the levels there are."""
+    """The note lists the available levels."""
     outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--no-verify", *options)
     notes = [line for line in outcome.out.splitlines() if "optim.level" in line]
     assert is_told == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)

@@ -1,4 +1,4 @@
-"""Masks and lengths that nobody gave are drawn as the model takes them, and it is told where that cannot be."""
+"""Random masks and lengths for inputs without values, and notes if no valid values are found."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml.modelkit import (
 
 
 class Attention(nn.Module):
-    """Rows that look at each other, unless they are hidden."""
+    """Attention between rows that are not hidden."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,25 +34,25 @@ class Attention(nn.Module):
         return self.attend(x, hidden)
 
     def attend(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return rows of which each is a mean of those that are not hidden; NaN where all are."""
+        """Return for each row a mean of the visible rows; NaN if all are hidden."""
         states = self.layer(x)
         scores = states @ states.transpose(1, 2)
         return scores.masked_fill(hidden[:, None, :], -torch.inf).softmax(-1) @ states
 
 
 class OnesHide(Attention):
-    """Takes a mask of which ones hide, as ``torch.nn.Transformer`` does."""
+    """Takes a mask whose ones hide, as ``torch.nn.Transformer`` does."""
 
     def forward(self, x: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
-        """Answer NaN where all is hidden."""
+        """Return NaN where all rows are hidden."""
         return self.attend(x, padding_mask)
 
 
 class OnesHideStrictly(Attention):
-    """The same without NaN."""
+    """Takes the same mask, and refuses hidden rows instead of returning NaN."""
 
     def forward(self, x: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
-        """Refuse a row that is hidden."""
+        """Refuse a fully hidden row."""
         padding_mask = padding_mask.bool()
         if not torch.jit.is_tracing() and bool(padding_mask.all(1).any()):
             raise ValueError("a row is hidden")
@@ -60,15 +60,15 @@ class OnesHideStrictly(Attention):
 
 
 class OnesHideUnnamed(Attention):
-    """The same with an input that no name tells from other flags."""
+    """Takes the same mask under a name that other flags share."""
 
     def forward(self, x: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:
-        """Answer NaN where all is hidden."""
+        """Return NaN where all rows are hidden."""
         return self.attend(x, padded)
 
 
 class LongestFills(Attention):
-    """Takes lengths the longest of which is that of the rows, as speech encoders do."""
+    """Takes lengths whose maximum is the row length, as speech encoders do."""
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Make a mask as wide as the longest row."""
@@ -77,7 +77,7 @@ class LongestFills(Attention):
 
 
 class LongestFillsColumns(Attention):
-    """The same along the last axis, under a name that says nothing."""
+    """Takes such lengths for the last axis, under an uninformative name."""
 
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         """Make a mask as wide as the longest row."""
@@ -86,7 +86,7 @@ class LongestFillsColumns(Attention):
 
 
 class Sorted(nn.Module):
-    """Takes lengths that fall."""
+    """Takes lengths in descending order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ class Probabilities(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Refuse others."""
+        """Refuse other numbers."""
         if not torch.jit.is_tracing() and bool((x < 0).any() | (x > 1).any()):
             raise ValueError("no probabilities")
         return self.layer(x)
 
 
 class Never(nn.Module):
-    """Takes no whole number that anybody would draw."""
+    """Refuses every random integer."""
 
     def forward(self, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         """Refuse."""
@@ -151,7 +151,7 @@ EXAMPLES: dict[str, tuple[type[nn.Module], dict[str, torch.Tensor]]] = {
 
 
 def exported(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportResult:
-    """Export with TorchScript, and check that the comparison is one of numbers."""
+    """Export with TorchScript, and check that values were compared."""
     config = WinMLExportConfig(exporter="torchscript", **options)
     result = export_pytorch(model, folder / "model.onnx", inputs, config=config)
     assert result.only_part.verification is not None
@@ -163,7 +163,7 @@ def exported(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> Exp
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_values_nobody_gave_are_drawn_as_the_model_takes_them(name: str, tmp_path: Path) -> None:
-    """Neither masks that hide everything nor lengths beyond the rows stop an export."""
+    """No drawn mask hides everything, and no drawn length exceeds the rows."""
     model, specs = DRAWN[name]
     result = exported(model(), tmp_path, None, input_tensors=specs)
     assert result.only_part.verification is not None
@@ -172,7 +172,7 @@ def test_values_nobody_gave_are_drawn_as_the_model_takes_them(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path: Path) -> None:
-    """What the example shows of masks and lengths holds for what is drawn."""
+    """The drawn values follow the masks and lengths of the example."""
     model, inputs = EXAMPLES[name]
     result = exported(model(), tmp_path, inputs)
     assert result.only_part.verification is not None
@@ -183,7 +183,7 @@ def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path
 
 
 def test_what_was_learned_about_values_is_told(tmp_path: Path) -> None:
-    """The note names the input, how it is drawn, and why."""
+    """The note names the input, its distribution, and the reason."""
     mask = MASK.model_copy(update={"dtype": "int64"})
     result = exported(OnesHideStrictly(), tmp_path, None, input_tensors=(X, mask))
     assert "padding_mask" in (" ".join(result.notes))
@@ -192,7 +192,7 @@ def test_what_was_learned_about_values_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("hidden", [0, 2])
 def test_encoder_of_torch_is_verified_with_its_padding_mask(hidden: int, exporter: Any, tmp_path: Path) -> None:
-    """Its own kernels answer numbers where all of a row is hidden, no other softmax does: no such row is drawn."""
+    """Torch's kernels return numbers for fully hidden rows, unlike any other softmax, so no such row is drawn."""
     torch.manual_seed(0)
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
     mask = torch.arange(5)[None] >= torch.tensor([[5], [5 - hidden]])
@@ -207,7 +207,7 @@ def test_encoder_of_torch_is_verified_with_its_padding_mask(hidden: int, exporte
 
 
 def test_open_sizes_are_tried_with_lengths_that_fit(tmp_path: Path) -> None:
-    """Rows of other lengths are drawn for rows of other sizes."""
+    """Lengths are drawn anew for rows of other sizes."""
 
     class Hiding(Attention):
         def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -224,7 +224,7 @@ def test_open_sizes_are_tried_with_lengths_that_fit(tmp_path: Path) -> None:
 
 
 def test_refusal_of_drawn_values_does_not_blame_the_users_shapes(tmp_path: Path) -> None:
-    """The message says whose values they were, and how to give others."""
+    """The message says that the values were random, and how to set others."""
     specs = (X, InputTensorSpec(name="key", shape=(), dtype="int64", value_range=(0, 9)))
     with pytest.raises(ExportError, match="ValueError: not the key") as caught:
         export_pytorch(Never(), tmp_path / "model.onnx", config=WinMLExportConfig(input_tensors=specs))
@@ -248,7 +248,7 @@ class Bags(nn.Module):
 
 
 def test_embedding_bag_has_dynamic_sizes(tmp_path: Path) -> None:
-    """Offsets are drawn as it takes them, so that other sizes of both inputs are compared."""
+    """Offsets are drawn in valid order, so that other sizes of both inputs are compared."""
     config = WinMLExportConfig(dynamic_axes={"ids": {0: "entries"}, "offsets": {0: "bags"}})
     inputs = {"ids": torch.randint(0, 50, (12,)), "offsets": torch.tensor([0, 4, 7])}
     part = HTPExporter(config).export(Bags(), tmp_path / "model.onnx", inputs).only_part

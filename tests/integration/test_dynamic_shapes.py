@@ -1,6 +1,6 @@
-"""Every architecture with every dimension left open answers as PyTorch does at three shapes, masks padded.
+"""Architectures with dynamic dimensions, compared with PyTorch at three shapes with padded masks.
 
-The table of ``docs/guide/dynamic.md`` is made from what is listed here, and a test keeps it so.
+The table of ``docs/guide/dynamic.md`` is made from the cases, and a test compares them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from winml.modelkit.ort.feeds import make_feeds
 from winml.modelkit.ort.sessions import Session
 
 RELATIVE = 1e-4
-"""As in the verification of an export."""
+"""The tolerance of export verification."""
 
 FIXED = {"resnet": {"height": 64, "width": 64}, "wav2vec2": {"audio_length": 2000}, "t5": {"sequence_length": 16}}
-"""Sizes of what is not left open, where those of the config would take long."""
+"""Small sizes of the fixed dimensions, for configs with large ones."""
 
 
 def config_of(case: Case) -> WinMLExportConfig:
-    """Return the options a case stands for."""
+    """Return the export config of a case."""
     return WinMLExportConfig.model_validate({f"dynamic_{name}": True for name in case.options})
 
 
@@ -47,7 +47,7 @@ def request_of(architecture: str, folder: Path) -> ModelRequest:
 
 
 def expected_answers(loaded: LoadedModel, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run PyTorch."""
+    """Return the outputs of PyTorch."""
     with torch.no_grad():
         outputs = loaded.model(
             **{name: torch.from_numpy(value) for name, value in feeds.items()}, **loaded.only_part.forward_kwargs
@@ -64,7 +64,7 @@ def symbolic_shapes(values: Any) -> dict[str, list[int | str]]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> None:
-    """Names stand in the file, and ONNX Runtime equals PyTorch at every shape, size 1 included where it can be."""
+    """The file has the dimension names, and ONNX Runtime equals PyTorch at every shape, size 1 if possible."""
     folder = save_checkpoint(case.architecture, tmp_path / "checkpoint", **one_layer(case.architecture))
     request = request_of(case.architecture, folder)
     if isinstance(case.outcome, Refused):
@@ -95,7 +95,7 @@ def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> N
 
 
 def test_axes_by_place_and_names_in_shapes_write_the_same_file(tmp_path: Path) -> None:
-    """However a dimension is left open, the file carries the same names."""
+    """Both ways to declare a dynamic dimension write the same names."""
     folder = save_checkpoint("bert", tmp_path / "checkpoint")
     by_place = WinMLExportConfig(dynamic_axes={"input_ids": {0: "batch_size", 1: "sequence_length"}})
     first = HTPExporter(by_place).export_checkpoint(ModelRequest(str(folder)), tmp_path / "place.onnx")
@@ -109,7 +109,7 @@ def test_axes_by_place_and_names_in_shapes_write_the_same_file(tmp_path: Path) -
 
 
 def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
-    """What ``winml config`` writes down leads to the same names, bounds and traced sizes."""
+    """The output of ``winml config`` leads to the same names, bounds and traced sizes."""
     folder = save_checkpoint("bert", tmp_path / "checkpoint")
     shape = ShapeConfig.model_validate({"sequence_length": {"min": 2, "max": 40, "example": 20}})
     request = ModelRequest(str(folder), shape_config=shape, dynamic=DynamicRequest(batch=True))
@@ -125,7 +125,7 @@ def test_recorded_config_exports_the_same_dimensions(tmp_path: Path) -> None:
 
 
 def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
-    """A live model's own config says what its axes are, with example tensors as well."""
+    """A live model's own config names the axes of example tensors as well."""
     example = {"input_ids": torch.randint(0, 100, (1, 9)), "attention_mask": torch.ones(1, 9, dtype=torch.int64)}
     config = WinMLExportConfig(dynamic_sequence=True)
     result = HTPExporter(config).export(build_model("bert"), tmp_path / "model.onnx", example)
@@ -136,7 +136,7 @@ def test_live_transformers_model_knows_its_batch(tmp_path: Path) -> None:
 
 
 def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> None:
-    """A model without weights can be exported with every dimension open."""
+    """A model with random weights can be exported with every dimension dynamic."""
     folder = save_checkpoint("resnet", tmp_path / "checkpoint")
     sizes = ShapeConfig.model_validate({"height": {"example": 64}, "width": {"example": 96}})
     request = ModelRequest(str(folder / "config.json"), random_weights=True, shape_config=sizes)
@@ -145,15 +145,15 @@ def test_random_weights_are_calibrated_at_the_traced_sizes(tmp_path: Path) -> No
 
 
 class Masked(torch.nn.Module):
-    """Puts rows beside those of a mask, of which there have to be as many."""
+    """Concatenates rows with rows of a mask, in equal number."""
 
     def forward(self, values: torch.Tensor, weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return both."""
+        """Return the concatenation."""
         return torch.cat((values @ weights, mask), 1)
 
 
 def test_refused_size_names_the_axis_that_has_to_be_dynamic_as_well(tmp_path: Path) -> None:
-    """That of the mask, not of the weights; the export then succeeds."""
+    """The message names the mask's axis and not the weights'; with that axis dynamic the export succeeds."""
     module, path = Masked().eval(), tmp_path / "model.onnx"
 
     def export(mask: list[str | int]) -> None:

@@ -1,4 +1,4 @@
-"""An encoder-decoder as two graphs: names, tags, what they generate together, and what is refused."""
+"""Encoder-decoders as two graphs: names, tags, generated text and refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CLASSES = {
 
 @dataclass(frozen=True)
 class Encoded:
-    """A checkpoint, its graphs, and both as models that generate."""
+    """A checkpoint, its graphs, and both as generating models."""
 
     folder: Path
     result: ExportResult
@@ -52,7 +52,7 @@ class Encoded:
     model: EncoderDecoderModel
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return what is encoded: two rows, of texts one padded."""
+        """Return the encoder inputs: two rows; in texts one is padded."""
         draw = torch.Generator().manual_seed(1)
         if self.model.main_input_name != "input_ids":
             return {self.model.main_input_name: torch.randn((2, 8, 100), generator=draw)}
@@ -63,7 +63,7 @@ class Encoded:
 
 
 LAYERS = {"t5": 2, "bart": 1, "whisper": 1}
-"""Of encoder and decoder: where one is enough, an export takes half the time."""
+"""Layers of encoder and decoder; a single layer halves the time of an export."""
 
 
 def _save(architecture: str, folder: Path) -> Path:
@@ -73,7 +73,7 @@ def _save(architecture: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=CLASSES)
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
-    """Each of them, exported and verified."""
+    """Each architecture, exported and verified."""
     folder = _save(request.param, tmp_path_factory.mktemp(request.param) / "checkpoint")
     # dynamo, which is better for the encoder of Whisper, takes ten seconds more: see the graph below.
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
@@ -88,7 +88,7 @@ def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
-    """The encoder answers the keys and values that the decoder takes in every step; each has a layer and a side."""
+    """The encoder returns the keys and values that every decoder step takes; each has a layer and a side."""
     encoder, decoder = encoded.result.parts
     layers = LAYERS[encoded.reference.config.model_type]
     cross = [f"{layer}.encoder.{kind}" for layer in range(layers) for kind in ("key", "value")]
@@ -107,13 +107,13 @@ def test_names_are_those_other_tools_know(encoded: Encoded) -> None:
 
 
 def test_files_say_how_many_positions_they_have(encoded: Encoded, tmp_path: Path) -> None:
-    """So that too long a text is refused without the config of the checkpoint; relative positions have no end."""
+    """A text that is too long is refused without the checkpoint's config; relative positions have no limit."""
     limits = tuple(part_position_limit(part.model_path, tmp_path, part.name) for part in encoded.result.parts)
     assert {"t5": (None, None), "bart": (64, 64), "whisper": (None, 64)}[encoded.reference.config.model_type] == limits
 
 
 def test_projections_of_what_was_encoded_are_in_the_encoder_with_their_paths(encoded: Encoded) -> None:
-    """Tags are those of the whole model; every node has one."""
+    """Tags have the paths of the whole model, and every node has a tag."""
     encoder, decoder = encoded.result.parts
     assert (100.0, 100.0) == (encoder.coverage.percent, decoder.coverage.percent)
     modules = {node.module for node in encoder.nodes}
@@ -123,7 +123,7 @@ def test_projections_of_what_was_encoded_are_in_the_encoder_with_their_paths(enc
 
 
 def test_text_of_both_files_is_compared(encoded: Encoded) -> None:
-    """With PyTorch's own generation, in every step."""
+    """The text of both files equals PyTorch's generation in every step."""
     verification = encoded.result.parts[1].verification
     assert verification is not None
     text = verification.generation
@@ -133,7 +133,7 @@ def test_text_of_both_files_is_compared(encoded: Encoded) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"do_sample": True, "top_k": 5}], ids=str)
 def test_transformers_loop_writes_the_same_text(encoded: Encoded, settings: dict[str, Any]) -> None:
-    """Greedily, with beams whose rows are repeated, and drawn at random."""
+    """The text is equal for greedy search, beam search with repeated rows, and sampling."""
     texts = []
     for model in (encoded.model, encoded.reference):
         torch.manual_seed(0)
@@ -147,9 +147,10 @@ def test_transformers_loop_writes_the_same_text(encoded: Encoded, settings: dict
 def test_text_begins_with_the_language_and_task_of_the_files(
     encoded: Encoded, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Also where the task is a token that is suppressed elsewhere; a call may ask for another language.
+    """The language and task tokens come first, even if the task token is suppressed elsewhere; a call may set the
+    language.
 
-    These tokens are beside those that were asked for, as far as there are positions.
+    These tokens do not count as requested tokens, within the limit of positions.
     """
     if "whisper" == encoded.reference.config.model_type:
         pytest.skip("its own loop takes these tokens off: the test below")
@@ -178,7 +179,7 @@ def test_text_begins_with_the_language_and_task_of_the_files(
 def test_loop_of_a_model_type_returns_the_same_tokens(
     encoded: Encoded, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    """Without the tokens of the beginning, as in PyTorch, with beams and in another language, too."""
+    """The result omits the start tokens, as in PyTorch, with beams and in another language too."""
     if "whisper" != encoded.reference.config.model_type:
         pytest.skip("the type has no loop of its own")
     told = {
@@ -198,7 +199,7 @@ def test_loop_of_a_model_type_returns_the_same_tokens(
 
 
 def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path: Path) -> None:
-    """As in PyTorch: segments with times, of rows of other lengths, in a language, and with the text before."""
+    """Segments with timestamps, rows of other lengths, languages and previous text equal PyTorch's."""
     if "whisper" != encoded.reference.config.model_type:
         return
     told = {
@@ -236,7 +237,7 @@ def test_loop_of_a_model_type_writes_long_recordings(encoded: Encoded, tmp_path:
 
 @pytest.mark.parametrize("name", ["decoder_attention_mask", "decoder_inputs_embeds", "labels", "attention_mask"])
 def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> None:
-    """It would change nothing; the encoder of recordings takes no mask."""
+    """The input would have no effect; the encoder of recordings takes no mask."""
     given = encoded.inputs()
     if name in given:
         return
@@ -246,7 +247,7 @@ def test_input_that_no_graph_takes_is_refused(encoded: Encoded, name: str) -> No
 
 
 def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: Path) -> None:
-    """The comparison finds a decoder that was given what another encoder answered."""
+    """The comparison detects a decoder that reads another encoder's output."""
     loaded = load_model(ModelRequest(str(encoded.folder)))
     decoder = loaded.parts[1]
     paths = dict(zip(["encoder", "decoder"], [part.model_path for part in encoded.result.parts], strict=True))
@@ -270,13 +271,13 @@ def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: 
 
 @pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
 def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encoded, layout: str) -> None:
-    """A folder that nobody can open is not written."""
+    """An unreadable folder is not written."""
     with pytest.raises(UsageError, match=f"--layout {layout}"):
         refuse_models(LAYOUTS[layout], [part.model_path for part in encoded.result.parts])
 
 
 def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
-    """It knows recordings of thirty seconds only; what is in the way is named."""
+    """onnxruntime-genai knows 30-second recordings only; the message names the obstacle."""
     models = {part.name: (part.model_path, part.model_path.name) for part in encoded.result.parts}
     names = ", ".join(item.name for item in encoded.model.graph.encoder.inputs)
     problem = "100 frames of audio; expected 3000" if names == "input_features" else f"an encoder with inputs {names}"
@@ -286,10 +287,11 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
 
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
-    """The encoder answers its states alone; what both files write together is compared with PyTorch's text.
+    """The encoder returns its states only; the text of both files equals PyTorch's.
 
-    A module of the decoder is a function of it, and of the encoder none is. ``winml compare`` finds both beside the
-    checkpoint; once, as loading takes a second.
+    A module of the decoder becomes a function, a module of the encoder does not. ``winml compare`` finds both files
+    beside
+    the checkpoint; this runs once, as loading takes a second.
     """
     folder = _save(architecture, tmp_path / "checkpoint")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
@@ -319,7 +321,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_submodel_narrows_what_is_written(checkpoint: Path, tmp_path: Path) -> None:
-    """The file says still which parts there are; PyTorch encodes what it is compared with."""
+    """The file still lists all parts; PyTorch computes the encoder's output for the comparison."""
     request = ModelRequest(str(checkpoint), submodel=("decoder",))
     result = HTPExporter().export_checkpoint(request, tmp_path / "t5.onnx")
     assert ["t5_decoder.onnx"] == [path.name for path in tmp_path.glob("*.onnx")]
@@ -339,14 +341,14 @@ def test_submodel_narrows_what_is_written(checkpoint: Path, tmp_path: Path) -> N
     ],
 )
 def test_parts_that_are_not_there_are_refused(checkpoint: Path, wishes: dict[str, Any], message: str) -> None:
-    """Before any weight is read, with those there are."""
+    """The refusal comes before any weight is read, and lists the existing parts."""
     with pytest.raises(UsageError, match=message) as raised:
         load_model(ModelRequest(str(checkpoint), **wishes))
     assert "decode" not in wishes.get("submodel", ()) or "encoder, decoder" in raised.value.hint
 
 
 def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
-    """The length of what is encoded is the same number at both; what nobody named stays open."""
+    """The encoded length is the same number in both parts; other sizes stay dynamic."""
     request = ModelRequest(str(checkpoint), batch_size=1, shape_config=ShapeConfig(sequence_length=24))
     encoder, decoder = load_model(request).parts
     assert {(1, 24)} == {spec.shape for spec in encoder.inputs}
@@ -358,7 +360,7 @@ def test_sizes_that_are_given_are_fixed_in_both_parts(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["t5", "whisper"])
 def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: Path) -> None:
-    """A mask and, where the forward takes them, positions of the decoder's own tokens are inputs then."""
+    """A mask and, if the forward takes them, positions of the decoder's own tokens are inputs then."""
     folder = _save(architecture, tmp_path / "checkpoint")
     config = WinMLExportConfig(exporter="torchscript", ep="QNNExecutionProvider")
     request = ModelRequest(str(folder), shape_config=ShapeConfig(past_sequence_length=20))
@@ -375,7 +377,7 @@ def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: P
 
 
 def _assert_samples_are_runs_of_a_text(path: Path, folder: Path) -> None:
-    """Ranges come from what the decoder takes while it writes: the cache of a run is what the run before returned."""
+    """Check that each sample is a decoding step: its cache is the output of the previous run."""
     options = QuantizeOptions(precision="w8a16", ep="qnn")
     calibration = Calibration(options, folder, {}, 0, path)
     session = Session(path)
@@ -395,7 +397,7 @@ def _assert_samples_are_runs_of_a_text(path: Path, folder: Path) -> None:
 
 
 def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> None:
-    """By the name that the model has for it; bounds count wherever the name stands. What no part has is refused."""
+    """The part uses the model's input name; bounds apply wherever the name occurs, and an unknown name is refused."""
     axes = {"input_ids": {1: "text"}, "decoder_input_ids": {1: "written"}}
     bounds = (DynamicDimension(name="written", max=9), DynamicDimension(name="text", max=40))
     request = ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes, dimensions=bounds))
@@ -411,7 +413,7 @@ def test_axes_are_named_in_the_part_that_takes_the_input(checkpoint: Path) -> No
 
 @pytest.mark.parametrize("sizes", [{"past_sequence_length": 5000}, {"decoder_sequence_length": 5000}])
 def test_more_tokens_than_positions_are_refused(sizes: dict[str, int], tmp_path: Path) -> None:
-    """Of a table, which holds no more."""
+    """A table of positions limits the number of tokens."""
     folder = save_encoder_decoder(tmp_path / "bart", "bart")
     request = ModelRequest(str(folder), shape_config=ShapeConfig.model_validate(sizes))
     with pytest.raises(UsageError, match="5000"):
@@ -419,7 +421,7 @@ def test_more_tokens_than_positions_are_refused(sizes: dict[str, int], tmp_path:
 
 
 def test_size_open_by_default_that_freezes_is_fixed_with_a_note(tmp_path: Path) -> None:
-    """An encoder that follows one length is exported with it; a shorter text is padded under the mask."""
+    """An encoder traced at one length is exported with that length; a shorter text is padded under the mask."""
     folder = save_encoder_decoder(tmp_path / "pegasus_x", "pegasus_x")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
 
@@ -439,7 +441,7 @@ def test_size_open_by_default_that_freezes_is_fixed_with_a_note(tmp_path: Path) 
 
 
 def test_size_left_open_by_an_option_that_freezes_is_refused(tmp_path: Path) -> None:
-    """What the request leaves open is never fixed in its place."""
+    """A size that the request leaves dynamic is never fixed."""
     folder = save_encoder_decoder(tmp_path / "pegasus_x", "pegasus_x")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
     request = ModelRequest(model=str(folder), shape_config=ShapeConfig(sequence_length={"min": 2}))
@@ -452,7 +454,7 @@ def test_size_left_open_by_an_option_that_freezes_is_refused(tmp_path: Path) -> 
 
 
 def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None:
-    """Recordings, one of them padded, are written as PyTorch writes them; TorchScript follows one length."""
+    """Recordings, one of them padded, give PyTorch's text; TorchScript fixes the length."""
     folder = save_encoder_decoder(tmp_path / "moonshine", "moonshine")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
 
@@ -488,7 +490,7 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
 
 
 def test_recording_of_another_length_is_refused_where_no_mask_hides_padding(tmp_path: Path) -> None:
-    """It is neither cut nor filled up in silence; a graph of its length writes what PyTorch writes."""
+    """A recording is neither cut nor padded silently; at the exact length the text equals PyTorch's."""
     soundfile = pytest.importorskip("soundfile")
     folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine", has_mask=False)
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
@@ -510,7 +512,7 @@ def test_recording_of_another_length_is_refused_where_no_mask_hides_padding(tmp_
 
 
 def test_decoder_that_changes_what_was_encoded_in_place_is_exported(tmp_path: Path) -> None:
-    """It adds positions to the states that it is given; PyTorch's own text is written."""
+    """The decoder adds positions to its argument in place; the text equals PyTorch's."""
     folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine_streaming")
     request = ModelRequest(model=str(folder), submodel=("decoder",))
 

@@ -1,4 +1,4 @@
-"""Equal computations of siblings: with both exporters each module has its own nodes."""
+"""Equal computations of sibling modules: each module has its own nodes, with both exporters."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Doubled(nn.Module):
 
 
 class Siblings(nn.Module):
-    """Two that compute the same of the same, one that computes it of something else."""
+    """Two modules with equal input and computation, and one with another input."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right, self.other = Doubled(), Doubled(), Doubled()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Use all three."""
+        """Call all three modules."""
         return self.left(values) + self.right(values).cos() + self.other(values + 1)
 
 
 def test_each_module_keeps_its_own_nodes(tmp_path: Path) -> None:
-    """What two modules compute alike is there twice, and no node stands for several modules."""
+    """Equal computations of two modules are written twice, and no node belongs to several modules."""
     for exporter in ("torchscript", "dynamo"):
         config = WinMLExportConfig(exporter=exporter)
         result = export_pytorch(Siblings().eval(), tmp_path / f"{exporter}.onnx", torch.randn(2, 3), config=config)
@@ -43,7 +43,7 @@ def test_each_module_keeps_its_own_nodes(tmp_path: Path) -> None:
 
 
 class Twice(nn.Module):
-    """Computes the same of the same twice."""
+    """Computes an equal value twice."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Add the sine to itself."""
@@ -51,7 +51,7 @@ class Twice(nn.Module):
 
 
 def test_equal_computations_of_one_call_are_one_node(tmp_path: Path) -> None:
-    """As torch's exporter has it."""
+    """Torch's exporter merges them."""
     model = nn.Sequential(Twice())
     config = WinMLExportConfig(exporter="torchscript")
     result = export_pytorch(model.eval(), tmp_path / "net.onnx", torch.randn(2, 3), config=config)

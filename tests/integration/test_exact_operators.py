@@ -1,6 +1,6 @@
-"""Do both exporters write operators that answer as PyTorch does where torch's own forms do not?
+"""Operators that both exporters convert exactly, where torch's own conversions differ from PyTorch.
 
-At zeros with a sign, near zero, far from it and for negative integers: values that random inputs seldom hold.
+The values are zeros with a sign, numbers near and far from zero and negative integers, which random inputs seldom hold.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] =
     "round_mode_trunc": (lambda values: torch.div(-values, 3, rounding_mode="trunc"), (LARGE,)),
     "trunc_of_large_floats": (lambda values: torch.div(values, 0.5, rounding_mode="trunc"), (EVERYWHERE * 1e20,)),
 }
-"""Name → function and the tensors it is applied to."""
+"""Name → function and its argument tensors."""
 
 DYNAMO_CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
     "logcumsumexp": (lambda values: values.logcumsumexp(1), (RISING,)),
@@ -84,7 +84,7 @@ DYNAMO_CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, .
     "log_ndtr": (torch.special.log_ndtr, (EVERYWHERE,)),
     "ndtr": (torch.special.ndtr, (EVERYWHERE,)),
 }
-"""Operators that TorchScript has no form of, so that dynamo exports them."""
+"""Operators that TorchScript cannot convert, so that dynamo exports them."""
 
 LARGEST_ERROR = {"erfc": 5e-6, "erfcx": 5e-6, "log_ndtr": 2e-6}
 """Largest relative difference. ``exp(x ** 2)`` multiplies the rounding of its argument, in PyTorch as well."""
@@ -98,7 +98,7 @@ class Applied(nn.Module):
         self.function = function
 
     def forward(self, first: torch.Tensor, second: torch.Tensor | None = None) -> torch.Tensor:
-        """Apply it."""
+        """Apply the function."""
         return self.function(first) if second is None else self.function(first, second)
 
 
@@ -110,7 +110,7 @@ class Applied(nn.Module):
     ],
 )
 def test_operator_is_that_of_torch(name: str, exporter: Any, tmp_path: Path) -> None:
-    """To seven digits of floats, and exactly of integers; the traced values were others."""
+    """Floats agree to seven digits and integers exactly, for other values than the traced ones."""
     function, tensors = {**CASES, **DYNAMO_CASES}[name]
     traced = {
         key: torch.rand_like(value) / 2 + 0.3 if value.is_floating_point() else torch.randint_like(value, 1, 9)
@@ -139,7 +139,7 @@ def test_elu_stays_one_operator(function: Callable[..., torch.Tensor], exporter:
 
 
 def test_body_of_a_loop_belongs_to_the_module_that_runs_it(tmp_path: Path) -> None:
-    """The loop of ``logcumsumexp`` and the nodes in it have the tag of one module; its length is dynamic."""
+    """The loop of ``logcumsumexp`` and its nodes have the tag of one module; its length is dynamic."""
     model = nn.Sequential(Applied(lambda values: values.logcumsumexp(1)), nn.Linear(2, 2))
     config = WinMLExportConfig(exporter="dynamo", torch_module=("all",), dynamic_axes={"input": {1: "length"}})
     result = HTPExporter(config).export(model, tmp_path / "model.onnx", {"input": RISING / 1e4})
@@ -150,7 +150,7 @@ def test_body_of_a_loop_belongs_to_the_module_that_runs_it(tmp_path: Path) -> No
 
 
 def test_sizes_are_divided_by_one_operator(tmp_path: Path) -> None:
-    """They are never negative; what is below a size may be."""
+    """Sizes are never negative, so no correction for negative numbers is written."""
 
     def halves(values: torch.Tensor) -> torch.Tensor:
         return values[:, : values.shape[1] // 2]

@@ -1,4 +1,4 @@
-"""Every architecture exports verified and fully tagged, and each tag is what the forward pass really did."""
+"""Exports of every architecture: verification, coverage, and tags compared with the forward pass."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
 
 
 _OF_TWO_LAYERS = {"bert", "albert", "t5", "resnet", "yolos"}
-"""Architectures in which layers have to be told apart, one whose layers are the same module, and one with positions
-between its layers; of others one is enough."""
+"""Architectures with two layers: their layers must differ, or be the same module, or have positions in between; one
+layer
+is enough for the others.
+"""
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_export_architecture_is_verified_and_tagged_as_it_ran(architecture: str, tmp_path: Path) -> None:
-    """The file equals PyTorch on two draws, and its tags equal what hooks saw, node by node."""
+    """The file equals PyTorch on two draws, and its tags equal the modules seen by hooks, node by node."""
     sizes = {} if architecture in _OF_TWO_LAYERS else one_layer(architecture)
     folder = save_checkpoint(architecture, tmp_path / "checkpoint", **sizes)
     result = HTPExporter().export_checkpoint(

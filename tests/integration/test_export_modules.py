@@ -1,4 +1,4 @@
-"""Plain modules of every build export verified, and each tag is what hooks saw, node by node."""
+"""Exports of plain modules of many builds: verification, and tags compared with hooks, node by node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ORDERED = COUNTED | {"Tanh", "Relu", "Sigmoid"}
 
 
 class Parent(nn.Module):
-    """Calls what it is given, then bends."""
+    """Calls its child, then an activation."""
 
     def __init__(self, child: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class SharedLeaf(nn.Module):
         self.again = self.first
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call it twice, with something of our own between."""
+        """Call the leaf twice, with an operation of this module between."""
         return self.again(torch.sigmoid(self.first(values)))
 
 
@@ -59,7 +59,7 @@ class TwoParents(nn.Module):
         self.right = Parent(child)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call both."""
+        """Call both parents."""
         return self.right(torch.tanh(self.left(values)))
 
 
@@ -71,7 +71,7 @@ class NestedLists(nn.Module):
         self.stages = nn.ModuleList(nn.ModuleList(Leaf(4) for _ in range(2)) for _ in range(2))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call them in order."""
+        """Call the leaves in order."""
         for stage in self.stages:
             for leaf in stage:  # type: ignore[attr-defined]
                 values = leaf(values) + values
@@ -88,19 +88,19 @@ class Siblings(nn.Module):
         self.idle = Leaf(4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Multiply what they answer."""
+        """Multiply the outputs of both children."""
         return torch.softmax(self.query(values) @ self.key(values).transpose(-1, -2), dim=-1)
 
 
 class KeyedChildren(nn.Module):
-    """Children whose names hold the separator of tags."""
+    """Children with the separator of tags in their names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.branches = nn.ModuleDict({"a/b": Leaf(4), "a_b": Leaf(4), "a": Leaf(4)})
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call them all."""
+        """Call all children."""
         for branch in self.branches.values():
             values = branch(values)
         return values
@@ -120,7 +120,7 @@ def convolutions() -> nn.Module:
 
 
 def export(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportResult:
-    """Export a module with distinct weights and see that it is verified and covered."""
+    """Export a module with distinct weights, and check verification and coverage."""
     config = WinMLExportConfig(**options)
     result = export_pytorch(model, folder / "model.onnx", inputs, config=config)
     assert result.only_part.verification is not None
@@ -130,14 +130,14 @@ def export(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> Expor
 
 
 def distinct(model: nn.Module) -> nn.Module:
-    """Give a module distinct weights, and its batch norms the statistics of a forward."""
+    """Give a module distinct weights, and its batch norms the statistics of a forward pass."""
     torch.manual_seed(1)
     make_distinct(model)
     return model
 
 
 def tags(result: ExportResult) -> dict[str, str]:
-    """Return the tag of every module path."""
+    """Return module path → tag."""
     return {node.path: node.tag for node in result.only_part.tree}
 
 
@@ -206,7 +206,7 @@ BUILDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, str]
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("build", BUILDS)
 def test_export_module_is_tagged_as_it_ran(build: str, exporter: str, tmp_path: Path) -> None:
-    """Module and operator of every weighty node, in order, are those the hooks saw, whoever made the graph."""
+    """Module and operator of every node with a weight equal those of the hooks in order, for both exporters."""
     make, shape, expected = BUILDS[build]
     model, values = distinct(make()), torch.randn(shape)
     result = export(model, tmp_path, values, exporter=exporter)
@@ -220,7 +220,7 @@ def test_export_module_is_tagged_as_it_ran(build: str, exporter: str, tmp_path: 
 
 
 def flip_or_shift(values: torch.Tensor) -> torch.Tensor:
-    """Take one of two ways, by what the values are."""
+    """Apply one of two operations, chosen by the values."""
     if bool(values.sum() > 0):
         values = torch.tanh(values) * 2
     else:
@@ -242,7 +242,7 @@ class Chooser(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Choose."""
+        """Branch by the values."""
         return self.linear(scripted(values))
 
 
@@ -254,14 +254,14 @@ class CallsChooser(nn.Module):
         self.choosers = nn.ModuleList([Chooser(), Chooser()])
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Choose in the children, then here."""
+        """Branch in the children, then in this module."""
         for chooser in self.choosers:
             values = chooser(values)
         return scripted(values)
 
 
 def test_export_if_nodes_belong_to_the_module_that_called_and_both_branches_answer(tmp_path: Path) -> None:
-    """An If and all inside it are tagged with the caller, and each branch answers as PyTorch does."""
+    """An If and its inner nodes have the caller's tag, and each branch has PyTorch's output."""
     model = distinct(CallsChooser()).eval()
     result = export(model, tmp_path, torch.full((1, 4), 0.5))
     nodes = [node for node in load_nodes(result) if node.op_type == "If"]
@@ -306,7 +306,7 @@ class Helped(nn.Module):
         self.linear, self.number = nn.Linear(8, 8), number
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call it."""
+        """Call the function."""
         return scripted_helpers[self.number](self.linear(values))
 
 
@@ -319,7 +319,7 @@ def test_export_scripted_split_is_a_torchscript_graph(number: int, tmp_path: Pat
 
 
 class NamesakeParameter(nn.Module):
-    """Holds a parameter and a buffer by the names of its inputs."""
+    """Has a parameter and a buffer under the names of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,12 +327,12 @@ class NamesakeParameter(nn.Module):
         self.register_buffer("other", torch.tensor([0.25, -0.5, 2.0, 1.0]))
 
     def forward(self, values: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Mix them up."""
+        """Combine inputs, parameter and buffer."""
         return values * self.values + torch.tanh(other) * self.other
 
 
 def test_export_parameters_named_as_inputs_are_kept_apart(tmp_path: Path) -> None:
-    """A graph input is the input, and the parameter of its name goes by another one."""
+    """The name belongs to the graph input, and the parameter gets another one."""
     result = export(NamesakeParameter(), tmp_path, (torch.randn(2, 4), torch.randn(2, 4)))
     graph = ir.load(result.only_part.model_path).graph
     assert ["values", "other"] == [value.name for value in graph.inputs]
@@ -340,7 +340,7 @@ def test_export_parameters_named_as_inputs_are_kept_apart(tmp_path: Path) -> Non
 
 
 class TiedWeights(nn.Module):
-    """Embeds and scores with one matrix."""
+    """Embeds and scores with one shared matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,12 +349,12 @@ class TiedWeights(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Embed, bend and score."""
+        """Embed, activate and score."""
         return self.head(torch.tanh(self.embedding(ids)))
 
 
 def test_export_tied_weights_are_written_once(tmp_path: Path) -> None:
-    """The file holds one copy of a matrix two modules share, and counts it once."""
+    """The file holds one copy of a matrix shared by two modules, and counts it once."""
     model = distinct(TiedWeights())
     result = export(model, tmp_path, torch.arange(6).reshape(1, 6))
     matrix = 500 * 64 * 4
@@ -363,7 +363,7 @@ def test_export_tied_weights_are_written_once(tmp_path: Path) -> None:
 
 
 class Buffered(nn.Module):
-    """Reads a buffer that no checkpoint holds, and one that is saved."""
+    """Reads a non-persistent and a saved buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -404,7 +404,7 @@ class Summed(nn.Module):
 def test_export_inputs_are_those_given(
     make: Callable[[], nn.Module], inputs: Any, names: list[str], tmp_path: Path
 ) -> None:
-    """The graph takes the inputs that were given, in that order, and nothing else."""
+    """The graph has the given inputs in their order, and no others."""
     result = export(make(), tmp_path, inputs)
     graph = ir.load(result.only_part.model_path).graph
     assert names == [value.name for value in graph.inputs]
@@ -413,7 +413,7 @@ def test_export_inputs_are_those_given(
 
 
 def test_export_input_nothing_reads_stays_and_is_told(tmp_path: Path) -> None:
-    """An input without a reader is still an input of the graph, in its place, and a note names it."""
+    """An input without a reader stays an input of the graph in its position, and a note names it."""
 
     class Deaf(nn.Module):
         def forward(self, first: torch.Tensor, unheard: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
@@ -427,7 +427,7 @@ def test_export_input_nothing_reads_stays_and_is_told(tmp_path: Path) -> None:
 
 @dataclasses.dataclass
 class Record:
-    """A result with names."""
+    """A result with named fields."""
 
     scores: torch.Tensor
     hidden: tuple[torch.Tensor, ...]
@@ -435,21 +435,21 @@ class Record:
 
 
 class Pair(NamedTuple):
-    """A tuple with names."""
+    """A named tuple."""
 
     left: torch.Tensor
     right: torch.Tensor
 
 
 class Returning(nn.Module):
-    """Returns what a function makes of two tensors."""
+    """Returns the result of a function of two tensors."""
 
     def __init__(self, make: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
         super().__init__()
         self.make = make
 
     def forward(self, values: torch.Tensor) -> Any:
-        """Make it."""
+        """Call the function."""
         return self.make(torch.tanh(values), torch.sigmoid(values))
 
 
@@ -469,14 +469,14 @@ class Returning(nn.Module):
 def test_export_outputs_are_named_after_what_forward_returned(
     make: Callable[[Any, Any], Any], names: list[str], tmp_path: Path
 ) -> None:
-    """Nested results become flat outputs, in order, with the answers of PyTorch."""
+    """Nested results become flat outputs in order, equal to PyTorch's."""
     result = export(Returning(make), tmp_path, torch.randn(2, 3))
     assert names == [value.name for value in ir.load(result.only_part.model_path).graph.outputs]
     assert names == [spec.name for spec in result.only_part.outputs]
 
 
 def test_export_output_that_is_an_input_is_answered(tmp_path: Path) -> None:
-    """An input handed through is an output of another name with the same values."""
+    """A returned input is an output under another name with equal values."""
 
     class Through(nn.Module):
         def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -514,14 +514,14 @@ def test_export_integer_outputs_are_compared_exactly(tmp_path: Path) -> None:
 
 
 def test_export_with_input_specs_draws_valid_values(tmp_path: Path) -> None:
-    """Specifications in place of examples are enough, and their ranges are kept."""
+    """Specifications suffice in place of examples, and the drawn values stay in their ranges."""
     spec = InputTensorSpec(name="ids", shape=(1, 6), dtype="int64", value_range=(0, 499))
     result = export(distinct(TiedWeights()), tmp_path, None, input_tensors=(spec,))
     assert (spec,) == result.only_part.inputs
 
 
 def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: Path) -> None:
-    """A module whose forward somebody replaced is exported with that forward, and keeps it."""
+    """A module with a replaced forward is exported with it, and keeps it."""
     model = distinct(Leaf(4))
     original = model.forward
 
@@ -547,7 +547,7 @@ def test_export_torch_modules_asked_for_become_segments(exporter: str, tmp_path:
 
 
 def test_export_without_hierarchy_leaves_no_trace_of_it(tmp_path: Path) -> None:
-    """Neither nodes nor model carry a key of ours or of torch's, and there is no sidecar."""
+    """Nodes and model have no keys of winml or torch, and there is no sidecar."""
     path = tmp_path / "model.onnx"
     export_pytorch(distinct(CallsChooser()), path, torch.randn(1, 4), config=WinMLExportConfig(hierarchy=False))
     written = ir.load(path)
@@ -566,7 +566,7 @@ class SizesBesideTensors(nn.Module):
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_sizes_that_a_forward_returns_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
-    """TorchScript traces them as tensors; PyTorch returns numbers, and the outputs behind them keep their names."""
+    """TorchScript traces sizes as tensors; PyTorch returns numbers, and later outputs keep their names."""
     values, path = torch.arange(6.0).reshape(2, 3), tmp_path / "model.onnx"
     config = WinMLExportConfig(exporter=exporter)
     export_pytorch(SizesBesideTensors().eval(), path, {"values": values}, config=config)

@@ -1,4 +1,4 @@
-"""An export leaves the live module exactly as it found it, wherever it ends."""
+"""State of the live module after an export: unchanged, for successful and failed exports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from winml.modelkit.models.state_restoration import module_left_as_found
 
 
 class Block(nn.Module):
-    """A layer, a norm with running statistics and dropout, then whatever a function does."""
+    """A layer, a norm with running statistics and dropout, followed by a function."""
 
     def __init__(self, then: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class Block(nn.Module):
         self.then = then
 
     def forward(self, values: torch.Tensor) -> Any:
-        """Apply all."""
+        """Apply all layers and the function."""
         return self.then(self.dropout(self.norm(self.linear(values))))
 
 
 class Holder(nn.Module):
-    """Two blocks, the second of which ends as told."""
+    """Two blocks; the second ends with a given function."""
 
     def __init__(self, then: Callable[[torch.Tensor], Any] = torch.tanh) -> None:
         super().__init__()
@@ -51,12 +51,12 @@ class Holder(nn.Module):
         self.second = Block(then)
 
     def forward(self, values: torch.Tensor) -> Any:
-        """Call both."""
+        """Call both blocks."""
         return self.second(self.first(values))
 
 
 def holder(then: Callable[[torch.Tensor], Any] = torch.tanh) -> Holder:
-    """Build a module in as mixed a state as users' are: flags, frozen parameters, gradients, hooks of every kind."""
+    """Build a module in a mixed state as users' are: flags, frozen parameters, gradients, hooks of every kind."""
     model = Holder(then)
     make_distinct(model)
     model.train()
@@ -74,7 +74,7 @@ def holder(then: Callable[[torch.Tensor], Any] = torch.tanh) -> Holder:
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """Return all there is to know of a module, by value and by identity."""
+    """Return the complete state of a module, by value and by identity."""
     state: dict[str, Any] = {
         "gradients are on": torch.is_grad_enabled(),
         "default dtype": torch.get_default_dtype(),
@@ -97,7 +97,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def test_state_of_notices_every_kind_of_change() -> None:
-    """The comparison below would see a flag, a hook, a replaced forward, a value or a dtype that changed."""
+    """A changed flag, hook, forward, value or dtype would fail the comparison of states."""
     changes: list[Callable[[Holder], Any]] = [
         lambda model: model.first.train(),
         lambda model: model.second.register_forward_hook(lambda *_: None),
@@ -116,7 +116,7 @@ def test_state_of_notices_every_kind_of_change() -> None:
 
 @pytest.mark.parametrize("is_patched", [False, True], ids=["own forward", "forward of the instance"])
 def test_export_leaves_the_module_as_it_was(is_patched: bool, tmp_path: Path) -> None:
-    """Forward, hooks, flags, gradients, dtypes and bytes are those from before."""
+    """Forward, hooks, flags, gradients, dtypes and bytes are unchanged."""
     model = holder()
     if is_patched:
         own = model.forward
@@ -130,12 +130,12 @@ def test_export_leaves_the_module_as_it_was(is_patched: bool, tmp_path: Path) ->
 
 
 def random_numbers() -> Any:
-    """Return which random numbers come next."""
+    """Return the states of the random number generators."""
     return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
 
 
 class Keeper(nn.Module):
-    """Keeps something of every call, as a function says."""
+    """Stores something at every call, as a function says."""
 
     count: torch.Tensor
     table: torch.Tensor
@@ -152,13 +152,13 @@ class Keeper(nn.Module):
         self.keep, self.then = keep, then
 
     def forward(self, values: torch.Tensor) -> Any:
-        """Keep, and answer."""
+        """Store, and return the output."""
         self.keep(self, values)
         return self.then(self.linear(values))
 
 
 class Record:
-    """What a cache of a library is like."""
+    """An object like the caches of libraries."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
@@ -168,14 +168,14 @@ class Record:
 
 
 def write_parameter(model: Keeper, _values: torch.Tensor) -> None:
-    """Write into a parameter, which no gradient is to know of."""
+    """Write into a parameter outside of autograd."""
     with torch.no_grad():
         model.linear.weight.mul_(0.5)
         model.linear.bias.data = torch.ones(4)
 
 
 def draw_numbers(_model: Keeper, _values: torch.Tensor) -> None:
-    """Use up random numbers of every kind, for nothing."""
+    """Draw random numbers from every generator."""
     torch.manual_seed(3)
     torch.rand(1)
     np.random.rand()
@@ -209,7 +209,7 @@ KEEPS: dict[str, Callable[[Keeper, torch.Tensor], Any]] = {
 )
 @pytest.mark.parametrize("name", KEEPS)
 def test_what_a_forward_keeps_is_put_back(name: str, exporter: Any, then: Callable[..., Any], tmp_path: Path) -> None:
-    """Buffers, attributes, hooks, parameters, flags and random numbers are those from before, whatever came of it."""
+    """Buffers, attributes, hooks, parameters, flags and random states are restored, after success and failure."""
     model = Keeper(KEEPS[name], then)
     model.linear.bias.grad = torch.zeros(4)
     before = state_of(model)
@@ -220,7 +220,7 @@ def test_what_a_forward_keeps_is_put_back(name: str, exporter: Any, then: Callab
 
 @pytest.mark.parametrize("name", KEEPS)
 def test_state_of_notices_what_a_forward_keeps(name: str) -> None:
-    """The comparison above would see each of them."""
+    """Each kind of stored state would fail the comparison of states."""
     model = Keeper(KEEPS[name], torch.tanh)
     dtype = torch.get_default_dtype()
     values = torch.randn(3, 4)
@@ -232,7 +232,7 @@ def test_state_of_notices_what_a_forward_keeps(name: str) -> None:
 
 
 def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
-    """Neither a dead reference on a module nor a layer without sizes is in the way."""
+    """Neither a dead reference on a module nor a lazy layer without sizes prevents the restoration."""
     model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
     owner = Record()
     vars(model)["owner"] = weakref.proxy(owner)
@@ -243,7 +243,7 @@ def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
 
 
 class Frozen(dict[str, int]):
-    """Refuses to be emptied."""
+    """A mapping that cannot be cleared."""
 
     def clear(self) -> None:
         """Refuse."""
@@ -251,7 +251,7 @@ class Frozen(dict[str, int]):
 
 
 def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
-    """Neither sparse nor inference tensors nor a mapping with a will of its own are in the way."""
+    """Sparse tensors, inference tensors and a mapping without ``clear`` do not prevent the restoration."""
     model = nn.Linear(2, 2)
     model.register_buffer("sparse", torch.eye(2).to_sparse())
     with torch.inference_mode():
@@ -268,7 +268,7 @@ def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
 
 
 def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One limit stands for all tensors; the small ones are put back first."""
+    """A limit bounds the copied bytes of all tensors; small tensors come first, and a note names the large one."""
     monkeypatch.setattr("winml.modelkit.models.state_restoration.LARGEST_COPY_BYTES", 64)
     model = nn.Linear(2, 2)
     model.register_buffer("table", torch.zeros(100))
@@ -282,7 +282,7 @@ def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeyp
 
 
 def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> None:
-    """Torch refuses to read one name of a setting that was set by another."""
+    """Torch refuses to read a setting under one name after it was set under another."""
     before = torch.backends.fp32_precision
     torch.backends.fp32_precision = "tf32"
     try:
@@ -295,7 +295,7 @@ def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> 
 
 
 def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:
-    """The file is right and the counter is where it was, with either exporter."""
+    """The file is correct and the counter is restored, with either exporter."""
     for exporter in ("torchscript", "dynamo"):
         model = Keeper(KEEPS["a counter"], torch.tanh)
         config = WinMLExportConfig(exporter=exporter)
@@ -311,12 +311,12 @@ def fail(_values: torch.Tensor) -> torch.Tensor:
 
 
 def choose(values: torch.Tensor) -> torch.Tensor:
-    """Take a way a trace cannot follow: whatever is larger goes on, decided in Python."""
+    """Branch in Python by the values, which a trace cannot follow."""
     return values * 100 if int(values.argmax()) % 2 else -values
 
 
 def on_trace_only(values: torch.Tensor) -> torch.Tensor:
-    """Answer something else while being traced, so that the graph is not the model."""
+    """Return another output while being traced, so that the graph differs from the model."""
     return values * 3 if torch.jit.is_tracing() or torch.compiler.is_exporting() else values
 
 
@@ -346,7 +346,7 @@ FAILURES: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], tuple[i
 
 @pytest.mark.parametrize("failure", FAILURES)
 def test_export_that_fails_leaves_the_module_and_the_folder_as_they_were(failure: str, tmp_path: Path) -> None:
-    """Whatever step fails, the module is as it was, earlier files too, and nothing new is there."""
+    """After a failure in any step the module and earlier files are unchanged, and no new file is left."""
     then, options, shape, expected = FAILURES[failure]
     model = holder(then)
     earlier = tmp_path / "model.onnx"
@@ -362,7 +362,7 @@ def test_export_that_fails_leaves_the_module_and_the_folder_as_they_were(failure
 
 
 def test_export_interrupted_in_a_step_leaves_the_module_as_it_was(tmp_path: Path) -> None:
-    """Ctrl-C while a step is shown is no error of ours, and is tidied up after all the same."""
+    """Ctrl-C during a displayed step is not one of our errors; the state is restored all the same."""
     model = holder()
     before = state_of(model)
     for number in range(1, 9):
@@ -378,21 +378,21 @@ def test_export_interrupted_in_a_step_leaves_the_module_as_it_was(tmp_path: Path
 
 
 def test_export_unsupported_operator_names_operator_and_module(tmp_path: Path) -> None:
-    """The error says which operator in which module has no ONNX form."""
+    """The error names the operator without ONNX conversion and its module."""
     with pytest.raises(ExportError, match=r"aten::special_bessel_j0 .* second .*17") as caught:
         export_pytorch(holder(torch.special.bessel_j0), tmp_path / "model.onnx", torch.randn(3, 4))
     assert ("aten::special_bessel_j0", "second") == (caught.value.operator, caught.value.module)
 
 
 def test_export_shape_refused_names_the_module(tmp_path: Path) -> None:
-    """The error says which module refused, and what it was given."""
+    """The error names the module and its input shapes."""
     with pytest.raises(ExportError, match=r"float32\[3, 5\], .* first.linear") as caught:
         export_pytorch(holder(), tmp_path / "model.onnx", torch.randn(3, 5))
     assert "first.linear" == caught.value.module
 
 
 def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) -> None:
-    """A branch the trace froze answers wrong on other inputs, and no file is written."""
+    """A branch frozen by the trace has wrong outputs for other inputs, and no file is written."""
     torch.manual_seed(3)
     model = holder(choose)
     values = torch.randn(3, 4)
@@ -402,7 +402,7 @@ def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) 
 
 
 def _seed_of_other_branch(model: Holder, values: torch.Tensor) -> int:
-    """Return a seed whose second draw takes the other way than ``values``."""
+    """Return a seed whose second draw takes the other branch than ``values``."""
     from winml.modelkit import InputTensorSpec
     from winml.modelkit.ort.feeds import make_feeds
 

@@ -1,4 +1,4 @@
-"""Whichever exporter made the graph, the tags are the same, and each holds the same work."""
+"""Tags and operators per tag, compared between the exporters."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from winml.modelkit.tags.torch_modules import record_calls
 from winml.modelkit.tags.tree import ModuleTree, build_tree
 
 Work = Counter[tuple[str, str]]
-"""``(tag, operator family)`` → how many nodes."""
+"""``(tag, operator family)`` → number of nodes."""
 
 
 def work_of(capture: Capture, tree: ModuleTree) -> Work:
-    """Tag and normalize a captured graph, as the export does, and count what stands under each tag."""
+    """Tag and normalize a captured graph, as an export does, and count the operators under each tag."""
     NodeTagger(tree).tag_nodes(capture.scopes)
     model = normalize(capture.model).model
     assert measure_coverage(model).is_complete
@@ -65,13 +65,13 @@ def work_by_exporter(model: nn.Module, torch_modules: tuple[str, ...] = ()) -> l
 
 
 _OF_TWO_LAYERS = {"bert", "t5", "resnet", "yolos"}
-"""Architectures in which layers have to be told apart, and one with positions between them; of others one is enough."""
+"""Architectures with two layers: their layers must differ or have positions in between; others have one."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*FAMILIES, "yolos"])
 def test_exporters_give_the_same_tags_with_the_same_work(architecture: str) -> None:
-    """The set of tags is equal, and so is the number of products, convolutions, normalizations of each.
+    """The sets of tags are equal, and the numbers of products, convolutions and normalizations per tag.
 
     ``scripts/architecture_eval.py`` compares the tags of many more architectures.
     """
@@ -84,14 +84,14 @@ def test_exporters_give_the_same_tags_with_the_same_work(architecture: str) -> N
 
 
 def test_exporters_agree_on_torch_modules_that_are_asked_for() -> None:
-    """Plain layers that are shown get the same tags too."""
+    """Plain layers requested by ``torch_module`` get equal tags too."""
     torchscript, dynamo = work_by_exporter(build_model("bert", num_hidden_layers=1), ("all",))
     assert {tag for tag, _ in torchscript} == {tag for tag, _ in dynamo}
     assert any(tag.endswith("/Linear.query") for tag, _ in dynamo)
 
 
 def whisper() -> nn.Module:
-    """Build the architecture whose attention mask takes differences, of which torch's TorchScript has no form."""
+    """Build Whisper, whose attention mask uses ``diff``, which torch's TorchScript exporter cannot convert."""
     import transformers
 
     text = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -114,7 +114,7 @@ def export(folder: Path, **options: Any) -> Any:
 
 @pytest.mark.parametrize("exporter", ["auto", "dynamo"])
 def test_whisper_is_exported_and_verified(exporter: str, tmp_path: Path) -> None:
-    """The differences of its positions are a form of ours in TorchScript; the graph takes the decoder's inputs, too."""
+    """Our TorchScript conversion handles the differences of positions; the graph also takes the decoder's inputs."""
     whisper().save_pretrained(tmp_path / "whisper")  # type: ignore[operator]
     result = export(tmp_path / "whisper", exporter=exporter)
     assert {"auto": "torchscript"}.get(exporter, exporter) == result.only_part.exporter
@@ -127,7 +127,7 @@ def test_whisper_is_exported_and_verified(exporter: str, tmp_path: Path) -> None
 def test_checkpoint_is_exported_without_its_weights_and_verified_with_them(
     architecture: str, options: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    """Built on parameters without values, the file answers as PyTorch does; opset 17 is written when asked for."""
+    """The file is built on parameters without values and equals PyTorch; opset 17 is written on request."""
     folder = save_checkpoint(architecture, tmp_path / "checkpoint", **one_layer(architecture))
     result = export(folder, exporter="dynamo", opset_version=17, **options)
     assert result.only_part.verification.is_verified
@@ -143,7 +143,7 @@ def test_checkpoint_is_exported_without_its_weights_and_verified_with_them(
 
 @pytest.mark.slow
 def test_decoder_that_no_library_knows_is_the_same_of_both_exporters(tmp_path: Path) -> None:
-    """Its cache, its sliding window and its loop over experts are followed by both, with the same names and tags."""
+    """Both exporters follow its cache, sliding window and loop over experts, with equal names and tags."""
     shutil.copy(unknown_decoder.__file__, tmp_path / "unknown_decoder.py")
     model = unknown_decoder.UnknownForCausalLM(unknown_decoder.UnknownConfig())
     make_distinct(model)
@@ -169,7 +169,7 @@ def test_decoder_that_no_library_knows_is_the_same_of_both_exporters(tmp_path: P
 
 
 def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is that of a small one to the byte, and verified; what TorchScript cannot trace so is left to dynamo."""
+    """The file equals that of the small path byte by byte, and is verified."""
     folder = save_checkpoint("llama", tmp_path / "checkpoint", num_hidden_layers=1)
     small = export(folder)
     written = (tmp_path / "model.onnx").read_bytes()
@@ -185,7 +185,7 @@ def test_large_checkpoint_is_traced_without_its_weights(tmp_path: Path, monkeypa
 def test_large_checkpoint_with_convolutions_is_exported_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TorchScript records the convolutions: nothing is captured twice. Weights are loaded for the comparison only."""
+    """TorchScript records the convolutions without a second capture, and weights are loaded for the comparison only."""
     monkeypatch.setattr("winml.modelkit.export.loading.LARGE_WEIGHTS_BYTES", 0)
     result = export(save_checkpoint("resnet", tmp_path / "checkpoint", **one_layer("resnet")))
     assert ("torchscript", "") == (result.only_part.exporter, result.only_part.exporter_reason)

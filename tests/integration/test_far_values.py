@@ -1,4 +1,4 @@
-"""A file that is right near 0 only is refused; what PyTorch itself does not know far from 0 refuses none."""
+"""Verification far from 0: files correct only near 0 are refused, unless PyTorch itself fails there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from winml.modelkit.onnx.specs import InputTensorSpec
 
 
 class Behind(nn.Module):
-    """Applies a function to what a layer returns."""
+    """Applies a function to the output of a layer."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -24,24 +24,24 @@ class Behind(nn.Module):
         self.layer, self.function = nn.Linear(8, 8), function
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply layer and function."""
         return self.function(self.layer(values))
 
 
 def export(function: Callable[[torch.Tensor], torch.Tensor], folder: Path, **options: Any) -> Any:
-    """Export a module of the function, and return its part."""
+    """Export a module with the function, and return its part."""
     inputs = {"values": torch.randn(4, 8, generator=torch.Generator().manual_seed(0))}
     exporter = HTPExporter(WinMLExportConfig(**options))
     return exporter.export(Behind(function), folder / "model.onnx", inputs).only_part
 
 
 def log_of_scaled_sigmoid(values: torch.Tensor) -> torch.Tensor:
-    """Compute what ONNX Runtime's sigmoid, 0 from -18 on, has no logarithm of."""
+    """Compute a log that is infinite in ONNX Runtime, whose sigmoid is 0 from -18 on."""
     return torch.log(torch.sigmoid(values) * 1.0)
 
 
 def test_file_that_is_wrong_for_large_values_is_refused_with_operator_and_range(tmp_path: Path) -> None:
-    """Both exporters write the same nodes; the message names the one that returns infinity."""
+    """The message names the operator that returns infinity and the range of values."""
     with pytest.raises(VerificationError, match=r"values from -?\d.*Log.* of values from 0 to 1") as caught:
         export(log_of_scaled_sigmoid, tmp_path)
     assert 3 == caught.value.exit_code
@@ -49,7 +49,7 @@ def test_file_that_is_wrong_for_large_values_is_refused_with_operator_and_range(
 
 
 def test_declared_range_is_the_remedy(tmp_path: Path) -> None:
-    """The message names it: with a value range there are no values beyond."""
+    """The message names the remedy: a value range excludes the values beyond."""
     spec = InputTensorSpec(name="values", dtype="float32", shape=(4, 8), value_range=(-3.0, 3.0))
     exporter = HTPExporter(WinMLExportConfig(input_tensors=(spec,)))
     part = exporter.export(Behind(log_of_scaled_sigmoid), tmp_path / "model.onnx").only_part
@@ -76,14 +76,14 @@ def test_declared_range_is_the_remedy(tmp_path: Path) -> None:
     ],
 )
 def test_good_model_is_not_refused(function: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
-    """It is compared where PyTorch has an answer of its own."""
+    """The model is compared only where PyTorch's own output is meaningful."""
     part = export(function, tmp_path, accept_assumptions=True)
     assert part.verification is not None
     assert part.verification.agrees
 
 
 def test_no_run_is_spent_on_a_graph_without_sensitive_operators(tmp_path: Path) -> None:
-    """With an exponential in it, the forward runs once more."""
+    """With an exponential in the graph, the forward runs once more."""
     counts = []
     for function in (torch.relu, torch.exp):
         calls: list[int] = []

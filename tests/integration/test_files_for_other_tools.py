@@ -1,4 +1,4 @@
-"""What winml writes, other tools take."""
+"""Files of winml in other tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from winml.modelkit import export_pytorch, optimize_onnx
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a classifier whose last layer has more inputs than outputs, as every classifier has."""
+    """A classifier whose last layer has more inputs than outputs, as in every classifier."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     return export_pytorch(
@@ -26,7 +26,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_classifier_is_quantized_by_onnxruntime(classifier: Path, tmp_path: Path) -> None:
-    """Dynamic quantization turns the weights around, and no entry of the file contradicts it."""
+    """Dynamic quantization transposes the weights, and no entry of the file contradicts the new shape."""
     optimize_onnx(classifier, tmp_path / "optimized.onnx")
     feeds = {"input": np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)}
     answers = []

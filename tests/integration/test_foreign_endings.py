@@ -1,4 +1,4 @@
-"""Code of a model can end neither silently nor as a success, and leaves streams and working directory as they were."""
+"""Model code that exits, closes streams or changes the working directory: errors and restoration."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ DELETING = "def build():\n    import shutil\n    shutil.rmtree(os.getcwd())\n   
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, with a script in it."""
+    """The working directory with a script."""
     (tmp_path / "nets.py").write_text(NETS, encoding="utf-8")
     (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -82,7 +82,7 @@ def _export(capfd: pytest.CaptureFixture[str], model: str, *options: str) -> tup
 def test_ending_of_the_models_code_is_told_with_its_line(
     folder: Path, capfd: pytest.CaptureFixture[str], place: str, act: str, kind: str
 ) -> None:
-    """Exit code 1, the kind of the ending, and no file."""
+    """The exit code is 1, the message names the kind of exit, and no file is written."""
     code, out, err = _export(capfd, f"nets.py:{place}_{act}", "-q")
     line = next(number for number, text in enumerate(NETS.splitlines(), 1) if text == f"def {act}():") + 1
     assert (1, "") == (code, out)
@@ -92,7 +92,7 @@ def test_ending_of_the_models_code_is_told_with_its_line(
 
 
 def test_script_that_leaves_while_it_is_imported_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """With its line."""
+    """The message names the line of the exit."""
     code, _, err = _export(capfd, "leaving.py:build", "-q")
     assert 1 == code
     assert f"{folder / 'leaving.py'}:2: SystemExit: 0" in err
@@ -102,7 +102,7 @@ def test_script_that_leaves_while_it_is_imported_is_told(folder: Path, capfd: py
 def test_every_verb_that_runs_the_models_code_tells_its_ending(
     folder: Path, capfd: pytest.CaptureFixture[str], verb: tuple[str, ...]
 ) -> None:
-    """Not only the export."""
+    """Other commands than the export report the exit as well."""
     with pytest.raises(SystemExit) as ended:
         main([*verb, "-m", "nets.py:factory_stop"])
     assert 1 == ended.value.code
@@ -114,7 +114,7 @@ def test_every_verb_that_runs_the_models_code_tells_its_ending(
 def test_closed_streams_and_another_working_directory_do_not_outlast_the_models_code(
     folder: Path, capfd: pytest.CaptureFixture[str], place: str, act: str
 ) -> None:
-    """The answer comes, and the file is where it was to be."""
+    """The output is printed, and the file is written to the requested path."""
     code, out, err = _export(capfd, f"nets.py:{place}_{act}")
     assert 0 == code, err
     assert "ONNX Runtime equals PyTorch" in out
@@ -127,7 +127,7 @@ def test_closed_streams_and_another_working_directory_do_not_outlast_the_models_
 def test_working_directory_that_the_models_code_deletes_is_made_again_for_the_output(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The output is written where the user asked for it."""
+    """The output is written to the requested path."""
     here = folder / "here"
     here.mkdir()
     (folder / "deleting.py").write_text(NETS + DELETING, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Node metadata of other tools travels as tags do, through every verb that changes a graph."""
+"""Transfer of foreign node metadata through every command that changes a graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from winml.modelkit.tags.tagging import clear_tag
 from winml.modelkit.transform.module_functions import graph_modules
 
 KEY = "layer_ann"
-"""What ONNX Runtime reads to place nodes on devices."""
+"""Key that ONNX Runtime reads to place nodes on devices."""
 
 
 class Net(nn.Module):
@@ -72,7 +72,7 @@ WORKS: dict[str, Callable[[Path, Path], object]] = {
 
 
 def annotations(path: Path) -> dict[str, str]:
-    """Return the output of each node → its annotation."""
+    """Return output name → annotation of its node."""
     return {
         value.name or "": node.metadata_props.get(KEY, "") for node in ir.load(path).graph for value in node.outputs
     }
@@ -83,7 +83,7 @@ def annotations(path: Path) -> dict[str, str]:
 def test_annotation_is_kept_by_nodes_and_joined_where_they_are_fused(
     sources: dict[str, Path], tmp_path: Path, kind: str, work: str
 ) -> None:
-    """What makes a value of the source has what the maker of the value had; a fused node has the values of all."""
+    """The node of a value of the source keeps the annotation; a fused node has the annotations of all its nodes."""
     WORKS[work](sources[kind], tmp_path / "after.onnx")
     onnx.checker.check_model(tmp_path / "after.onnx")
     before, after = annotations(sources[kind]), annotations(tmp_path / "after.onnx")
@@ -98,21 +98,21 @@ def test_annotation_is_kept_by_nodes_and_joined_where_they_are_fused(
 
 @pytest.mark.parametrize("kind", ["tagged", "plain"])
 def test_annotation_of_a_folded_convolution_has_both(sources: dict[str, Path], tmp_path: Path, kind: str) -> None:
-    """In the order of the graph, each once."""
+    """Annotations are joined in graph order, each once."""
     optimize_onnx(sources[kind], tmp_path / "after.onnx", level="basic")
     (node,) = [node for node in ir.load(tmp_path / "after.onnx").graph if node.op_type == "Conv"]
     assert "conv of conv;batchnormalization of norm" == node.metadata_props[KEY]
 
 
 def test_nodes_that_replace_a_product_have_its_annotation(sources: dict[str, Path], tmp_path: Path) -> None:
-    """Dynamic quantization makes several nodes of a product."""
+    """Dynamic quantization replaces a product by several nodes."""
     quantize_onnx(sources["tagged"], tmp_path / "after.onnx", mode="dynamic", verify=False)
     made = [node for node in ir.load(tmp_path / "after.onnx").graph if node.op_type == "MatMulInteger"]
     assert ["gemm of up", "gemm of head"] == [node.metadata_props.get(KEY) for node in made]
 
 
 def test_untagged_file_gets_no_tags(sources: dict[str, Path], tmp_path: Path) -> None:
-    """What is carried is the metadata that it has."""
+    """Only the metadata of the source is carried over."""
     optimize_onnx(sources["plain"], tmp_path / "after.onnx", level="full")
     keys = {key for node in ir.load(tmp_path / "after.onnx").graph for key in node.metadata_props}
     assert {KEY} == keys
@@ -120,7 +120,7 @@ def test_untagged_file_gets_no_tags(sources: dict[str, Path], tmp_path: Path) ->
 
 @pytest.mark.parametrize("options", [{"mode": "dynamic"}, {"mode": "qdq"}, {"precision": "int4", "block_size": 16}])
 def test_modules_of_a_file_of_onnxscript_builder_survive(tmp_path: Path, options: dict[str, str]) -> None:
-    """Each node of the quantized file names its module, as the builder wrote it."""
+    """Each node of the quantized file has the module that the builder wrote."""
     keys = {"pkg.onnxscript.name_scopes": "['net', '{}']", "pkg.onnxscript.class_hierarchy": "['Net', 'Linear']"}
     model = ir.from_onnx_text(
         """<ir_version: 10, opset_import: ["" : 21]> g (float[2, 16] x) => (float[2, 16] z)

@@ -1,4 +1,4 @@
-"""A name from a file or a model is shown in full, and never obeyed: by no terminal, page or document."""
+"""Names from files and models: displayed in full and escaped, on terminals, pages and in documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from winml.modelkit import export_pytorch
 from winml.modelkit.cli.main import main
 
 HOSTILE = "a\x1b[31mred\x1b]0;title\x07|<img src=x onerror=alert(1)>`b`[bold]\u202egnp\u200b\n# next\x9b2J:smile:"
-"""Escape sequences, a pipe, HTML, backticks, markup, marks of direction, a line of its own, C1 controls, an emoji."""
+"""Escape sequences, a pipe, HTML, backticks, markup, direction marks, a line break, C1 controls, an emoji."""
 SPELLED = (
     "a\\x1b[31mred\\x1b]0;title\\x07|<img src=x onerror=alert(1)>`b`[bold]\\u202egnp\\u200b\\n# next\\x9b2J:smile:"
 )
@@ -32,7 +32,7 @@ def _module() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose names are hostile: of modules, classes and nodes, of values and metadata."""
+    """A model with hostile names of modules, classes, nodes, values and metadata."""
     path = tmp_path_factory.mktemp("hostile") / "model.onnx"
     export_pytorch(_module(), path, torch.ones(2, 4), with_report=True)
     model = onnx.load(path)
@@ -51,7 +51,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _obeyed(text: str) -> set[str]:
-    """The characters of a text that a terminal or a page may obey."""
+    """Return the control characters that a terminal or a page may obey."""
     kinds = {"Cc", "Cf", "Cs", "Zl", "Zp"}
     return {character for character in text if unicodedata.category(character) in kinds and character != "\n"}
 
@@ -86,7 +86,7 @@ def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 def test_no_verb_writes_a_character_that_a_terminal_obeys(
     exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
-    """Neither as an answer nor as a message; the name is spelled out, on the line it belongs to."""
+    """Outputs and messages spell the name out, on its line."""
     places = [text.replace("MODEL", str(exported)).replace("FOLDER", str(tmp_path)) for text in arguments]
     code, out, err = _run(capsys, *places)
     assert set() == _obeyed(out + err)
@@ -99,7 +99,7 @@ def test_no_verb_writes_a_character_that_a_terminal_obeys(
 
 
 def test_markdown_report_shows_the_names_as_they_are(exported: Path) -> None:
-    """No HTML, no table torn apart, no text that takes another form."""
+    """The report has no HTML, no broken table and no reformatted text."""
     text = exported.with_name("model_htp_export_report.md").read_text(encoding="utf-8")
     assert set() == _obeyed(text)
     tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse(text)
@@ -114,7 +114,7 @@ def test_markdown_report_shows_the_names_as_they_are(exported: Path) -> None:
 
 
 def test_page_shows_the_names_as_they_are(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In its tables and in its chart, which reads some HTML in its labels."""
+    """Both the tables and the chart, whose labels may contain HTML, escape the names."""
     page = tmp_path / "page.html"
     assert 0 == _run(capsys, "perf", str(exported), "--by-module", "--iterations", "2", "--report", str(page))[0]
     text = page.read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def test_page_shows_the_names_as_they_are(exported: Path, tmp_path: Path, capsys
 
 
 def test_sidecar_keeps_the_names(exported: Path) -> None:
-    """It is for programs: the JSON means the very name, and no character of it moves a terminal."""
+    """The sidecar is for programs: its JSON has the exact name, and escapes every control character."""
     text = exported.with_name("model_htp_metadata.json").read_text(encoding="utf-8")
     assert set() == _obeyed(text)
     assert HOSTILE in {child["class_name"] for child in json.loads(text)["modules"]["children"]}

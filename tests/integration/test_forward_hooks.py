@@ -1,4 +1,4 @@
-"""What forward hooks compute is exported, and belongs to the module whose hook it is, with both exporters."""
+"""Operators computed in forward hooks, tagged with the module of the hook by both exporters."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ EXPORTERS = ("torchscript", "dynamo")
 
 
 class Pair(nn.Module):
-    """Returns a record of two leaves."""
+    """Returns a record with two leaves."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = Leaf(4), Leaf(4)
 
     def forward(self, values: torch.Tensor) -> Any:
-        """Call one after the other."""
+        """Call the leaves one after the other."""
         hidden = self.first(values)
         return {"hidden": hidden, "result": self.second(hidden)}
 
 
 def modules_of(path: Path, config: Any, model: nn.Module) -> Counter[tuple[str, str]]:
-    """Export, verified, and count the operators of each module."""
+    """Export with verification, and count the operators of each module."""
     result = export_pytorch(model, path, VALUES, config=config)
     assert result.only_part.verification is not None
     assert result.only_part.verification.is_verified
@@ -41,7 +41,7 @@ def modules_of(path: Path, config: Any, model: nn.Module) -> Counter[tuple[str, 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_hooks_of_the_root_see_what_its_forward_takes_and_returns(exporter: Any, tmp_path: Path) -> None:
-    """A hook before changes the arguments, one after the record; both are there again afterwards."""
+    """A pre-hook changes the arguments and a hook the record; both hooks are restored afterwards."""
     torch.manual_seed(0)
     model = Pair().eval()
     model.register_forward_pre_hook(lambda _module, args: (args[0].exp(),))
@@ -54,7 +54,7 @@ def test_hooks_of_the_root_see_what_its_forward_takes_and_returns(exporter: Any,
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_hook_with_keywords_of_the_root_sees_them(exporter: Any, tmp_path: Path) -> None:
-    """The forward is called by name, as such a hook expects."""
+    """The forward is called by keyword, as such a hook expects."""
     torch.manual_seed(0)
     model = Pair().eval()
     model.register_forward_pre_hook(
@@ -66,7 +66,7 @@ def test_hook_with_keywords_of_the_root_sees_them(exporter: Any, tmp_path: Path)
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
 def test_computation_in_a_hook_belongs_to_the_module_whose_hook_it_is(exporter: Any, tmp_path: Path) -> None:
-    """Before and after the forward, of a module and of a plain layer within one."""
+    """Hooks before and after the forward count, of a module and of a plain layer inside it."""
     torch.manual_seed(0)
     model = Pair().eval()
     model.first.register_forward_pre_hook(lambda _module, args: (args[0].exp(),))
@@ -79,22 +79,22 @@ def test_computation_in_a_hook_belongs_to_the_module_whose_hook_it_is(exporter: 
 
 
 class Refusing(nn.Module):
-    """Refuses to run."""
+    """Raises an error in its forward."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Raise."""
+        """Raise the error."""
         raise ValueError("no")
 
 
 class Tolerant(nn.Module):
-    """Goes on where its part refuses."""
+    """Continues after the error of a child."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refusing, self.leaf = Refusing(), Leaf(4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Try the one and call the other."""
+        """Try the refusing child, and call the leaf."""
         try:
             values = self.refusing(values)
         except ValueError:
@@ -103,7 +103,7 @@ class Tolerant(nn.Module):
 
 
 def test_module_with_a_hook_that_raises_leaves_the_modules_after_it_their_nodes(tmp_path: Path) -> None:
-    """Its scope ends where it failed."""
+    """The scope of the failed module ends with the error."""
     model = Tolerant().eval()
     model.refusing.register_forward_hook(lambda _module, _args, output: output)
     found = modules_of(tmp_path / "model.onnx", WinMLExportConfig(exporter="torchscript", torch_module=()), model)
@@ -111,7 +111,7 @@ def test_module_with_a_hook_that_raises_leaves_the_modules_after_it_their_nodes(
 
 
 def test_hooks_of_the_root_with_and_without_keywords_see_the_same_arguments(tmp_path: Path) -> None:
-    """Those without see positions; those with find an argument by position and by name, and may replace it by name."""
+    """Hooks without keywords see positions; hooks with keywords read an argument either way and may replace it."""
     model = Leaf(4).eval()
     model.register_forward_pre_hook(lambda _module, args: (args[0] * 2,))
     model.register_forward_pre_hook(

@@ -1,4 +1,4 @@
-"""Graphs with a cache: names and sizes, what they answer at any length, what is said of them, and what is refused."""
+"""Graphs with a cache: names and sizes, outputs at any length, metadata and refusals."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ CHECKPOINTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 TOLERANCE = 2e-5
-"""Of the largest score. Chosen ten times above what correct float32 exports show; a wrong mask shows 0.1 and more."""
+"""Share of the largest score. Chosen ten times above that of correct float32 exports; a wrong mask has 0.1 and more."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A checkpoint, its model in PyTorch, and the graph that was made of it."""
+    """A checkpoint, its PyTorch model and its exported graph."""
 
     folder: Path
     model: Any
@@ -68,7 +68,7 @@ class Decoder:
     session: Session
 
     def feeds(self, tokens: NDArray[Any], mask: NDArray[Any], states: Arrays) -> Arrays:
-        """Return what the graph is given for tokens after those in the cache."""
+        """Return the inputs of the graph for tokens after the cached ones."""
         return {"input_ids": tokens, "attention_mask": mask, "position_ids": positions(mask, tokens.shape[1]), **states}
 
     def empty(self, rows: int) -> Arrays:
@@ -81,14 +81,14 @@ class Decoder:
 
 
 def positions(mask: NDArray[Any], tokens: int) -> NDArray[Any]:
-    """Return the place of the last tokens, padding left out."""
+    """Return the positions of the last tokens, without padding."""
     places: NDArray[Any] = (mask.cumsum(-1) - 1).clip(0)[:, -tokens:]
     return places
 
 
 @pytest.fixture(scope="module", params=list(CHECKPOINTS))
 def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    """One architecture, exported once for this file as a user would."""
+    """One architecture, exported once for this module as a user would."""
     architecture, changes = CHECKPOINTS[request.param]
     folder = save_checkpoint(architecture, tmp_path_factory.mktemp(request.param) / "checkpoint", **changes)
     result = HTPExporter().export_checkpoint(ModelRequest(str(folder)), folder.parent / "model.onnx")
@@ -96,7 +96,7 @@ def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def test_graph_has_the_names_and_sizes_that_readers_expect(decoder: Decoder) -> None:
-    """Tokens, mask, positions and the cache go in; scores and the cache come out. Rows and lengths are open."""
+    """Inputs are tokens, mask, positions and cache; outputs are scores and cache. Rows and lengths are dynamic."""
     layers = range(2)
     states = [f"{layer}.{kind}" for layer in layers for kind in ("key", "value")]
     shapes = {spec.name: spec.shape for spec in decoder.result.only_part.inputs}
@@ -120,7 +120,7 @@ def test_graph_has_the_names_and_sizes_that_readers_expect(decoder: Decoder) -> 
 
 
 def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None:
-    """Layer and kind, what feeds what, and that the mask is as long as both together."""
+    """The metadata has layer and kind of each state, its feed, and the mask length as a sum."""
     model = onnx.load(decoder.result.only_part.model_path)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     told = {record["name"]: record for record in json.loads(metadata["winml.io.inputs"])}
@@ -142,7 +142,7 @@ def test_file_says_which_input_takes_what_of_the_cache(decoder: Decoder) -> None
 
 @pytest.mark.parametrize("past", [0, 5, 9])
 def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) -> None:
-    """Prompts of 1, 3 and 7 tokens after 0, 5 and 9 others, two rows, the first one padded on the left."""
+    """Prompts of 1, 3 and 7 tokens follow 0, 5 and 9 others, in two rows, the first padded on the left."""
     generator = np.random.default_rng(past)
     for count in (1, 3, 7):
         tokens = generator.integers(3, VOCABULARY, (2, past + count))
@@ -165,7 +165,7 @@ def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) ->
 
 
 def test_graph_writes_what_generate_writes(decoder: Decoder) -> None:
-    """Choosing the best token 20 times, fed with its own cache, gives the text of transformers."""
+    """Greedy choice of 20 tokens with the graph's own cache gives the text of transformers."""
     tokens = np.random.default_rng(1).integers(3, VOCABULARY, (1, 6))
     text = torch.from_numpy(tokens)
     expected = decoder.model.generate(
@@ -181,7 +181,7 @@ def test_graph_writes_what_generate_writes(decoder: Decoder) -> None:
 
 
 def test_every_node_is_tagged_and_generation_was_compared(decoder: Decoder) -> None:
-    """Tags are those of the whole model; the record tells how much text was compared."""
+    """Tags have the paths of the whole model; the record has the number of compared tokens."""
     part = decoder.result.only_part
     assert 100.0 == part.coverage.percent
     paths = {name for name, _ in decoder.model.named_modules()}
@@ -199,7 +199,7 @@ def test_every_node_is_tagged_and_generation_was_compared(decoder: Decoder) -> N
 
 @pytest.mark.parametrize("decoder", ["llama"], indirect=True)
 def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: Decoder) -> None:
-    """What PyTorch generates with other weights is not what the graph generates."""
+    """Scores that differ at one step are refused with the step and its tokens, unless rounding explains them."""
     loaded = load_model(ModelRequest(str(decoder.folder)))
     part = loaded.only_part
     with prepared_part(part) as prepared:
@@ -231,12 +231,12 @@ def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: D
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of one layer."""
+    """A checkpoint with one layer."""
     return save_checkpoint("llama", tmp_path_factory.mktemp("llama") / "checkpoint", num_hidden_layers=1)
 
 
 def test_without_a_cache_the_graph_is_plain_and_says_so(llama: Path, tmp_path: Path) -> None:
-    """``--no-cache`` gives tokens and mask of one size, and scores."""
+    """With ``--no-cache`` the graph takes tokens and mask of one size, and returns scores."""
     exporter = HTPExporter(WinMLExportConfig(verify=False))
     result = exporter.export_checkpoint(ModelRequest(str(llama), cache=False), tmp_path / "plain.onnx")
     assert {"input_ids": (1, 64), "attention_mask": (1, 64)} == {
@@ -248,7 +248,7 @@ def test_without_a_cache_the_graph_is_plain_and_says_so(llama: Path, tmp_path: P
 
 
 def test_text_is_compared_in_the_type_the_decoder_computes_in(llama: Path, tmp_path: Path) -> None:
-    """``generate()`` returns float32 scores of a float16 model, and the graph gives float16 as forward does."""
+    """``generate()`` returns float32 scores of a float16 model, and the graph returns float16 as forward does."""
     result = HTPExporter().export_checkpoint(ModelRequest(str(llama), dtype="fp16"), tmp_path / "half.onnx")
     verification = result.only_part.verification
     assert verification is not None
@@ -257,7 +257,7 @@ def test_text_is_compared_in_the_type_the_decoder_computes_in(llama: Path, tmp_p
 
 
 def test_fixed_sizes_and_scores_of_the_last_token_only(llama: Path, tmp_path: Path) -> None:
-    """A graph for one token after 31 others, as accelerators want it; nothing can be generated to compare."""
+    """A graph for two tokens after 30 others, as accelerators need it, cannot generate a text to compare."""
     sizes = ShapeConfig(sequence_length=2, past_sequence_length=30)
     request = ModelRequest(
         str(llama), shape_config=sizes, batch_size=1, logits="last", task="text-generation-with-past"
@@ -283,13 +283,13 @@ def test_fixed_sizes_and_scores_of_the_last_token_only(llama: Path, tmp_path: Pa
     ],
 )
 def test_options_that_contradict_each_other_are_refused(llama: Path, options: dict[str, Any], told: str) -> None:
-    """Before any weight is read."""
+    """The refusal comes before any weight is read."""
     with pytest.raises(UsageError, match=told):
         load_model(ModelRequest(str(llama), **options))
 
 
 def test_provider_that_needs_fixed_sizes_gets_a_step_of_fixed_sizes_that_generates(llama: Path, tmp_path: Path) -> None:
-    """Sizes that nobody asked to be open are fixed with a note; the file writes what generate() writes."""
+    """Sizes not requested as dynamic are fixed with a note; the file generates the text of generate()."""
     path = tmp_path / "model.onnx"
     shape = ShapeConfig(past_sequence_length=15)
     result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider")).export_checkpoint(
@@ -314,14 +314,14 @@ def test_provider_that_needs_fixed_sizes_gets_a_step_of_fixed_sizes_that_generat
 def test_sizes_that_are_asked_to_be_open_are_refused_by_a_provider_that_needs_fixed_ones(
     llama: Path, tmp_path: Path
 ) -> None:
-    """Nothing is fixed behind the user's back."""
+    """A size that the user requested as dynamic is never fixed silently."""
     exporter = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider", dynamic_batch=True))
     with pytest.raises(UsageError, match="fixed sizes"):
         exporter.export_checkpoint(ModelRequest(str(llama)), tmp_path / "model.onnx")
 
 
 def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
-    """Positions of a table bound the cache and the tokens together."""
+    """A table of positions limits the cache and the tokens together."""
     folder = save_checkpoint("gpt2", tmp_path / "gpt2")
     sizes = ShapeConfig(sequence_length=8, past_sequence_length=60)
     with pytest.raises(UsageError, match=r"past_sequence_length 60.*sequence_length 8:.*64 positions"):
@@ -331,7 +331,7 @@ def test_more_tokens_than_positions_are_refused(tmp_path: Path) -> None:
 def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_graph(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model doubles what it answers once the cache holds something: the error names the module and --no-cache."""
+    """The model changes its output once the cache is filled: the error names the module and --no-cache."""
     own = transformers.LlamaModel.forward
 
     @functools.wraps(own)
@@ -354,7 +354,7 @@ def test_code_that_goes_another_way_with_a_cache_is_refused_with_what_writes_a_g
 def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_runs(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What depends on how many tokens a run has is told, and is no mistake of the graph."""
+    """A dependence of the model on the tokens in a run is noted, and is no error of the graph."""
     own = transformers.LlamaModel.forward
 
     @functools.wraps(own)
@@ -403,7 +403,7 @@ RECURRENT: Mapping[str, Mapping[str, Any]] = {
         "decoder_sparse_step": 1,
     },
 }  # fmt: skip
-"""Model type → sizes of a small decoder whose states are computed from token to token."""
+"""Model type → sizes of a small decoder with states updated from token to token."""
 
 
 def _recurrent_part(model_type: str, folder: Path) -> Any:
@@ -421,7 +421,7 @@ def _recurrent_part(model_type: str, folder: Path) -> Any:
 
 @pytest.mark.parametrize("model_type", ["granitemoehybrid", "jamba", "qwen3_next"])
 def test_padded_row_of_a_recurrent_model_is_compared(model_type: str, tmp_path: Path) -> None:
-    """Read token by token with states held at padding, it has the logits of PyTorch's padded batch."""
+    """A row read token by token, with states held at padding, has the logits of PyTorch's padded batch."""
     part = _recurrent_part(model_type, tmp_path)
     with prepared_part(part) as prepared, torch.no_grad():
         text = generate_reference(prepared, 0)
@@ -434,7 +434,7 @@ def test_padded_row_of_a_recurrent_model_is_compared(model_type: str, tmp_path: 
 
 
 def test_padding_that_pytorch_does_not_hide_is_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record says that no row was padded."""
+    """The record counts no padded row."""
     own = transformers.Mamba2ForCausalLM.forward
 
     @functools.wraps(own)
@@ -483,12 +483,12 @@ UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int
 }
 """Model type → sizes, rows, and the inputs beside the cache."""
 ONE_RUN = {"moshi": 1}
-"""Models that answer otherwise where a prompt is read in pieces."""
+"""Models whose output depends on the division of a prompt into runs."""
 
 
 @pytest.mark.parametrize("model_type", UNUSUAL)
 def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_path: Path) -> None:
-    """Several streams of tokens, windows and masks that are not as usual: the text is that of ``generate()``."""
+    """Models with several token streams, windows or unusual masks generate the text of ``generate()``."""
     content, rows, shapes = UNUSUAL[model_type]
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": model_type, **content}), encoding="utf-8")
@@ -506,7 +506,7 @@ def test_graph_writes_what_models_of_another_kind_write(model_type: str, tmp_pat
 
 
 def test_prompt_of_a_step_of_fixed_sizes_is_read_by_a_graph_of_its_own(llama: Path, tmp_path: Path) -> None:
-    """Several tokens in each run, the first one filled up; a second prompt goes on with what both left in the cache."""
+    """Runs have several tokens, the first one padded; a second prompt continues from the common cache."""
     path = tmp_path / "model.onnx"
     request = ModelRequest(str(llama), shape_config=ShapeConfig(past_sequence_length=31), prompt_length=4)
     result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider")).export_checkpoint(request, path)
@@ -527,7 +527,7 @@ def test_prompt_of_a_step_of_fixed_sizes_is_read_by_a_graph_of_its_own(llama: Pa
 
 
 def test_prompt_graph_gets_samples_that_fill_its_cache(llama: Path, tmp_path: Path) -> None:
-    """Whole runs of its tokens alone, the second of which reads what the first left; quantizing it needs these."""
+    """Quantization needs samples of complete runs, the second of which reads the cache of the first."""
     request = ModelRequest(str(llama), shape_config=ShapeConfig(past_sequence_length=31), prompt_length=16)
     result = HTPExporter(WinMLExportConfig(ep="QNNExecutionProvider", verify=False)).export_checkpoint(
         request, tmp_path / "model.onnx"
@@ -543,6 +543,6 @@ def test_prompt_graph_gets_samples_that_fill_its_cache(llama: Path, tmp_path: Pa
 
 
 def test_open_graph_needs_no_other_for_its_prompt(llama: Path) -> None:
-    """A note says that the option does nothing."""
+    """A note says that the option has no effect."""
     part = load_model(ModelRequest(str(llama), prompt_length=4)).only_part
     assert any("--prompt-length" in note for note in part.notes)

@@ -1,4 +1,4 @@
-"""Does the same work run on a GPU: measured without copies, in 16 bits, by module, and asked what it takes?
+"""Models on a GPU: measurement without copies, 16 bits, times by module and provider support.
 
 Needs an ONNX Runtime with CUDA's provider (``pip install onnxruntime-gpu``, in place of ``onnxruntime``) and a device.
 """
@@ -42,13 +42,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def half(checkpoint: Path) -> Path:
-    """It, built in 16-bit floating point."""
+    """The BERT model, built in 16-bit floating point."""
     return build_hf_model(checkpoint, checkpoint.with_name("half"), precision="fp16").folder / "model.onnx"
 
 
 @pytest.fixture(scope="module")
 def plain(checkpoint: Path) -> Path:
-    """It, built as it is."""
+    """The BERT model, built in float32."""
     return build_hf_model(checkpoint, checkpoint.with_name("plain")).folder / "model.onnx"
 
 
@@ -58,7 +58,7 @@ def _session(path: Path | bytes) -> Session:
 
 
 def test_copies_are_timed_only_without_io_binding(tmp_path: Path) -> None:
-    """64 MB go to the device and back in far more time than a Relu of them takes."""
+    """The copies of 64 MB to the device and back take far longer than a Relu."""
     path = tmp_path / "copied.onnx"
     ir.save(parse("g (float[4096, 4096] x) => (float[4096, 4096] y) { y = Relu (x) }"), path)
 
@@ -73,7 +73,7 @@ def test_copies_are_timed_only_without_io_binding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float", "bfloat16"])
 def test_values_that_stay_on_the_device_are_read_back_as_they_are(dtype: str) -> None:
-    """And a shape, which is made in the memory of the CPU, stays there."""
+    """A shape, computed in CPU memory, stays there."""
     model = parse(f"g ({dtype}[N, 3] x) => ({dtype}[N, 3] y, int64[2] s) {{ y = Add (x, x) s = Shape (y) }}")
     value = np.arange(6).reshape(2, 3).astype(np.float32 if dtype == "float" else ml_dtypes.bfloat16)
     run = _session(ir.to_proto(model).SerializeToString()).prepare({"x": value})
@@ -88,7 +88,7 @@ def test_values_that_stay_on_the_device_are_read_back_as_they_are(dtype: str) ->
 
 
 def test_model_in_16_bits_answers_on_the_device_as_the_plain_one_does(half: Path, plain: Path) -> None:
-    """That is run in 32 bits on the CPU."""
+    """The plain model runs in 32 bits on the CPU."""
     reference = Session(plain)
     feeds = values_for(reference, RunOptions("plain")).feeds
     answers = _session(half).run(feeds)
@@ -97,7 +97,7 @@ def test_model_in_16_bits_answers_on_the_device_as_the_plain_one_does(half: Path
 
 
 def test_provider_itself_says_what_it_takes(half: Path) -> None:
-    """Most of a BERT; what is left to the CPU has a reason."""
+    """The provider takes most of a BERT; each node left to the CPU has a reason."""
     fit = check_provider(half, EP)
     assert fit.basis in ("provider", "kernels")
     assert fit.taken > fit.nodes / 2
@@ -105,7 +105,7 @@ def test_provider_itself_says_what_it_takes(half: Path) -> None:
 
 
 def test_time_on_the_device_is_told_by_module(half: Path) -> None:
-    """Kernels of the provider carry the names of nodes, as those of the CPU do."""
+    """Kernels of the provider have the names of nodes, as those of the CPU do."""
     profiled = profile_model(half, RunOptions("model", ep=EP), FEW)
     assert isinstance(profiled, ProfiledModules)
     record = profiled.as_record()["by_module"]
@@ -114,14 +114,14 @@ def test_time_on_the_device_is_told_by_module(half: Path) -> None:
 
 
 def test_provider_without_compiled_files_says_so(half: Path, tmp_path: Path) -> None:
-    """CUDA runs the file as it is; nothing is written."""
+    """CUDA runs the file without compilation; nothing is written."""
     with pytest.raises(UsageError, match="CUDAExecutionProvider"):
         compile_onnx(half, tmp_path / "cuda.onnx", ep="cuda")
     assert [] == list(tmp_path.iterdir())
 
 
 def test_tensorrt_compiles_one_part_and_answers_as_the_source_does(plain: Path, tmp_path: Path) -> None:
-    """Its part lists the modules it stands for; opened and compared on the device."""
+    """The part lists its modules, and is opened and compared on the device."""
     if "TensorrtExecutionProvider" not in present_providers():
         pytest.skip("no TensorRT device: its provider is not installed")
     compiled = compile_onnx(plain, tmp_path / "tensorrt.onnx", ep="tensorrt")

@@ -1,4 +1,4 @@
-"""A value that a trace turned into a constant is never called verified; a graph that follows it is never refused."""
+"""Verification of values that a trace may freeze: constants are found, and graphs that follow the value pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Exporter = Literal["torchscript", "dynamo"]
 
 
 class Around(nn.Module):
-    """A layer with weights, then what a function makes of its answer and the other input."""
+    """A layer with weights, then a function of its output and the other input."""
 
     def __init__(self, function: Forward) -> None:
         super().__init__()
@@ -38,22 +38,22 @@ class Around(nn.Module):
         self.function = function
 
     def forward(self, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-        """Apply both."""
+        """Apply layer and function."""
         return self.function(self, self.layer(x), n)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A forward of two inputs, and values of the second it is asked for."""
+    """A forward function of two inputs, and values to try for the second."""
 
     function: Forward
     example: torch.Tensor
     others: Sequence[Any]
-    """Values that PyTorch takes, none of them the example."""
+    """Values that PyTorch accepts, apart from the example."""
 
 
 def whole(value: Any) -> torch.Tensor:
-    """Return whole numbers."""
+    """Return an integer tensor."""
     return torch.tensor(value, dtype=torch.int64)
 
 
@@ -65,7 +65,7 @@ def repeated(model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
 
 
 def longest_rows(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Hide what is beyond the longest row, counted in Python."""
+    """Hide positions beyond the longest row, computed in Python."""
     hidden = torch.arange(x.shape[1]) >= n.max().item()
     return x.masked_fill(hidden[None, :, None], 0.0)
 
@@ -106,7 +106,7 @@ FROZEN: dict[str, Case] = {
         lambda _, x, n: x * 2 if n.sum() > 0 else x - 1, whole([[0] * 6] * 4), [[[1] * 6] * 4]
     ),
 }
-"""Each reads its second input in Python."""
+"""Cases that read the second input in Python."""
 
 RIGHT: dict[str, Case] = {
     "a number that is added": Case(lambda _, x, n: x + n, whole(3), [0, 2, 5, -4]),
@@ -144,7 +144,7 @@ RIGHT: dict[str, Case] = {
     "whole numbers of 32 bits": Case(lambda _, x, n: x + n, torch.tensor(3, dtype=torch.int32), [0, 9]),
     "bytes": Case(lambda _, x, n: x + n.float().mean(), torch.full((2, 3), 255, dtype=torch.uint8), [[[1, 2, 3]] * 2]),
 }
-"""Each follows its second input."""
+"""Cases whose graph follows the second input."""
 
 
 # Values are varied and judged by code that knows no exporter: dynamo is asked where it captures differently.
@@ -166,7 +166,7 @@ def example_of(case: Case) -> dict[str, torch.Tensor]:
 
 
 def follows(model: nn.Module, path: Path, case: Case) -> bool:
-    """Say, by ONNX Runtime and PyTorch alone, whether a file answers as the model does at the other values."""
+    """Return True if a file agrees with the model at the other values, by ONNX Runtime and PyTorch alone."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for value in case.others:
         inputs = {**example_of(case), "n": torch.tensor(value, dtype=case.example.dtype)}
@@ -180,7 +180,7 @@ def follows(model: nn.Module, path: Path, case: Case) -> bool:
 
 @pytest.mark.parametrize(("name", "exporter"), by_exporter(FROZEN))
 def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exporter, tmp_path: Path) -> None:
-    """Either the exporter cannot follow it, or the error names the input, its value and the line that read it."""
+    """Dynamo refuses the model or follows the value; TorchScript's error names the input and the line that read it."""
     case, path = FROZEN[name], tmp_path / "model.onnx"
     model = Around(case.function)
     config = WinMLExportConfig(exporter=exporter)
@@ -199,7 +199,7 @@ def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exp
 
 @pytest.mark.parametrize(("name", "exporter"), by_exporter(RIGHT))
 def test_graph_that_follows_its_values_is_verified(name: str, exporter: Exporter, tmp_path: Path) -> None:
-    """No other value that is tried speaks against it, and none of its inputs is called fixed."""
+    """Every tried value agrees, and no input counts as fixed."""
     case, path = RIGHT[name], tmp_path / "model.onnx"
     model = Around(case.function)
     result = export_pytorch(model, path, example_of(case), config=WinMLExportConfig(exporter=exporter))
@@ -211,7 +211,7 @@ def test_graph_that_follows_its_values_is_verified(name: str, exporter: Exporter
 
 @pytest.mark.parametrize("seed", range(4))
 def test_value_range_is_left_to_no_luck(seed: int, tmp_path: Path) -> None:
-    """Whatever is drawn of a range, a loop that was counted once is found."""
+    """A loop with a frozen count is found for every seed of the range."""
     specs = (
         InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
         InputTensorSpec(name="n", shape=(), dtype="int64", value_range=(1, 6)),
@@ -235,7 +235,7 @@ def test_declared_row_of_sizes_is_left_to_no_luck(seed: int, tmp_path: Path) -> 
 
 
 def test_ranks_of_tied_results_speak_against_no_file(tmp_path: Path) -> None:
-    """Layers without a bias make equal values of zeros, whose order is that of the runtime."""
+    """Layers without a bias return equal values for zeros, whose order depends on the runtime."""
 
     class Best(nn.Module):
         def __init__(self) -> None:
@@ -257,7 +257,7 @@ def test_ranks_of_tied_results_speak_against_no_file(tmp_path: Path) -> None:
 
 
 def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
-    """A range of one value allows a constant, and summary, record, sidecar and report say for which value it holds."""
+    """A range of one value allows a constant; summary, record, sidecar and report state the value."""
     specs = (
         InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
         InputTensorSpec(name="n", shape=(), dtype="int64", value_range=(3, 3)),
@@ -275,7 +275,7 @@ def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
 
 
 def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> None:
-    """An assertion decides nothing in the graph, unless it keeps what it read."""
+    """An assertion has no effect on the graph, unless it stores its value."""
 
     def checked(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         assert bool((n > 0).all()), "positive it must be"
@@ -297,7 +297,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
 
 
 def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
-    """Where PyTorch takes no other value the input counts as fixed, and where it takes some the others are named."""
+    """If PyTorch refuses every other value, the input counts as fixed; else the refused values are named."""
 
     def strict(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         if int(n) != 3:
@@ -320,7 +320,7 @@ def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_path: Path) -> None:
-    """Two draws that happen to be equal do not make a right graph one that cannot be judged."""
+    """Two draws of equal values by chance do not prevent the verdict on a correct graph."""
 
     class Row(nn.Module):
         def __init__(self) -> None:
@@ -339,7 +339,7 @@ def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_p
 
 
 def test_float_branch_names_the_inputs_and_the_line(tmp_path: Path) -> None:
-    """Of two tensors, the one whose sign decides is named, although both change in a random draw."""
+    """The input whose sign decides the branch is named, although both inputs change in a random draw."""
 
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A command that is killed at any moment leaves files of before or of after it, and the next one tidies up."""
+"""Files after a kill at any moment: the old or the new ones, and tidied up by the next command."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = [
 ]
 
 _SEVERAL_MODELS = {"extract", "build"}
-"""Verbs that replace several models, one after the other; each of them is whole by itself."""
+"""Commands that replace several models one after another; each model is complete by itself."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """What was in the folder after each kill, by verb."""
+    """Command → states of the folder after each kill."""
     place = tmp_path_factory.mktemp("kills")
     (place / "work").mkdir()
     (place / "temporary").mkdir()
@@ -49,7 +49,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 @pytest.mark.parametrize("verb", killing.VERBS)
 def test_killed_verb_leaves_old_or_new_files(verb: str, found: dict[str, list[dict[str, Any]]]) -> None:
-    """Every model loads and answers as before or as after; the next command makes the set whole, with nothing left."""
+    """Every model loads and has old or new outputs; the next command completes the set and leaves no other files."""
     records = found[verb]
     assert [True] * (len(records) - 1) + [False] == [record["killed"] for record in records]
     allowed = {"old", "new", "new+old"} if verb in _SEVERAL_MODELS else {"old", "new"}

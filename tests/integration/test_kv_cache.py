@@ -1,4 +1,4 @@
-"""Is a KV cache in 8 bits what a cache of floats rounds to, and is the text that is generated with it near?"""
+"""KV caches in 8 bits: rounding of the states, and generated scores near those of float caches."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ TOKENS = [5, 9, 33, 60, 71, 8, 14]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a build with a cache in 8 bits, its stages beside it."""
+    """The folder of a build with an 8-bit cache, with the files of its stages."""
     folder = tmp_path_factory.mktemp("kv")
     checkpoint = save_decoder(folder / "checkpoint", "llama", **{**coded_checkpoints.SIZES, "num_hidden_layers": 2})
     return build_decoder(checkpoint, folder / "built", config=CONFIG)
 
 
 def _scores(path: Path, pieces: tuple[slice, ...]) -> np.ndarray[Any, Any]:
-    """Return the logits of tokens that are read piece by piece."""
+    """Return the logits of tokens read in several runs."""
     decoder = DecoderGraph(Session(path))
     cache = decoder.empty_cache(1)
     return np.concatenate([decoder.run(rows_of(TOKENS[piece]), cache=cache) for piece in pieces], axis=1)
@@ -51,7 +51,7 @@ def _decibels(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> fl
 
 
 def test_states_are_codes_of_the_float_states(built: Path) -> None:
-    """In the first layer, which reads no rounded value: round(x / scale), clipped; scales are those of samples."""
+    """The first layer reads no rounded value: its codes are round(x / scale), clipped, with scales from samples."""
     feeds = {
         "input_ids": rows_of(TOKENS),
         "attention_mask": np.ones((1, len(TOKENS)), np.int64),
@@ -75,7 +75,7 @@ def test_states_are_codes_of_the_float_states(built: Path) -> None:
 
 
 def test_steps_attend_to_rounded_states(built: Path) -> None:
-    """A prompt and steps after it answer as one run, and near the float model."""
+    """A prompt and later steps give the output of a single run, near that of the float model."""
     steps = (slice(0, 4), slice(4, 5), slice(5, 6), slice(6, 7))
     whole = _scores(built / "model.onnx", (slice(0, 7),))
     np.testing.assert_allclose(_scores(built / "model.onnx", steps), whole, atol=1e-4)
@@ -83,7 +83,7 @@ def test_steps_attend_to_rounded_states(built: Path) -> None:
 
 
 def test_file_tells_of_its_states(built: Path) -> None:
-    """Types of inputs are those of the graph, the memory of the cache is a quarter, and verbs run the file."""
+    """Input types equal those of the graph, the cache takes a quarter of the memory, and commands run the file."""
     metadata = {item.key: item.value for item in onnx.load(built / "model.onnx").metadata_props}
     types = {record["name"]: record["dtype"] for record in json.loads(metadata[INPUTS_KEY])}
     assert {name: "int8" for name in types if name.startswith("past")} == {
@@ -105,7 +105,7 @@ def test_file_tells_of_its_states(built: Path) -> None:
 
 
 def test_weights_and_cache_are_quantized_together(built: Path, tmp_path: Path) -> None:
-    """Of one file, at once; the comparison judges both."""
+    """Both are quantized in one call, and the comparison covers both."""
     result = quantize_onnx(built / "optimized.onnx", tmp_path / "q.onnx", precision="int8", kv_cache="int8", samples=8)
     assert (result.precision, result.kv_cache) == ("int8", "int8")
     assert result.quantized > 0
@@ -114,7 +114,7 @@ def test_weights_and_cache_are_quantized_together(built: Path, tmp_path: Path) -
 
 
 def test_size_is_a_limit_of_the_file_with_the_scales_of_its_cache(built: Path, tmp_path: Path) -> None:
-    """The search counts them, so that the smallest size that it names is kept."""
+    """The search counts the scales, so that the smallest size in its message can be reached."""
     asked = {"kv_cache": "int8", "samples": 2, "min_sqnr_db": -100.0}
     with pytest.raises(UsageError) as refused:
         quantize_onnx(built / "optimized.onnx", tmp_path / "q.onnx", max_size="1kB", **asked)
@@ -125,7 +125,7 @@ def test_size_is_a_limit_of_the_file_with_the_scales_of_its_cache(built: Path, t
 
 
 def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:
-    """The build takes the option with a checkpoint in few bits, whose weights it leaves alone."""
+    """A build accepts the option for a quantized checkpoint, and leaves its packed weights unchanged."""
     saved = coded_checkpoints.save_awq(tmp_path)
     folder = build_hf_model(saved.folder, tmp_path / "built", config=CONFIG, verify=False).folder
     nodes = onnx.load(folder / "model.onnx").graph.node
@@ -146,14 +146,14 @@ def test_codes_of_a_checkpoint_stay_beside_such_a_cache(tmp_path: Path) -> None:
 def test_what_has_no_effect_is_refused(
     built: Path, tmp_path: Path, file: str, options: dict[str, Any], words: str
 ) -> None:
-    """An attention that is not fused, a cache in 8 bits, and options of weights that stay as they are."""
+    """An unfused attention, a cache already in 8 bits, and options for unchanged weights are refused."""
     with pytest.raises(UsageError, match=words):
         quantize_onnx(built / file, tmp_path / "q.onnx", kv_cache="int8", **options)
     assert not any(tmp_path.iterdir())
 
 
 def test_state_that_something_else_reads_stays_a_float(built: Path, tmp_path: Path) -> None:
-    """Codes would be no numbers to it."""
+    """Another reader could not use the codes as numbers."""
     model = onnx.load(built / "optimized.onnx")
     model.graph.node.append(onnx.helper.make_node("Neg", ["past_key_values.0.key"], ["negated"], name="negation"))
     shape = ["batch_size", 2, "past_sequence_length", 16]

@@ -1,7 +1,7 @@
-"""Do the tools a folder is laid out for open it unchanged, with equal results?
+"""Folders in the layouts of other tools, opened unchanged by these tools with equal results.
 
-Each reader runs in an environment of its own, which `make readers` installs: these tools need other versions of
-transformers or onnxruntime, or node.
+Each reader runs in its own environment, which `make readers` installs: these tools need other versions of transformers
+or onnxruntime, or node.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ console.log(JSON.stringify(Object.fromEntries(found.map(({ label, score }) => [l
 
 
 def read_with(layout: str, program: str, *arguments: str | Path) -> Any:
-    """Run a program of a reader; what it prints last is JSON."""
+    """Run a program in the environment of a reader and parse its last line as JSON."""
     if layout == "transformers.js":
         command, folder = ["node", "--input-type=module", "-e", program, "--"], folder_of(layout)
     else:
@@ -202,19 +202,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of one layer, for tests that build it several times."""
+    """A Llama with one layer, for tests that build it several times."""
     return save_decoder(tmp_path_factory.mktemp("shallow"), num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")
 def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """It with its cache, in no layout."""
+    """The Llama with its cache, built without a layout."""
     return build_decoder(checkpoint, tmp_path_factory.mktemp("built") / "llama")
 
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> list[int]:
-    """What PyTorch writes after the prompt."""
+    """The tokens that PyTorch generates after the prompt."""
     tokens = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")["input_ids"]
     model = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     written: list[int] = model.generate(tokens, max_new_tokens=NEW_TOKENS)[0, tokens.shape[1] :].tolist()
@@ -232,14 +232,14 @@ def laid_out(model: Path, folder: Path, layout: str, *options: str) -> Path:
 def test_reader_of_a_layout_writes_what_pytorch_writes(
     built: Path, expected: list[int], tmp_path: Path, layout: str
 ) -> None:
-    """The folder as it is: its tokenizer, its config, its graph with a cache."""
+    """The reader uses tokenizer, config and cached graph of the unchanged folder."""
     folder = laid_out(built / "model.onnx", tmp_path / "folder", layout)
     assert expected == read_with(layout, PROGRAMS[layout], folder, PROMPT, str(NEW_TOKENS))
 
 
 @pytest.mark.reader("transformers.js")
 def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path, tmp_path: Path) -> None:
-    """Its empty cache has the rows that the names of dimensions tell: the fused attention takes no others."""
+    """The empty cache has the rows named by its dimensions: the fused attention accepts no others."""
     source = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     model: Any = AutoModelForCausalLM.from_pretrained(source).eval()
     _fill_with_4_bits(model)
@@ -256,7 +256,7 @@ def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path
 
 @pytest.mark.reader("genai")
 def test_genai_writes_what_pytorch_writes_of_rows_of_unequal_length(tmp_path: Path) -> None:
-    """It pads on the right, so that padding stands in the cache: sliding windows do not count it."""
+    """The reader pads on the right, so that the cache contains padding, which sliding windows do not count."""
     torch.manual_seed(0)
     config = transformers.Gemma3TextConfig(
         **{**TEXT, "num_attention_heads": 2}, num_key_value_heads=1, head_dim=16, tie_word_embeddings=False,
@@ -276,7 +276,7 @@ def test_genai_writes_what_pytorch_writes_of_rows_of_unequal_length(tmp_path: Pa
 
 
 def _fill_with_4_bits(model: Any) -> None:
-    """Give every 16 weights in a row all values that 4 bits hold, and each token another one that follows it."""
+    """Give every 16 weights of a row all 4-bit values, and each token another next token."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
@@ -290,7 +290,7 @@ def _fill_with_4_bits(model: Any) -> None:
     "layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in ENCODED_PROGRAMS]
 )
 def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path, layout: str) -> None:
-    """Its decoder computes keys and values of what was encoded in the first run, and takes them in every later one."""
+    """The decoder computes the encoder's keys and values in the first run, and takes them in later runs."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
     given = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(checkpoint).eval()
@@ -313,7 +313,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in LABELED])
 def test_reader_scores_one_image_with_several_labels(clip: Path, tmp_path: Path, layout: str) -> None:
-    """Texts and images are counted apart; each label is as likely as PyTorch says."""
+    """Texts and images have separate counts; each label has PyTorch's probability."""
     folder = laid_out(clip, tmp_path / "folder", layout, "--no-verify")
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
     picture.save(tmp_path / "picture.png")
@@ -330,7 +330,7 @@ def test_reader_scores_one_image_with_several_labels(clip: Path, tmp_path: Path,
 
 @pytest.mark.reader("optimum")
 def test_optimum_knows_the_special_tokens_that_a_newer_transformers_lists(bert: Path, tmp_path: Path) -> None:
-    """They are one token each, in the list of special tokens of the version that optimum pins."""
+    """Each special token is one token, in the list format of the version that optimum pins."""
     source = shutil.copytree(bert, tmp_path / "checkpoint")
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.add_special_tokens({"extra_special_tokens": ["<here>", "<there>"]})
@@ -346,7 +346,7 @@ def test_optimum_knows_the_special_tokens_that_a_newer_transformers_lists(bert: 
 
 @pytest.mark.reader("genai")
 def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
-    """It allocates what the graph takes, and writes what ONNX Runtime alone writes with the same file."""
+    """The reader allocates the 8-bit cache, and generates the tokens that winml generates with the file."""
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     checkpoint = save_decoder(tmp_path / "checkpoint", "llama", **sizes)
     folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify", "--kv-cache", "int8")
@@ -359,7 +359,7 @@ def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
 
 @pytest.mark.reader("genai")
 def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None:
-    """Its type whisper by the names of our parts; what it makes of a recording is what transformers makes of it."""
+    """The folder has genai's type whisper with our part names; features and tokens equal those of transformers."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper", seconds=30)
     torchscript = json.dumps({"export": {"exporter": "torchscript"}})
     folder = laid_out(checkpoint, tmp_path / "folder", "genai", "--no-verify", "-c", torchscript)
@@ -388,7 +388,7 @@ def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of a small encoder, with what publishers put beside it."""
+    """The checkpoint of a small encoder with the files that publishers add."""
     folder = save_checkpoint("bert", tmp_path_factory.mktemp("bert") / "checkpoint", num_hidden_layers=1)
     save_tokenizer(folder)
     for name in ("README.md", "LICENSE.txt", "notes.txt"):
@@ -398,12 +398,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder(bert: Path) -> Path:
-    """It in the layout of transformers.js."""
+    """The encoder in the layout of transformers.js."""
     return laid_out(bert, bert.parent / "folder", "transformers.js", "--no-verify")
 
 
 def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
-    """Rows of any number and length, since nobody asked for sizes; card and licence of the checkpoint come along."""
+    """Rows and lengths are dynamic by default; card and licence of the checkpoint are copied."""
     folder = encoder
     model = onnx.load(folder / "onnx" / "model.onnx", load_external_data=False)
     shapes = {value.name: [dim.dim_param for dim in value.type.tensor_type.shape.dim] for value in model.graph.input}
@@ -415,7 +415,7 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
 
 @pytest.mark.reader("transformers.js")
 def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> None:
-    """The folder as it is, in a pipeline."""
+    """The reader uses the unchanged folder in a pipeline."""
     vectors = np.array(read_with("transformers.js", VECTORS, encoder, PROMPT))
     tokens = AutoTokenizer.from_pretrained(bert)(PROMPT, return_tensors="pt")
     reference = AutoModel.from_pretrained(bert)(tokens["input_ids"]).last_hidden_state.detach().numpy()
@@ -425,7 +425,7 @@ def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> N
 @pytest.mark.slow
 @pytest.mark.reader("optimum")
 def test_sentence_transformers_opens_a_folder_of_optimum(minilm_folder: Path, tmp_path: Path) -> None:
-    """One line with open sizes, real weights, and its own pooling: vectors as PyTorch's."""
+    """One command with dynamic sizes and real weights suffices; the vectors, pooled by the reader, equal PyTorch's."""
     from sentence_transformers import SentenceTransformer
 
     folder = laid_out(minilm_folder, tmp_path / "folder", "optimum", "--no-verify")
@@ -437,7 +437,7 @@ def test_sentence_transformers_opens_a_folder_of_optimum(minilm_folder: Path, tm
 
 @pytest.fixture(scope="module")
 def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The decoder in the layout of transformers.js, with its weights in a file of their own."""
+    """The decoder in the layout of transformers.js, with its weights in a separate file."""
     source = tmp_path_factory.mktemp("outside")
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(built / name, source / name)
@@ -448,7 +448,7 @@ def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, built: Path, tmp_path: Path) -> None:
-    """It knows no folder: the config counts the files. What stood in the config stays; the weights are the same."""
+    """The browser sees no folder, so the config counts the data files; its other keys and the weights are unchanged."""
     config = json.loads((with_data / "config.json").read_bytes())
     assert {"use_external_data_format": {"model.onnx": 1}} == config.pop("transformers.js_config")
     assert json.loads((built / "config.json").read_bytes()) == config
@@ -471,7 +471,7 @@ def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, bu
 
 @pytest.mark.reader("transformers.js")
 def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) -> None:
-    """It asks for the files that are there, and writes what PyTorch writes."""
+    """The reader requests exactly the existing files, and generates PyTorch's tokens."""
     fetched = read_with("transformers.js", FETCHED, with_data)
     assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [name for name in fetched if name.startswith("onnx/")]
     written = read_with("transformers.js", PROGRAMS["transformers.js"], with_data, PROMPT, str(NEW_TOKENS))
@@ -479,7 +479,7 @@ def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) ->
 
 
 def test_tokenizer_that_readers_cannot_open_is_told(built: Path, tmp_path: Path) -> None:
-    """A list of words is none to transformers.js; the note stays right where the folder is moved."""
+    """transformers.js cannot read a plain list of words; the note stays valid if the folder is moved."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("model.onnx", "config.json"):
@@ -494,7 +494,7 @@ def test_tokenizer_that_readers_cannot_open_is_told(built: Path, tmp_path: Path)
 
 
 def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
-    """Written down in config and manifest, reused, changed to another; what the earlier one added is gone."""
+    """The layout is stored in config and manifest, reused or changed; files of the earlier layout are removed."""
     folder = laid_out(built / "model.onnx", tmp_path / "folder", "transformers.js")
     manifest = read_manifest((folder / "build_manifest.json").read_bytes())
     assert ("transformers.js", "onnx/model.onnx") == (manifest.layout, manifest.model[0].name)
@@ -520,7 +520,7 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
 
 
 def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, tmp_path: Path) -> None:
-    """Byte for byte the file of a build that compares each stage, and as many bits as its weights have."""
+    """The file equals that of a build with comparisons byte by byte, and declares the bits of its weights."""
     verified = laid_out(shallow, tmp_path / "verified", "genai")
     folder = laid_out(shallow, tmp_path / "folder", "genai", "--no-verify")
     assert not (folder / "export.onnx").exists()
@@ -533,7 +533,7 @@ def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, 
 
 
 def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(shallow: Path, tmp_path: Path) -> None:
-    """Only an encoder-decoder is another model for optimum; the sizes that readers want open are open without them."""
+    """Only an encoder-decoder is exported differently for optimum; sizes that readers need are dynamic by default."""
     folder = tmp_path / "folder"
     build = ("build", "-m", shallow, "-o", folder, "--no-verify", "-q")
     assert 0 == run_here(*build).code
@@ -545,7 +545,7 @@ def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(shallow: Path, tmp_
 
 
 def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> None:
-    """As transformers.js looks for it."""
+    """transformers.js finds a model by the precision in its name."""
     folder = laid_out(
         built / "model.onnx", tmp_path / "folder", "transformers.js", "--precision", "int8", "--no-verify"
     )
@@ -558,7 +558,7 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
 
 
 def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> None:
-    """A state that is no key and value, and a task without a class; the folder is left as it was."""
+    """A state other than key and value and a task without a class are refused; the folder is unchanged."""
     model = counting_graph(tmp_path / "counting.onnx")
     outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
     assert 2 == outcome.code
@@ -602,7 +602,7 @@ def _dry_run(model_type: str, layout: str, folder: Path, *options: str, **change
 def test_model_type_without_a_class_is_refused_before_the_export(
     model_type: str, layout: str, words: str, tmp_path: Path
 ) -> None:
-    """The plan refuses it, so that neither a dry run says yes nor an export runs for nobody."""
+    """The plan refuses the model type, so that a dry run fails too and no export runs in vain."""
     outcome = _dry_run(model_type, layout, tmp_path)
     assert 2 == outcome.code
     for word in (f"--layout {layout}", words, "Remove --layout"):
@@ -610,7 +610,7 @@ def test_model_type_without_a_class_is_refused_before_the_export(
 
 
 def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
-    """Also a hybrid type without recurrent layers, a recurrent decoder without a cache, and a model without a head."""
+    """A hybrid without recurrent layers, a recurrent decoder without a cache and a headless model are planned too."""
     for model_type, layout, options, changes in (
         ("llama", "genai", (), {}),
         ("whisper", "genai", (), {}),
@@ -625,7 +625,7 @@ def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
 
 
 def test_graph_with_recurrent_states_is_refused_whatever_its_config_says(tmp_path: Path) -> None:
-    """The names of its inputs decide where there is no config."""
+    """Without a config, the names of the inputs decide."""
     graph = counting_graph(tmp_path / "counting.onnx")
     model = onnx.load(graph)
     for names in (model.graph.input, model.graph.node[-1].input, *(node.input for node in model.graph.node)):
@@ -643,7 +643,7 @@ def test_graph_with_recurrent_states_is_refused_whatever_its_config_says(tmp_pat
 
 @pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
 def test_settings_of_a_processor_are_copied_to_where_readers_look(clip: Path, tmp_path: Path, layout: str) -> None:
-    """One file of transformers 5 holds those of a whole processor; readers know its sections as files."""
+    """Transformers 5 stores the settings of a processor in one file; readers expect its sections as separate files."""
     checkpoint = shutil.copytree(clip, tmp_path / "clip")
     settings = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))
     (checkpoint / "preprocessor_config.json").unlink()

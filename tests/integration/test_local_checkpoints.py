@@ -1,4 +1,4 @@
-"""Does a checkpoint folder, whatever it says, stay what it is: files on this disk, of which no code runs?"""
+"""Hostile checkpoint folders: winml reads local files only and runs no code of a checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HARMLESS = {"subprocess.Popen ('ninja', ['ninja', '--version'])": "transformers 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What winml did with every checkpoint, in a process of its own: an audit hook cannot be taken out again."""
+    """Results of every checkpoint, from a separate process: an audit hook cannot be removed."""
     workplace = tmp_path_factory.mktemp("hostile")
     packages = workplace / "packages"
     (packages / "kernels").mkdir(parents=True)
@@ -49,20 +49,20 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_checkpoint_reaches_no_network_and_runs_no_code(results: Results, name: str) -> None:
-    """No socket, no process, and no file of code but those that are installed."""
+    """Loading opens no socket, no process, and no code file except the installed ones."""
     assert [] == [door for door in results[name, False]["doors"] if door not in HARMLESS]
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_trusted_checkpoint_runs_the_code_beside_its_config_and_no_other(results: Results, name: str) -> None:
-    """Trust in a folder is trust in its files: nothing is fetched."""
+    """Trust in a folder covers its files only: nothing is fetched."""
     doors = [door for door in results[name, True]["doors"] if door not in HARMLESS]
     assert (name in TRUSTED_CODE) == bool(doors)
     assert all(re.fullmatch(r"exec .*\bevil_code\.py", door) for door in doors), doors
 
 
 def test_checkpoint_that_names_kernels_is_told_of_and_used_without(results: Results) -> None:
-    """Which implementation computes the same is no reason to refuse a model."""
+    """The choice of an implementation with equal results is no reason to refuse a model."""
     outcome = results["attention of a kernel", False]["outcome"]
     assert outcome.startswith("done; ")
     assert "'evil/repository'" in outcome
@@ -81,7 +81,7 @@ def test_checkpoint_that_names_kernels_is_told_of_and_used_without(results: Resu
     ],
 )
 def test_checkpoint_that_would_be_another_model_is_refused(results: Results, name: str, words: str) -> None:
-    """What only another repository tells cannot be left out."""
+    """Information that only another repository has cannot be left out."""
     assert re.match(words, results[name, False]["outcome"])
 
 
@@ -112,10 +112,10 @@ CLOSED = {
     "quantizers/quantizer_mxfp4.py": "kernels: hub_kernels.get_kernel is replaced",
     "utils": "helpers of the above; the network is closed",
 }
-"""Place in transformers that could fetch or run something → why a checkpoint does not get there."""
+"""File of transformers that could fetch or run something → reason why a checkpoint does not reach it."""
 
 _NOT_BUILT = ("tokenization_", "processing_", "image_processing_", "feature_extraction_", "video_processing_")
-"""Modules of what prepares inputs, of which winml reads the JSON files only."""
+"""Name prefixes of preprocessing modules, of which winml reads only the JSON files."""
 
 _CALLED = r"(?<![\w.])"
 _DOORS = {
@@ -137,7 +137,7 @@ _DOORS = {
     "subprocess": r"\bsubprocess\.\w+\(",
     "httpx": r"\bhttpx\.(get|post|stream)\(",
 }
-"""Text that a file with a door holds → the door."""
+"""Function name → pattern of its call, in files that fetch or run something."""
 _DOOR = re.compile("|".join(_DOORS.values()))
 
 
@@ -156,7 +156,7 @@ def _places_with_doors() -> Iterator[str]:
 
 
 def test_transformers_has_no_door_that_nobody_looked_at() -> None:
-    """A place that newly fetches or runs something is looked at, closed, and written down with its reason."""
+    """A new place that fetches or runs something must be reviewed, closed, and recorded with the reason."""
     unknown = {
         place
         for place in _places_with_doors()

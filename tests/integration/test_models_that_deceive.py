@@ -1,8 +1,8 @@
-"""Is a file that is called verified right wherever it says it may be used, for models made to deceive?
+"""Models made to deceive, whose traced graphs depend on hidden constants.
 
-Each model computes rightly in PyTorch and takes something in its forward for a constant that is none: a size, a value,
-what an earlier call left behind. Its file is right at every size and value tried here, bounded to where it is, refused,
-or comes with a note that names the line or the attribute. None is wrong without a word.
+Each model computes correctly in PyTorch, and its trace freezes a size, a value or the state of an earlier call. A
+verified file is correct at every size and value tried here or bounded to valid sizes; else the model is refused, or a
+note names the line or the attribute. No file is wrong silently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Record:
 
 
 class Deceiver(nn.Module):
-    """Whatever the models below keep between calls."""
+    """State that the deceiving models keep between calls."""
 
     calls = 0
 
@@ -59,7 +59,7 @@ class Deceiver(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """One model, how it is exported, and what is to come of it."""
+    """A model, its export options, and the expected outcomes."""
 
     forward: Callable[..., torch.Tensor]
     outcomes: tuple[Outcome, ...]
@@ -67,7 +67,7 @@ class Case:
     axes: Mapping[str, Mapping[int, str]]
     exporter: str
     values: tuple[Tensors, ...] = field(default=())
-    """Inputs at which the file has to be right as well, beside other sizes."""
+    """Inputs at which the file must be correct as well, beside other sizes."""
 
 
 CASES: list[Case] = []
@@ -80,7 +80,7 @@ def deceives(
     values: tuple[Tensors, ...] = (),
     **inputs: torch.Tensor,
 ) -> Callable[[Callable[..., torch.Tensor]], Callable[..., torch.Tensor]]:
-    """Add a forward to the zoo; of several outcomes any will do, none of which is silent."""
+    """Register a forward as a case; any of its outcomes is accepted, and none is silent."""
 
     def add(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         torch.manual_seed(1)
@@ -96,75 +96,75 @@ def deceives(
 
 @deceives("refused")
 def pieces_by_split(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """One piece is traced, and further ones are missing."""
+    """Cuts a row into pieces; the trace contains only one piece."""
     return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in x.split(32, 1)], 1)
 
 
 @deceives("bounded")
 def pieces_by_range(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same by index."""
+    """Cuts a row into pieces by index."""
     pieces = [x[:, at : at + 32] for at in range(0, x.shape[1], 32)]
     return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in pieces], 1)
 
 
 @deceives("bounded", exporter="dynamo")
 def pieces_by_split_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """torch.export knows the bound."""
+    """Cuts a row into pieces, with a bound known to torch.export."""
     return torch.cat([self.linear(piece) + piece.mean(1, keepdim=True) for piece in x.split(32, 1)], 1)
 
 
 @deceives("bounded", exporter="dynamo")
 def other_way_for_long_rows_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An if on a size becomes a constraint."""
+    """Branches on a size, which torch.export turns into a constraint."""
     return self.linear(x) if x.shape[1] <= 20 else self.other(x)
 
 
 @deceives("bounded", "right", exporter="auto")
 def other_way_for_long_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An if on a size."""
+    """Branches on a size."""
     return self.linear(x) if x.shape[1] <= 20 else self.other(x)
 
 
 @deceives("bounded", "noted")
 def other_way_for_rows_just_longer(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The traced size lies at the edge."""
+    """Branches on a size just above the traced one."""
     return self.linear(x) if x.shape[1] < 8 else self.other(x)
 
 
 @deceives("bounded", "refused")
 def other_way_for_short_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The traced size lies above the edge."""
+    """Branches on a size below the traced one."""
     return self.linear(x) if x.shape[1] > 4 else self.other(x)
 
 
 @deceives("bounded", "noted")
 def window_of_sixteen(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """What Python counts is a constant: tokens behind the window."""
+    """Counts the tokens beyond a window in Python, which is a constant in the trace."""
     overhang = max(0, int(x.shape[1]) - 16)
     return self.linear(x[:, overhang:].mean(1))
 
 
 @deceives("refused", "bounded")
 def average_by_hand(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A size becomes a divisor."""
+    """Divides by a size."""
     return self.linear(x).sum(1) / float(x.shape[1])
 
 
 @deceives("refused", "bounded")
 def scale_by_logarithm(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A size goes through math."""
+    """Computes a factor from a size with ``math``."""
     return self.linear(x) * math.log(x.shape[1] + 1)
 
 
 @deceives("bounded", "noted")
 def factor_by_power_of_two(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A number of bits, the same for sizes near the traced one."""
+    """Uses the number of bits of a size, equal for sizes near the traced one."""
     return self.linear(x) * (1 + int(x.shape[1]) // 16)
 
 
 @deceives("bounded", "refused", "noted")
 def pooled_pyramid(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """As many levels as a size can be halved."""
+    """Halves a row as often as its size allows."""
     while x.shape[1] > 32:
         x = functional.avg_pool1d(x.transpose(1, 2), 2, ceil_mode=True).transpose(1, 2)
     return self.linear(x).mean(1)
@@ -172,7 +172,7 @@ def pooled_pyramid(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", "refused", "noted")
 def rounds_per_piece(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A loop without pieces: its number of rounds follows a size."""
+    """Loops without pieces; the number of iterations depends on a size."""
     for _ in range(-(-x.shape[1] // 24)):
         x = torch.tanh(self.linear(x))
     return x
@@ -180,7 +180,7 @@ def rounds_per_piece(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", "refused", "noted")
 def table_of_twenty(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Positions beyond a table share its last row."""
+    """Uses the last row of a table for all positions beyond it."""
     table = torch.arange(20.0).repeat_interleave(4).view(20, 4)
     places = [min(at, 19) for at in range(x.shape[1])]
     return self.linear(x) + table[places]
@@ -188,13 +188,13 @@ def table_of_twenty(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", "right", "refused")
 def chunks_by_count(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Three chunks, two where there are few tokens."""
+    """Cuts a row into three chunks, or into two if there are few tokens."""
     return torch.cat([self.linear(piece) - piece.amax(1, keepdim=True) for piece in x.chunk(3, 1)], 1)
 
 
 @deceives("refused", "bounded", "noted")
 def token_by_token(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A recurrence in Python."""
+    """Computes a recurrence over tokens in Python."""
     state = torch.zeros_like(x[:, 0])
     for token in x.unbind(1):
         state = torch.tanh(self.linear(token) + state)
@@ -203,26 +203,26 @@ def token_by_token(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("refused", "bounded", "noted", axes={"x": {0: "rows"}})
 def row_by_row(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A batch in Python."""
+    """Loops over the rows of a batch in Python."""
     return torch.stack([self.linear(row).softmax(0).sum(0) for row in x])
 
 
 @deceives("bounded", "right", axes={"x": {0: "rows"}})
 def batches_of_eight(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Large batches are cut."""
+    """Cuts large batches."""
     return torch.cat([self.linear(x[at : at + 8]) - x[at : at + 8].mean(0) for at in range(0, len(x), 8)])
 
 
 @deceives("bounded", "refused", "noted", axes={"x": {0: "rows"}})
 def statistics_of_groups(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A group for minibatch statistics, as in StyleGAN: all rows, up to four."""
+    """Computes minibatch statistics of a group as in StyleGAN: all rows, up to four."""
     group = min(4, x.shape[0])
     return self.linear(x) + x[:group].std(0, unbiased=False).mean()
 
 
 @deceives("bounded", "refused", "noted", x=torch.randn(2, 4, 12), axes={"x": {2: "length"}})
 def padded_to_multiples(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A pad computed in Python."""
+    """Pads by a length computed in Python."""
     pad = -int(x.shape[2]) % 4
     return self.conv(functional.pad(x, (0, pad))).mean(2)
 
@@ -230,32 +230,32 @@ def padded_to_multiples(self: Any, x: torch.Tensor) -> torch.Tensor:
 @deceives("bounded", "right", "refused", x=torch.randn(2, 9, 4), y=torch.randn(2, 5, 4),
           axes={"x": {1: "long"}, "y": {1: "short"}})  # fmt: skip
 def the_longer_first(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """An order decided by two sizes."""
+    """Orders its inputs by their sizes."""
     first, second = (x, y) if x.shape[1] >= y.shape[1] else (y, x)
     return self.linear(first).mean(1) - self.other(second).mean(1)
 
 
 @deceives("refused", axes={"x": {0: "rows", 1: "tokens"}})
 def large_pictures_in_pieces(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A threshold on a product of two sizes, each of which alone stays below it."""
+    """Has a threshold on a product of two sizes, each of which alone stays below it."""
     return self.linear(x) if x.shape[0] * x.shape[1] <= 256 else self.other(x)
 
 
 @deceives("bounded", "refused", exporter="dynamo", axes={"x": {0: "rows", 1: "tokens"}})
 def large_pictures_in_pieces_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same as a constraint that no bound of one size states."""
+    """Has the same threshold as a constraint that no bound of one size expresses."""
     return self.linear(x) if x.shape[0] * x.shape[1] <= 256 else self.other(x)
 
 
 @deceives("refused", "bounded")
 def padded_to_forty(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Short rows are filled up."""
+    """Pads short rows."""
     return self.linear(functional.pad(x, (0, 0, 0, max(0, 40 - int(x.shape[1]))))).cumsum(1)[:, -1]
 
 
 @deceives("refused", "bounded", "right", "noted")
 def levels_by_logarithm(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A doubling scan, one round per bit of the size."""
+    """Runs a doubling scan, one iteration per bit of the size."""
     shift = 1
     while shift < x.shape[1]:
         x = x + functional.pad(x, (0, 0, shift, 0))[:, : x.shape[1]] / 2
@@ -265,7 +265,7 @@ def levels_by_logarithm(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("refused", "bounded", "right", "noted", x=torch.randn(2, 4, 12), axes={"x": {2: "length"}})
 def positions_interpolated(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Learned positions are stretched where the length is another than that of training."""
+    """Interpolates learned positions if the length differs from that of training."""
     positions = self.conv.weight.flatten(1)[None]
     if x.shape[2] != positions.shape[2]:
         positions = functional.interpolate(positions, size=x.shape[2], mode="linear")
@@ -274,33 +274,33 @@ def positions_interpolated(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", "refused", "noted")
 def every_nth_of_many(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A stride that follows a size."""
+    """Uses a stride that depends on a size."""
     return self.linear(x[:, :: 1 + int(x.shape[1]) // 30]).mean(1)
 
 
 @deceives("bounded", "refused", "noted")
 def window_by_unfold(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Windows that a short row lacks."""
+    """Unfolds windows, which a short row lacks."""
     step = 8 if x.shape[1] > 24 else 1
     return self.linear(x)[:, ::step].amax(1)
 
 
 @deceives("bounded", "refused", "noted")
 def table_of_powers(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A list made by multiplication asks for __index__."""
+    """Multiplies a list by a size, which calls __index__."""
     weights = torch.tensor([0.5] * x.shape[1])
     return self.linear(x) * weights[:, None]
 
 
 @deceives("bounded", "refused", "noted")
 def names_of_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A size becomes a key."""
+    """Uses a size as a key."""
     return self.linear(x) * {True: 1.0, False: 2.0}[x.size(1) < 40]
 
 
 @deceives("refused", "bounded")
 def attention_in_blocks(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Blocks of queries, each over what came before."""
+    """Attends in blocks of queries, each over the preceding tokens."""
     blocks = []
     for at in range(0, x.shape[1], 16):
         query = self.linear(x[:, at : at + 16])
@@ -310,60 +310,60 @@ def attention_in_blocks(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", "refused", "right", exporter="dynamo")
 def attention_in_blocks_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same, of which torch knows the bound."""
+    """Attends in blocks, with a bound known to torch."""
     blocks = [functional.scaled_dot_product_attention(self.linear(q), x, x) for q in x.split(16, 1)]
     return torch.cat(blocks, 1)
 
 
 @deceives("refused")
 def size_beside_large_columns(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A column that is wrong by a size is nothing beside columns of another unit."""
+    """Has a column with an error that depends on a size, beside far larger columns."""
     rows = self.linear(x).sum(1)
     return torch.cat([rows * 1e6, rows[:, :1] * len(x[0])], 1)
 
 
 @deceives("refused")
 def size_in_another_plane(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same along the second of four axes."""
+    """Has such an error along the second of four axes."""
     rows = self.linear(x)
     return torch.stack([rows * 1e6, rows * len(x[0])], 1)
 
 
 @deceives("refused")
 def size_in_another_stack(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same along the first."""
+    """Has such an error along the first axis."""
     rows = self.linear(x)
     return torch.stack([rows * 1e6, rows * 1e6, rows * len(x[0])])
 
 
 @deceives("refused", axes={})
 def frozen_beside_large_planes(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A plane of the values that were traced."""
+    """Has a plane of traced values beside far larger planes."""
     rows = self.linear(x)
     return torch.stack([rows * 1e6, torch.from_numpy(rows.detach().numpy().copy())], 1)
 
 
 @deceives("right")
 def mean_by_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Honest: a size that stays one."""
+    """Computes a mean by a size of 1; the graph is correct."""
     return self.linear(x).sum(1) / x.shape[1]
 
 
 @deceives("bounded", "refused", "noted")
 def band_of_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A band between the sizes that are checked."""
+    """Branches in a band between the checked sizes."""
     return self.other(x) if x.shape[1] > 100 and x.shape[1] < 120 else self.linear(x)
 
 
 @deceives("bounded", "refused", "noted", axes={"x": {0: "rows"}})
 def every_seventh_batch(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A remainder of ``len()``."""
+    """Branches on a remainder of ``len()``."""
     return self.other(x) if len(x) % 7 == 0 else self.linear(x)
 
 
 @deceives("bounded", "refused", "noted")
 def one_size_matched(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A ``match`` on a size."""
+    """Uses ``match`` on a size."""
     match x.shape[1]:
         case 33:
             return self.other(x)
@@ -373,25 +373,25 @@ def one_size_matched(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", "refused", "noted")
 def many_elements(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A number of elements is a product of sizes."""
+    """Branches on the number of elements, a product of sizes."""
     return self.linear(x) * (1 if x.numel() < 900 else 2)
 
 
 @deceives("bounded", "refused", "noted")
 def digits_of_a_size(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A size as text."""
+    """Converts a size to text."""
     return self.linear(x) * len(str(int(x.shape[1])))
 
 
 @deceives("bounded", "refused", "noted")
 def rows_of_one_shape(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A shape is compared as a tuple."""
+    """Compares a shape with a tuple."""
     return self.other(x) if tuple(x.shape) == (2, 65, 4) else self.linear(x)
 
 
 @deceives("bounded", "refused", "noted")
 def table_that_may_be_short(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """What PyTorch refuses goes another way."""
+    """Takes another branch if PyTorch raises an error."""
     try:
         return self.linear(x) + torch.ones(1, 31, 4)[:, : x.shape[1]].expand(1, x.shape[1], 4)
     except RuntimeError:
@@ -403,7 +403,7 @@ def table_that_may_be_short(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("right", "noted", "refused")
 def table_made_once(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Positions for the length of the first call."""
+    """Builds a table of positions for the length of the first call."""
     if self.cached is None:
         self.cached = torch.arange(x.shape[1], dtype=x.dtype)[None, :, None]
     return self.linear(x) + self.cached[:, : x.shape[1]]
@@ -411,7 +411,7 @@ def table_made_once(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("right", "noted", axes={})
 def first_input_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The values of the first call are the constant."""
+    """Stores the values of the first call."""
     if self.cached is None:
         self.cached = x.mean(1, keepdim=True)
     return self.linear(x - self.cached)
@@ -419,7 +419,7 @@ def first_input_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("right", "noted")
 def masks_by_length(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A dict by size."""
+    """Stores masks by size in a dict."""
     length = int(x.shape[1])
     if length not in self.tables:
         self.tables[length] = torch.ones(x.shape[1], x.shape[1]).tril()
@@ -428,7 +428,7 @@ def masks_by_length(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={})
 def scale_set_by_first_input(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """ActNorm: the first input initialises a parameter past autograd and its counter of versions."""
+    """Initialises a parameter by the first input as ActNorm, past autograd and its version counter."""
     if not self.is_set:
         self.scale.data.copy_(1 / (x.std((0, 1)) + 1))
         self.is_set.fill_(1)
@@ -437,42 +437,42 @@ def scale_set_by_first_input(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", axes={})
 def calls_counted(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The answer depends on how often it was asked."""
+    """Counts its calls, and uses the count."""
     self.calls += 1
     return self.linear(x) * self.calls
 
 
 @deceives("noted", axes={})
 def calls_counted_in_a_buffer(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same in a tensor."""
+    """Counts its calls in a tensor."""
     self.is_set += 1
     return self.linear(x) * self.is_set
 
 
 @deceives("noted", axes={})
 def running_mean(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Statistics that go on in evaluation mode."""
+    """Updates statistics in evaluation mode."""
     self.mean.mul_(0.9).add_(0.1 * x.mean((0, 1)))
     return self.linear(x - self.mean)
 
 
 @deceives("noted", "refused", axes={})
 def running_mean_replaced(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same by a new tensor."""
+    """Replaces the tensor of its statistics."""
     self.mean = 0.9 * self.mean + 0.1 * x.mean((0, 1))
     return self.linear(x - self.mean)
 
 
 @deceives("noted", axes={})
 def history_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A list that grows."""
+    """Appends to a list."""
     self.seen.append(x.mean())
     return self.linear(x) + sum(self.seen)
 
 
 @deceives("noted", axes={})
 def prompt_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """What was seen goes before what comes."""
+    """Prepends the tokens of earlier calls."""
     before = self.tables.get("prompt", x[:, :0])
     self.tables["prompt"] = torch.cat([before, x], 1)[:, -8:]
     return self.linear(torch.cat([before, x], 1)).mean(1)
@@ -483,35 +483,35 @@ _MEMORY: dict[str, torch.Tensor] = {}
 
 @deceives("noted", "refused", axes={})
 def kept_in_a_global(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A mapping beside the model."""
+    """Stores values in a global mapping."""
     first = _MEMORY.setdefault("first", x.mean(1, keepdim=True).detach())
     return self.linear(x - first)
 
 
 @deceives("noted", "refused", axes={})
 def counted_on_the_class(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An attribute of the class, not of the object."""
+    """Counts on the class instead of the object."""
     type(self).calls += 1
     return self.linear(x) * type(self).calls
 
 
 @deceives("noted", "refused", axes={})
 def kept_as_a_default(self: Any, x: torch.Tensor, *, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
-    """A default that is kept."""
+    """Stores values in a default argument."""
     memory.append(1)
     return self.linear(x) * len(memory)
 
 
 @deceives("noted", axes={})
 def first_kept_as_a_default(self: Any, x: torch.Tensor, memory: list = []) -> torch.Tensor:  # noqa: B006 - what this is
-    """What the first call put there is what all calls read."""
+    """Stores a value of the first call in a default argument, which all calls read."""
     if not memory:
         memory.append(x.mean().detach())
     return self.linear(x - memory[0])
 
 
 def with_memory() -> Callable[..., torch.Tensor]:
-    """Return a forward that has a variable of its own."""
+    """Return a forward with a closure variable."""
     memory: dict[str, torch.Tensor] = {}
 
     def kept_in_a_closure(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -525,7 +525,7 @@ deceives("noted", axes={})(with_memory())
 
 
 def with_memory_replaced() -> Callable[..., torch.Tensor]:
-    """Return a forward whose variable holds as many values after each call."""
+    """Return a forward that replaces its closure variable by one of the same size after each call."""
     memory = {"last": torch.zeros(4)}
 
     def replaced_in_a_closure(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -543,7 +543,7 @@ _RECORD = Record()
 
 
 def remembered(x: torch.Tensor) -> torch.Tensor:
-    """Keep the first values that were passed, beside any module."""
+    """Store the first values in a global."""
     if _RECORD.last is not None and not isinstance(_RECORD.last, torch.Tensor):
         _RECORD.last = x.mean().detach()
     return x - _RECORD.last
@@ -551,20 +551,20 @@ def remembered(x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", axes={})
 def kept_by_a_helper(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An object beside the model that a function writes into."""
+    """Writes into a global object through a function."""
     return self.linear(remembered(x))
 
 
 @deceives("noted", axes={})
 def kept_in_a_record(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An object on the module."""
+    """Writes into an object on the module."""
     self.record.last = x.mean() + self.record.last
     return self.linear(x) * self.record.last
 
 
 @deceives("noted", axes={})
 def weight_decayed(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A parameter that is written past autograd."""
+    """Writes into a parameter past autograd."""
     with torch.no_grad():
         self.scale.mul_(0.5)
     return self.linear(x) * self.scale
@@ -572,7 +572,7 @@ def weight_decayed(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={})
 def trained_from_now_on(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A forward that changes the mode of the model."""
+    """Changes the mode of the model."""
     result = self.linear(x) * (2 if self.training else 1)
     self.training = not self.training
     return result
@@ -580,20 +580,20 @@ def trained_from_now_on(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={})
 def layer_added(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A module that grows with each call."""
+    """Adds a layer at each call."""
     self.add_module(f"layer_{len(list(self.children()))}", nn.Tanh())
     return self.linear(x) * len(list(self.children()))
 
 
 @deceives("refused", axes={})
 def noise_in_evaluation(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Random numbers."""
+    """Draws random numbers in evaluation mode."""
     return self.linear(x) + torch.randn(4)
 
 
 @deceives("refused", "noted", axes={})
 def noise_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Random numbers of the first call."""
+    """Stores random numbers of the first call."""
     if self.cached is None:
         self.cached = torch.randn(4)
     return self.linear(x) + self.cached
@@ -601,14 +601,14 @@ def noise_kept(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("bounded", exporter="dynamo")
 def table_made_once_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """torch.export knows how long the table is."""
+    """Builds a table once, with a length known to torch.export."""
     if self.cached is None:
         self.cached = torch.arange(64, dtype=x.dtype)[None, :, None]
     return self.linear(x) + self.cached[:, : x.shape[1]]
 
 
 class LessMean(nn.Module):
-    """Stands for a layer in short rows, as attention without blocks does in BigBird."""
+    """A layer's replacement for short rows, as attention without blocks in BigBird."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -621,7 +621,7 @@ class LessMean(nn.Module):
 
 @deceives("bounded")
 def layer_replaced_for_short_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The first call replaces a layer for good."""
+    """Replaces a layer for good at the first call."""
     if x.shape[1] <= 40 and isinstance(self.linear, nn.Linear):
         self.linear = LessMean(self.linear)
     return self.linear(x)
@@ -632,49 +632,49 @@ def layer_replaced_for_short_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), y=torch.randn(2, 4))
 def equal_inputs(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """torch.equal says nothing to a trace."""
+    """Calls torch.equal, of which a trace records nothing."""
     return self.linear(x) if torch.equal(x, y) else self.other(x - y)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), y=torch.randn(2, 4))
 def close_inputs(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Nor does torch.allclose."""
+    """Calls torch.allclose, of which a trace records nothing."""
     return self.linear(x) if torch.allclose(x, y) else self.other(x - y)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def nothing_in_it(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Zeros are another way."""
+    """Branches on an input of zeros."""
     return self.linear(x) if not torch.equal(x, torch.zeros_like(x)) else self.other(x) * 2
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def any_value(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """bool(tensor)."""
+    """Calls bool() of a tensor."""
     return self.linear(x) if x.any() else self.other(x) * 2
 
 
 @deceives("noted", "refused", axes={}, x=torch.rand(2, 4))
 def loud_inputs(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A threshold that random draws do not reach."""
+    """Has a threshold that random draws do not reach."""
     return self.linear(x) if x.abs().max().item() < 8 else self.other(x / x.abs().max())
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def peak_as_a_number(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A value read in C."""
+    """Reads a value in C."""
     return self.linear(x) * max(1.0, float(x.abs().max()) // 10)
 
 
 @deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.rand(2, 4))
 def loud_inputs_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A threshold that dynamo takes from the example inputs."""
+    """Has a threshold that dynamo evaluates for the example inputs."""
     return self.linear(x) if x.abs().max().item() < 8 else self.other(x / x.abs().max())
 
 
 @deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.randn(2, 4), n=torch.tensor(3))
 def rounds_by_input_in_dynamo(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """range() of a number of the example inputs."""
+    """Calls range() of a number of the example inputs."""
     for _ in range(n):
         x = torch.tanh(self.linear(x))
     return x
@@ -682,7 +682,7 @@ def rounds_by_input_in_dynamo(self: Any, x: torch.Tensor, n: torch.Tensor) -> to
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), n=torch.tensor(3))
 def rounds_by_input(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """range() asks for __index__."""
+    """Calls range() of a tensor, which calls __index__."""
     for _ in range(n):
         x = torch.tanh(self.linear(x))
     return x
@@ -690,44 +690,44 @@ def rounds_by_input(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), mode=torch.tensor(0))
 def third_mode(self: Any, x: torch.Tensor, mode: torch.Tensor) -> torch.Tensor:
-    """Modes 0 and 1 are the same."""
+    """Branches on a mode; modes 0 and 1 give equal outputs."""
     return self.other(x) if int(mode) > 1 else self.linear(x)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), mode=torch.tensor([0]))
 def mode_from_a_list(self: Any, x: torch.Tensor, mode: torch.Tensor) -> torch.Tensor:
-    """tolist() reads in C."""
+    """Calls tolist(), which reads values in C."""
     return self.other(x) if mode.tolist()[0] == 3 else self.linear(x)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def sorted_by_numpy(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """NumPy computes unseen."""
+    """Computes in NumPy, unseen by the trace."""
     return self.linear(x) * float(np.median(x.detach().numpy()) > 5)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def missing_values(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A way for NaN."""
+    """Branches on NaN."""
     return self.other(x.nan_to_num()) if torch.isnan(x).any() else self.linear(x)
 
 
 @deceives("noted", "refused", "right", axes={}, ids=torch.tensor([[3, 1, 2, 0]]))
 def padding_found(self: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Another way where an id is there."""
+    """Branches on the presence of an id."""
     x = functional.one_hot(ids.clamp(0, 3), 4).float()
     return self.linear(x) if bool((ids == 0).any()) else self.other(x)
 
 
 @deceives("noted", "refused", "right", axes={}, x=torch.randn(3, 4))
 def as_many_as_there_are(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """unique() has as many rows as values differ."""
+    """Calls unique(), whose number of rows depends on values."""
     return self.linear(x).sum() * len(torch.unique(x.round()))
 
 
 @deceives("right", "refused", "noted", exporter="auto", axes={}, x=-torch.rand(6, 4))
 def module_of_rows_chosen(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A module that the first inputs do not reach."""
+    """Calls a module that the first inputs do not reach."""
     chosen = (x.sum(1) > 0).nonzero().squeeze(1)
     result = self.linear(x)
     if chosen.numel() > 0:
@@ -737,21 +737,21 @@ def module_of_rows_chosen(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def equal_rows(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Rows of one input."""
+    """Compares rows of one input."""
     return self.linear(x) if not torch.equal(x[0], x[1]) else self.other(x)
 
 
 @deceives("noted", "refused", axes={}, ids=torch.tensor([[3, 1, 2, 0]]),
           values=({"ids": torch.tensor([[3, 9, 2, 0]])},))  # fmt: skip
 def id_contained(self: Any, ids: torch.Tensor) -> torch.Tensor:
-    """``in`` asks a tensor."""
+    """Uses ``in`` with a tensor."""
     x = functional.one_hot(ids.clamp(0, 3), 4).float()
     return self.linear(x) if 9 in ids else self.other(x)
 
 
 @deceives("noted", "refused", axes={}, x=torch.rand(2, 4))
 def until_small(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A loop that ends by a value."""
+    """Loops until a value is small."""
     while x.abs().max() > 1:
         x = x / 2
     return self.linear(x)
@@ -759,37 +759,37 @@ def until_small(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def row_of_the_largest(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A number that indexes."""
+    """Indexes by a computed number."""
     return self.linear(x[int(x[:, 0].argmax())])
 
 
 @deceives("right", "noted", "refused", axes={}, x=torch.randn(2, 6, 4), n=torch.tensor(3))
 def first_of_them(self: Any, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """Honest: a trace follows where a value cuts."""
+    """Cuts at a value, which a trace follows; the graph is correct."""
     return self.linear(x[:, :n]).sum(1)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), flags=torch.tensor([True, False]))
 def flags_counted(self: Any, x: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
-    """sum() of Python."""
+    """Calls Python's sum() of flags."""
     return self.linear(x) * sum(bool(flag) for flag in flags)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), step=torch.tensor(0.5))
 def step_as_a_number(self: Any, x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """A float that becomes one of Python's."""
+    """Converts a float tensor to a Python number."""
     return self.linear(x) * (float(step) + 1)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def norm_compared(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A way for what is nearly nothing."""
+    """Branches on a norm near zero."""
     return x if torch.linalg.vector_norm(x) < 1e-6 else self.linear(x / torch.linalg.vector_norm(x))
 
 
 @deceives("right", "refused", "noted", exporter="auto", axes={}, x=-torch.rand(6, 4))
 def module_of_places(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A module that only the trace reaches."""
+    """Calls a module that only the trace reaches."""
     places = torch.where(x.sum(1) > 0)[0]
     result = self.linear(x)
     if places.numel() > 0:
@@ -799,70 +799,70 @@ def module_of_places(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4), mask=torch.ones(2, 4, dtype=torch.bool))
 def mask_dropped(self: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """A mask that hides nothing is not read."""
+    """Skips a mask that hides nothing."""
     return self.linear(x) if mask.all() else self.linear(x * mask) * 2
 
 
 @deceives("refused", axes={}, x=torch.randn(2, 4), t=torch.tensor([1, 2, 3]))
 def list_of_an_input_without_use(self: Any, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """A list is made of an input that no node reads."""
+    """Makes a list of an input that no node reads."""
     return self.linear(x) * (1 + len([value for value in t.tolist() if value > 20]))
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def small_sum(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """torch.is_nonzero says nothing to a trace."""
+    """Calls torch.is_nonzero, of which a trace records nothing."""
     return self.linear(x) if torch.is_nonzero(x.sum() < 900) else self.other(x)
 
 
 @deceives("noted", "refused", axes={}, x=torch.rand(2, 4))
 def values_beyond_fifty(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A limit that ten times the values do not reach."""
+    """Has a threshold that ten times the values do not reach."""
     return self.other(x) if x.abs().max() > 50 else self.linear(x)
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def array_by_protocol(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """DLPack hands values over, and the tracer warns of nothing."""
+    """Exports values through DLPack, without a warning of the tracer."""
     return self.linear(x) * (1 + float(np.from_dlpack(x.detach()).max() > 30))
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def read_as_text(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Values are printed and searched."""
+    """Prints values and searches the text."""
     return self.linear(x) * (1 + ("nan" in str(x)))
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def read_in_memory(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Bytes of the memory."""
+    """Reads bytes of the memory."""
     return self.linear(x) * (1 + int(x.untyped_storage().tolist()[3] > 190))
 
 
 class HalvedWhereLarge(torch.autograd.Function):
-    """A function with a gradient of its own."""
+    """An autograd function with its own gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
-        """Decide by a value."""
+        """Branch on a value."""
         return x / 2 if x.abs().sum() > 100 else x
 
 
 @deceives("noted", "refused", axes={}, x=torch.randn(2, 4))
 def function_with_a_gradient(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A choice inside torch.autograd.Function."""
+    """Branches inside torch.autograd.Function."""
     return self.linear(HalvedWhereLarge.apply(x))
 
 
 @deceives("right", "noted", "refused", axes={}, x=torch.randn(2, 4))
 def dtype_by_value(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Small values are rounded to half precision."""
+    """Rounds small values to half precision."""
     return self.linear(x.half().float() if x.abs().max() < 60 else x)
 
 
 @deceives("right", "refused", axes={}, x=torch.randn(2, 4))
 def input_written(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """An input is changed in place."""
+    """Changes an input in place."""
     x.mul_(2)
     x[0] = x[1]
     return self.linear(x)
@@ -870,7 +870,7 @@ def input_written(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("right", "refused", axes={}, x=torch.randn(2, 4))
 def input_written_through_views(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Views of an input are changed in place."""
+    """Changes views of an input in place."""
     x.view(-1)[3] = 0
     x.t()[1].add_(5)
     return self.linear(x)
@@ -878,50 +878,50 @@ def input_written_through_views(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("right", "refused", axes={}, x=torch.randn(2, 4))
 def windows_by_stride(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Rows that overlap in memory."""
+    """Views rows that overlap in memory."""
     return self.linear(x.as_strided((2, 2, 4), (2, 2, 1)))
 
 
 @deceives("right", "refused", axes={}, x=torch.tensor([[1.0, 2.0, 2.0, 3.0], [1.0, 1.0, 0.0, 5.0]]))
 def counts_of_values(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """torch.unique with counts."""
+    """Calls torch.unique with counts."""
     return self.linear(x) * torch.unique(x, return_counts=True)[1].max()
 
 
 @deceives("right", "refused", axes={}, x=torch.tensor([[1.5, 2.5, -0.5, 0.5], [3.5, -1.5, -2.5, 4.5]]))
 def halves_rounded(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Halves go to even."""
+    """Rounds halves, which go to even numbers."""
     return torch.round(x) + torch.round(x / 4, decimals=1) + self.linear(x)
 
 
 @deceives("right", "refused", axes={}, ids=torch.tensor([[100, 120, 3, 7]], dtype=torch.int8))
 def short_integers_overflow(self: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Products of eight bits."""
+    """Multiplies 8-bit integers with overflow."""
     return self.linear((ids * ids).float()) + (ids + ids).float()
 
 
 @deceives("right", "refused", axes={}, ids=torch.tensor([[200, 120, 3, 7]], dtype=torch.uint8))
 def unsigned_below_zero(self: Any, ids: torch.Tensor) -> torch.Tensor:
-    """A difference of integers without a sign."""
+    """Subtracts unsigned integers below zero."""
     return self.linear((ids - 201).float() / 256)
 
 
 @deceives("right", "refused", axes={}, x=torch.rand(2, 4))
 def half_precision_overflows(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Infinities of float16."""
+    """Overflows to infinity in float16."""
     return (self.linear(x) * 70000).half().isinf().float() + self.linear(x)
 
 
 @deceives("right", "refused", axes={}, x=torch.randn(2, 4))
 def random_numbers_with_a_seed(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """The same noise in each call."""
+    """Draws seeded noise, equal at each call."""
     torch.manual_seed(0)
     return self.linear(functional.dropout(x, 0.5))
 
 
 @deceives("right", "noted", "refused", axes={}, x=torch.randn(2, 4))
 def hook_added(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A forward that hooks its module once."""
+    """Hooks its module at the first call."""
     if not self.linear._forward_hooks:
         self.linear.register_forward_hook(lambda _module, _inputs, output: output * 2)
     return self.linear(x)
@@ -929,13 +929,13 @@ def hook_added(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.randn(2, 4))
 def number_of_selected_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A size that values decide."""
+    """Has a size that depends on values."""
     return self.other(x) * 2 if x[x > 5].numel() else self.linear(x)
 
 
 @deceives("noted", "refused", exporter="dynamo", axes={}, x=torch.randn(2, 4))
 def loop_over_selected_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """A loop over as many rows as values decide."""
+    """Loops over a number of rows that depends on values."""
     result = self.linear(x)
     for row in x[x[:, 0].abs() > 5]:
         result = result + row
@@ -944,7 +944,7 @@ def loop_over_selected_in_dynamo(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 @deceives("right", axes={}, x=torch.randn(2, 4))
 def chosen_by_where(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Honest: both ways are computed."""
+    """Computes both branches; the graph is correct."""
     return torch.where(x.abs().max() < 8, self.linear(x), self.other(x))
 
 
@@ -963,7 +963,7 @@ def sized(case: Case, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
 
 
 def with_other_values(inputs: Tensors) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield inputs on which decisions fall otherwise."""
+    """Yield inputs that take other branches."""
     yield (
         dict.fromkeys(inputs, next(iter(inputs.values())))
         if len({v.shape for v in inputs.values()}) == 1
@@ -979,7 +979,7 @@ def with_other_values(inputs: Tensors) -> Iterator[dict[str, torch.Tensor]]:
 
 
 def is_right(model: nn.Module, session: Session, inputs: Tensors) -> bool:
-    """Say whether a file answers as PyTorch does in its first call."""
+    """Return True if a file agrees with the first call of PyTorch."""
     _MEMORY.clear()
     with torch.no_grad():
         expected = copy.deepcopy(model)(*(value.clone() for value in inputs.values())).numpy()
@@ -991,7 +991,7 @@ def is_right(model: nn.Module, session: Session, inputs: Tensors) -> bool:
 
 
 def is_first_call_like_the_second(model: nn.Module, inputs: Tensors) -> bool:
-    """Say whether PyTorch answers the same again."""
+    """Return True if the second call of PyTorch equals the first call of a new model."""
     model = copy.deepcopy(model)
     with torch.no_grad():
         model(*(value.clone() for value in with_moved_floats(inputs).values()))
@@ -1006,7 +1006,7 @@ def with_moved_floats(inputs: Tensors) -> dict[str, torch.Tensor]:
 
 
 def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
-    """Return what a file is that was called verified."""
+    """Classify a verified file by its outputs, bounds and notes."""
     if any(words in note for note in part.notes for words in ("memory of", "_RECORD")):
         # What no module holds is as the first call left it for the reference, too.
         return "noted"
@@ -1027,7 +1027,7 @@ def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)
 def test_verified_file_is_right_bounded_or_noted(case: Case, tmp_path: Path) -> None:
-    """A file stands where it says; what it does not follow is said."""
+    """Each case has one of its expected outcomes, and none is silently wrong."""
     model = type("Deceiver", (Deceiver,), {"forward": case.forward})()
     config = WinMLExportConfig.model_validate({"exporter": case.exporter, "dynamic_axes": dict(case.axes)})
     outcome: Outcome = "refused"
@@ -1051,12 +1051,12 @@ class RecurrentPieces(nn.Module):
         self.layer = nn.GRU(4, 4, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return as many rows."""
+        """Return the outputs of all pieces."""
         return torch.cat([self.layer(piece)[0] for piece in x.split(100, 1)], 1)
 
 
 def test_hint_names_kernels_only_where_one_is_missing(tmp_path: Path) -> None:
-    """A graph that holds a size as a number is no fault of ONNX Runtime."""
+    """A graph with a size frozen as a number is no fault of ONNX Runtime."""
     config = WinMLExportConfig.model_validate({"exporter": "torchscript", "dynamic_axes": TOKENS})
     with pytest.raises(VerificationError) as raised:
         HTPExporter(config).export(RecurrentPieces().eval(), tmp_path / "model.onnx", {"x": torch.randn(2, 120, 4)})

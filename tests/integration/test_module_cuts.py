@@ -1,4 +1,4 @@
-"""Is what is cut out of an exported model the module PyTorch ran, call by call?"""
+"""Modules cut out of an exported model, compared with PyTorch's modules call by call."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ Exporter = Callable[..., Path]
 
 ARCHITECTURES = ("bert", "albert", "gpt2", "t5", "bart", "resnet")
 CALLED_TWICE = {"albert": 4}
-"""Modules of the small model that are called once for each of its two layers; the weights are the same."""
+"""Number of modules called once for each of the two layers, which share weights."""
 _OF_TWO_LAYERS = {"bert", "albert"}
-"""Architectures in which layers have to be told apart; of others one is enough."""
+"""Architectures with two layers, which must differ; one layer is enough for the others."""
 CLOSE = 1e-4
-"""Chosen: what an export may differ from PyTorch by."""
+"""Chosen tolerance between an export and PyTorch."""
 
 
 def _sizes(architecture: str) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _draw(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _record_pytorch(model: Any, feeds: dict[str, Any]) -> dict[str, list[list[Any]]]:
-    """Return what each module gave: module path → call → its tensors."""
+    """Return module path → output tensors of each call."""
     seen: dict[str, list[list[Any]]] = defaultdict(list)
 
     def keep(path: str) -> Any:
@@ -107,8 +107,9 @@ def _is_among(array: Any, others: list[Any]) -> bool:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_module_is_cut_as_pytorch_ran_it(architecture: str, exported: Exporter, tmp_path: Path) -> None:
-    """Each call of each module gives, bit for bit, what the whole file gives, and what PyTorch's module gave; each file
-    is valid, says what it is, and runs optimized as well.
+    """Outputs of each call of each module equal the whole file's bit for bit, and PyTorch's within the tolerance.
+
+    Each file is valid, has its metadata, and runs optimized as well.
     """
     path = exported(architecture)
     feeds = _draw(path, tmp_path)
@@ -126,7 +127,7 @@ def test_every_module_is_cut_as_pytorch_ran_it(architecture: str, exported: Expo
 
 
 def _run_as_others_do(folder: Path, module: ExtractedModule) -> list[Any]:
-    """Return what ONNX Runtime makes of the recorded inputs, which is close to what was recorded."""
+    """Run a cut module on its recorded inputs, and check that the outputs are close to the recorded ones."""
     session = onnxruntime.InferenceSession(folder / module.file)
     with np.load(folder / str(module.inputs_file)) as inputs, np.load(folder / str(module.outputs_file)) as recorded:
         answers = session.run(list(recorded), dict(inputs))
@@ -145,7 +146,7 @@ def _check_metadata(file: Path, module: ExtractedModule) -> None:
 
 
 def test_open_dimensions_stay_open(exported: Exporter, tmp_path: Path) -> None:
-    """A module of a file with open sizes takes other sizes as well."""
+    """A module of a file with dynamic sizes accepts other sizes."""
     sizes = {"batch": 2, "sequence": 17}
     result = _extract(exported("bert", dynamic=True), tmp_path, "encoder.layer.0.output", sizes=sizes)
     (module,) = result.modules
@@ -159,7 +160,7 @@ def test_open_dimensions_stay_open(exported: Exporter, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "resnet"])
 def test_modules_of_an_optimized_file_are_cut(architecture: str, exported: Exporter, tmp_path: Path) -> None:
-    """Fused operators and what an optimizer shares between modules do not keep modules from being cut."""
+    """Modules can be cut despite fused operators and nodes shared between modules."""
     optimized = _optimized(exported(architecture), tmp_path)
     result = _extract(optimized, tmp_path / "cut")
     assert () == result.refused
@@ -168,7 +169,7 @@ def test_modules_of_an_optimized_file_are_cut(architecture: str, exported: Expor
 
 
 def test_modules_of_a_file_in_any_order_of_nodes_are_cut(exported: Exporter, tmp_path: Path) -> None:
-    """Other tools write nodes in any order, and ONNX Runtime takes them so."""
+    """Other tools write nodes in any order, and ONNX Runtime accepts it."""
     model = onnx.load(exported("bert"))
     nodes = list(model.graph.node)[::-1]
     del model.graph.node[:]
@@ -182,7 +183,7 @@ def test_modules_of_a_file_in_any_order_of_nodes_are_cut(exported: Exporter, tmp
 
 
 def test_calls_an_optimizer_mixed_are_refused(exported: Exporter, tmp_path: Path) -> None:
-    """Where nothing tells two calls apart any more, the module is refused, and others are cut."""
+    """A module whose calls cannot be told apart is refused, and other modules are cut."""
     result = _extract(_optimized(exported("albert"), tmp_path), tmp_path / "cut")
     assert {"AlbertAttention", "AlbertLayer", "AlbertLayerGroup"} == {
         item.identity.class_name for item in result.refused
@@ -194,7 +195,7 @@ def test_calls_an_optimizer_mixed_are_refused(exported: Exporter, tmp_path: Path
 
 
 def _optimized(path: Path, folder: Path) -> Path:
-    """Let ONNX Runtime optimize a file, and bring the tags it loses over."""
+    """Optimize a file with ONNX Runtime, and transfer the lost tags."""
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(folder / "raw.onnx")
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -209,7 +210,7 @@ def _optimized(path: Path, folder: Path) -> Path:
 
 
 def test_untagged_file_is_refused_with_advice(exported: Exporter, tmp_path: Path) -> None:
-    """Nothing is guessed from names of nodes."""
+    """Names of nodes are no basis for a guess."""
     model = onnx.load(exported("resnet"))
     for node in model.graph.node:
         del node.metadata_props[:]

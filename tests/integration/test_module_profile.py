@@ -1,4 +1,4 @@
-"""Time by module, from an export to a page in a browser, on models that ONNX Runtime really rewrites."""
+"""Times by module, from the export to the page, on models that ONNX Runtime rewrites."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from winml.modelkit.report.html import render_html
 
 
 class Block(nn.Module):
-    """A product and a sum that ONNX Runtime fuses, then an activation."""
+    """A product and a sum that ONNX Runtime fuses, followed by an activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Two blocks, one of them heavier by a second call."""
+    """Two blocks, the second called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ X = {"x": np.random.default_rng(0).standard_normal((1, 16, 32)).astype(np.float3
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose nodes ONNX Runtime fuses when it loads it."""
+    """A file whose nodes ONNX Runtime fuses at load time."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("net") / "net.onnx"
     export_pytorch(Net(), path, torch.from_numpy(X["x"]))
@@ -73,12 +73,12 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def profiled(exported: Path) -> ProfiledModules:
-    """Where its time goes."""
+    """The profile of the exported file."""
     return _profiled(exported, 3, **X)
 
 
 def test_profile_of_rewritten_graph_is_attributed_to_the_last_kernel(profiled: ProfiledModules) -> None:
-    """Fused kernels go to the module of what they replaced; the tree adds up to ONNX Runtime's own sum."""
+    """Fused kernels belong to the module of the replaced nodes; the tree adds up to ONNX Runtime's own sum."""
     profile = profiled.profile
     executed = {kernel.node for kernel in profile.profile.kernels}
     operators = {kernel.op_type for kernel in profile.profile.kernels}
@@ -91,7 +91,7 @@ def test_profile_of_rewritten_graph_is_attributed_to_the_last_kernel(profiled: P
 
 
 def test_profile_names_the_modules_of_the_model(profiled: ProfiledModules) -> None:
-    """The tree is that of PyTorch; a module called twice has twice the kernels of its twin."""
+    """The tree is PyTorch's; a module called twice has twice the kernels of its twin."""
     kernels = {module.path: module.kernels for module in profiled.profile.modules()}
     assert {"", "blocks.0", "blocks.1"} == set(kernels)
     assert kernels["blocks.0"] > 0
@@ -99,14 +99,14 @@ def test_profile_names_the_modules_of_the_model(profiled: ProfiledModules) -> No
 
 
 def test_profile_charges_the_nodes_of_the_file(exported: Path, profiled: ProfiledModules) -> None:
-    """For tools that show the file as it is, its own nodes carry all of the time."""
+    """The nodes of the file share the whole time, for tools that show the file itself."""
     names = {node.name for node in onnx.load(exported).graph.node}
     assert set(profiled.node_ms) <= names
     assert profiled.profile.kernel_ms == pytest.approx(sum(profiled.node_ms.values()))
 
 
 def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> None:
-    """With --torch-module at export, layers of torch.nn have times of their own."""
+    """With --torch-module at export, layers of torch.nn have their own times."""
     path = tmp_path / "net.onnx"
     config = WinMLExportConfig(torch_module=("all",))
     export_pytorch(Net(), path, torch.from_numpy(X["x"]), config=config)
@@ -115,7 +115,7 @@ def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> No
 
 
 class Convolution(nn.Module):
-    """A convolution whose batch norm and activation are fused into it, of which one is no module."""
+    """A convolution with fused batch norm and activation; the activation is not a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ IMAGE = np.random.default_rng(1).standard_normal((2, 3, 16, 16)).astype(np.float
 
 @pytest.fixture(scope="module", params=["static", "open", "optimized"])
 def convolution(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file in which a convolution stands before a batch norm and an activation, or has taken them in."""
+    """A file with a convolution before a batch norm and an activation, or with both fused into it."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("convolution") / "net.onnx"
     config = WinMLExportConfig(dynamic_axes={"x": {0: "batch"}} if request.param == "open" else {})
@@ -142,7 +142,7 @@ def convolution(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 def test_profile_charges_a_fused_kernel_to_the_module_that_does_the_work(convolution: Path) -> None:
-    """It is the convolution's, which has the products; the batch norm and the owner of the activation are named."""
+    """The convolution, which has the products, is charged; batch norm and owner of the activation are named."""
     profile = _profiled(convolution, 3, x=IMAGE).profile
     found = {module.path: module for module in profile.modules()}
     assert found["conv1"].self_ms > 0
@@ -152,7 +152,7 @@ def test_profile_charges_a_fused_kernel_to_the_module_that_does_the_work(convolu
 
 
 def test_profile_of_untagged_file_reads_node_names_and_says_so(exported: Path, tmp_path: Path) -> None:
-    """Without tags the scopes in node names are the modules."""
+    """Without tags, scopes in node names are the modules."""
     proto = onnx.load(exported)
     for node in proto.graph.node:
         del node.metadata_props[:]
@@ -167,7 +167,7 @@ def test_profile_of_untagged_file_reads_node_names_and_says_so(exported: Path, t
 
 
 def test_profile_of_file_without_any_scope_is_refused(tmp_path: Path) -> None:
-    """Where nothing names a module there is nothing to charge, and the way out is told."""
+    """Without any module name there is nothing to charge, and the hint names winml retag."""
     proto = ir.to_proto(graphs.parse("g (float[4] x) => (float[4] y) { y = Relu(x) }"))
     for node in proto.graph.node:
         node.name = "relu"
@@ -180,7 +180,7 @@ def test_profile_of_file_without_any_scope_is_refused(tmp_path: Path) -> None:
 
 
 def test_profile_charges_the_branch_that_ran(tmp_path: Path) -> None:
-    """Kernels inside an If go to their own modules, and their time is not counted twice."""
+    """Kernels inside an If belong to their own modules, and their time is not counted twice."""
     body = """g (bool flag, float[64,64] x) => (float[64,64] y) {
       y = If (flag) <then_branch = t () => (float[64,64] a) { a = MatMul (x, x) },
                      else_branch = e () => (float[64,64] b) { b = Neg (x) }>
@@ -197,7 +197,7 @@ def test_profile_charges_the_branch_that_ran(tmp_path: Path) -> None:
 
 @pytest.mark.reader("chromium")
 def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_path: Path, browser: Browser) -> None:
-    """The chart has a box per module that takes time, and the table sorts and filters by its heads and its field."""
+    """The chart has a box per module with time, and the table sorts by column heads and filters by its field."""
     path = tmp_path / "page.html"
     path.write_text(render_html(replace(profile_document(profiled), title="<net> & co")), encoding="utf-8")
     browser.open(path)
@@ -221,7 +221,7 @@ def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_
 @pytest.mark.reader("chromium")
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_page_fits_its_window(profiled: ProfiledModules, tmp_path: Path, width: int, browser: Browser) -> None:
-    """At each width: nothing has to be scrolled into sight, the last column included."""
+    """At each width the page fits without scrolling, the last column included."""
     path = tmp_path / "page.html"
     path.write_text(render_html(profile_document(profiled)), encoding="utf-8")
     browser.open(path, width=width)

@@ -1,4 +1,4 @@
-"""A model of text and images without a cache is exported as one graph, and the file tells which values it takes."""
+"""Models of text and images without a cache: exported as one graph, with the valid input values in the metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LLAVA = {
 
 
 def test_export_of_text_and_image_is_one_graph_that_remembers_its_places(tmp_path: Path) -> None:
-    """It agrees with PyTorch, inspect announces its inputs, and values drawn for it hold the places of the image."""
+    """The file agrees with PyTorch, inspect lists its inputs, and drawn values contain the image placeholders."""
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAVA), encoding="utf-8")
     request = ModelRequest(str(config), random_weights=True, cache=False)

@@ -1,4 +1,4 @@
-"""Do models export that take lists, dicts and dataclasses of tensors, with either exporter?"""
+"""Inputs of lists, dicts and dataclasses of tensors, exported with both exporters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ both_exporters = pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 
 @dataclass
 class Points:
-    """What a detector may be asked to look at."""
+    """A point prompt of a detector."""
 
     xy: torch.Tensor
     label: torch.Tensor
@@ -45,7 +45,7 @@ class Backbone(nn.Module):
 
 
 class Detector(nn.Module):
-    """Takes images of several sizes, as detection models do."""
+    """A detector of images of several sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Detector(nn.Module):
 
 
 def graph_names(path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of inputs and outputs of a file that the checker accepts."""
+    """Check a file and return the names of its inputs and outputs."""
     model = onnx.load(path)
     onnx.checker.check_model(model)
     return [value.name for value in model.graph.input], [value.name for value in model.graph.output]
@@ -69,7 +69,7 @@ def graph_names(path: Path) -> tuple[list[str], list[str]]:
 
 @both_exporters
 def test_detector_of_a_list_of_images_exports(exporter: ExporterName, tmp_path: Path) -> None:
-    """Inputs and outputs are named by their paths; the file answers as the module does, also on other values."""
+    """Inputs and outputs are named by their paths; the file agrees with the module for other values too."""
     model = Detector().eval()
     images = [torch.randn(3, 8, 8), torch.randn(3, 9, 7)]
     inputs = {"images": images, "points": Points(torch.randn(5, 2), torch.arange(5)), "scale": 2.0}
@@ -94,7 +94,7 @@ def test_detector_of_a_list_of_images_exports(exporter: ExporterName, tmp_path: 
 
 
 class Colliding(nn.Module):
-    """Its parameters are called as its inputs are."""
+    """Has parameters with the names of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,14 +102,14 @@ class Colliding(nn.Module):
         self.encoder = nn.Linear(3, 3)
 
     def forward(self, images: list[torch.Tensor], encoder: dict[str, torch.Tensor], input_2: torch.Tensor) -> Any:
-        """Weigh every image with the parameter of the same name."""
+        """Weight every image with the parameter of the same name."""
         weighed = sum(image * parameter for image, parameter in zip(images, self.images, strict=False))
         return self.encoder(weighed) @ encoder["weight"] + input_2
 
 
 @both_exporters
 def test_inputs_that_are_called_as_parameters_keep_their_names(exporter: ExporterName, tmp_path: Path) -> None:
-    """No parameter is taken for another; the file is verified."""
+    """Parameters and inputs are not confused; the file is verified."""
     images = [torch.randn(2, 3) for _ in range(3)]
     inputs = {"images": images, "encoder": {"weight": torch.randn(3, 3)}, "input_2": torch.randn(2, 3)}
     config = WinMLExportConfig(exporter=exporter)
@@ -120,7 +120,7 @@ def test_inputs_that_are_called_as_parameters_keep_their_names(exporter: Exporte
 
 
 def test_inputs_in_containers_are_described_without_an_example(tmp_path: Path) -> None:
-    """Names and annotations are enough; -1 leaves a size open."""
+    """Names and annotations suffice; -1 makes a size dynamic."""
     specs = (
         InputTensorSpec(name="images.0", shape=(3, -1, -1), dtype="float32"),
         InputTensorSpec(name="points.xy", shape=(-1, 2), dtype="float32"),
@@ -132,7 +132,7 @@ def test_inputs_in_containers_are_described_without_an_example(tmp_path: Path) -
 
 
 class Rows(nn.Module):
-    """Two outputs, one of which has a size of its own."""
+    """Several outputs, one with a size different from the input's."""
 
     def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the rows, every second column, and a fixed size."""
@@ -141,7 +141,7 @@ class Rows(nn.Module):
 
 
 def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
-    """As torch.onnx.export takes them: an expression gets the name, other wishes are notes."""
+    """As in torch.onnx.export, an expression gets the name; other requests become notes."""
     axes: Any = {"ids": [0, 1], "half": {0: "rows", 1: "pairs"}, "fixed": [0], "rows": [0]}
     config = WinMLExportConfig(dynamic_axes=axes)
     result = export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=config)
@@ -160,7 +160,7 @@ def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
     ],
 )
 def test_dynamic_axes_of_outputs_there_are_not_are_refused(axes: Any, words: str, tmp_path: Path) -> None:
-    """The error says what there is."""
+    """The error lists the existing outputs."""
     with pytest.raises(UsageError) as caught:
         export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=WinMLExportConfig(dynamic_axes=axes))
     assert words == caught.value.message
@@ -210,7 +210,7 @@ class Cached(nn.Module):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_example_with_an_empty_cache_is_exported(dynamic: bool, tmp_path: Path) -> None:
-    """A size of 0 stays 0; as a dynamic dimension it is traced with entries, and may be 0."""
+    """A size of 0 stays 0; a dynamic dimension is traced with entries, and may be 0."""
     config = WinMLExportConfig(dynamic_axes={"past": {2: "entries"}} if dynamic else {})
     example = (torch.randn(1, 2, 3, 8), torch.zeros(1, 2, 0, 8))
     part = export_pytorch(Cached().eval(), tmp_path / "model.onnx", example, config=config).only_part

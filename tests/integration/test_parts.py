@@ -1,4 +1,4 @@
-"""A model of two parts, from the export to its answer: files, tags, metadata, builds, and what fails together."""
+"""Models of two parts: files, tags, metadata, builds and common failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ FEED = PartFeed("states", "decoder", "encoded")
 
 @pytest.fixture(scope="module", params=["torchscript", "dynamo"])
 def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ExportResult:
-    """Both parts, exported by either exporter."""
+    """Both parts, exported by each exporter."""
     exporter = HTPExporter(WinMLExportConfig(exporter=request.param))
     folder = tmp_path_factory.mktemp("parts")
     return export_loaded(exporter, two_parts(), folder / "net.onnx", with_report=True)
@@ -56,7 +56,7 @@ def nodes_of(path: Path) -> dict[str, dict[str, str]]:
 
 
 def test_each_part_has_its_files_and_nothing_else_is_written(exported: ExportResult) -> None:
-    """Model, sidecar and report of each, named after the output and the part."""
+    """Each part has model, sidecar and report, named after the output and the part."""
     folder = exported.parts[0].model_path.parent
     suffixes = (".onnx", "_htp_metadata.json", "_htp_export_report.md")
     assert {f"net_{name}{suffix}" for name in NAMES for suffix in suffixes} == {path.name for path in folder.iterdir()}
@@ -67,7 +67,7 @@ def test_each_part_has_its_files_and_nothing_else_is_written(exported: ExportRes
 
 
 def test_each_part_is_verified_and_wholly_tagged_with_paths_of_the_whole_model(exported: ExportResult) -> None:
-    """The root is the whole model, and the modules around a part stand in its tags."""
+    """The root is the whole model, and the modules around a part are in its tags."""
     for part in exported.parts:
         assert part.verification is not None
         assert part.verification.is_verified
@@ -87,7 +87,7 @@ def test_each_part_is_verified_and_wholly_tagged_with_paths_of_the_whole_model(e
 
 
 def test_tags_of_parts_are_those_of_the_whole_model(exported: ExportResult, tmp_path: Path) -> None:
-    """An export of the whole model gives the same module the same tag."""
+    """An export of the whole model gives a module the same tag."""
     inputs = {"ids": torch.zeros(2, 5, dtype=torch.int64), "targets": torch.zeros(2, 3, dtype=torch.int64)}
     whole = HTPExporter(WinMLExportConfig(verify=False)).export(translator(), tmp_path / "whole.onnx", inputs)
     tags = {node.path: node.tag for node in whole.only_part.tree}
@@ -96,7 +96,7 @@ def test_tags_of_parts_are_those_of_the_whole_model(exported: ExportResult, tmp_
 
 
 def test_files_say_which_part_they_are_and_what_feeds_what(exported: ExportResult) -> None:
-    """In their metadata, in the sidecar, and read together."""
+    """Metadata, sidecar and the bundle of both files agree on part and feeds."""
     for part, feeds in zip(exported.parts, ((FEED,), ()), strict=True):
         record = {"name": part.name, "of": list(NAMES), "feeds": [feed.as_record() for feed in feeds]}
         texts = {entry.key: entry.value for entry in onnx.load(part.model_path).metadata_props}
@@ -112,7 +112,7 @@ def test_files_say_which_part_they_are_and_what_feeds_what(exported: ExportResul
 
 
 def test_parts_answer_together_as_the_whole_model_does(exported: ExportResult) -> None:
-    """What the encoder's file returns is what the decoder's file takes."""
+    """The decoder's file takes the output of the encoder's file."""
     rng = np.random.default_rng(0)
     ids, targets = rng.integers(0, 16, (2, 5)), rng.integers(0, 16, (2, 3))
     encoder, decoder = (part.model_path for part in exported.parts)
@@ -124,7 +124,7 @@ def test_parts_answer_together_as_the_whole_model_does(exported: ExportResult) -
 
 
 def test_several_parts_are_told_one_by_one(exported: ExportResult) -> None:
-    """In the record, in the terminal, and by an error where one was expected."""
+    """Record and terminal list each part; access to a single part raises an error."""
     record = exported.as_record()
     assert list(NAMES) == [part["name"] for part in record["parts"]]
     assert "coverage" not in record
@@ -140,21 +140,21 @@ def test_several_parts_are_told_one_by_one(exported: ExportResult) -> None:
 
 
 def test_model_is_left_as_it_was_found(tmp_path: Path) -> None:
-    """Forwards of the modules around a part come back, too."""
+    """Forwards of the modules around a part are restored, too."""
     model = translator()
     export_loaded(HTPExporter(), two_parts(model), tmp_path / "net.onnx")
     assert not any("forward" in vars(module) for module in model.modules())
 
 
 def _failing_second() -> LoadedModel:
-    """Return the model with a decoder that answers otherwise each time."""
+    """Return the model with a decoder of random outputs."""
     model = translator()
     model.body.decoder.head.register_forward_hook(lambda _module, _inputs, output: output + torch.rand(()))
     return two_parts(model)
 
 
 def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
-    """An earlier set of files stays as it was; the first part of the new one is not there either."""
+    """Earlier files are unchanged, and the first part of the new set is not written either."""
     with pytest.raises(VerificationError):
         export_loaded(HTPExporter(), _failing_second(), tmp_path / "new" / "net.onnx")
     assert not (tmp_path / "new").exists()
@@ -167,7 +167,7 @@ def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("feed", [PartFeed("gone", "decoder", "encoded"), PartFeed("states", "decoder", "gone")])
 def test_feed_between_tensors_that_are_not_there_is_a_mistake_of_ours(feed: PartFeed, tmp_path: Path) -> None:
-    """Found before anything is written."""
+    """The mistake is found before any file is written."""
     loaded = two_parts()
     encoder = dataclasses.replace(loaded.parts[0], feeds=(feed,))
     with pytest.raises(InternalError, match="gone"):
@@ -178,7 +178,7 @@ def test_feed_between_tensors_that_are_not_there_is_a_mistake_of_ours(feed: Part
 
 
 def test_file_of_a_part_that_exists_is_refused(tmp_path: Path) -> None:
-    """Before anything is traced."""
+    """The refusal comes before tracing."""
     (tmp_path / "net_decoder.onnx").write_text("mine")
     with pytest.raises(OutputExistsError, match=r"net_decoder\.onnx"):
         export_loaded(HTPExporter(), two_parts(), tmp_path / "net.onnx")
@@ -193,7 +193,7 @@ def test_names_of_outputs_fit_no_model_of_several_parts(tmp_path: Path) -> None:
 
 
 def test_model_without_hierarchy_says_nothing_about_parts(tmp_path: Path) -> None:
-    """As of every other ``winml.*`` key."""
+    """The part description is omitted like every other ``winml.*`` key."""
     result = export_loaded(HTPExporter(WinMLExportConfig(hierarchy=False)), two_parts(), tmp_path / "net.onnx")
     assert [None, None] == [read_part_description(part.model_path) for part in result.parts]
 
@@ -202,7 +202,7 @@ def test_model_without_hierarchy_says_nothing_about_parts(tmp_path: Path) -> Non
 def test_parts_of_a_checkpoint_without_weights_in_memory_are_exported_and_verified(
     exporter: Literal["torchscript", "dynamo"], tmp_path: Path
 ) -> None:
-    """T5's stacks share a class and an embedding; weights go from the checkpoint by the paths of the whole model."""
+    """T5's stacks share a class and an embedding; weights are read from the checkpoint by paths of the whole model."""
     request = ModelRequest(str(save_checkpoint("t5", tmp_path / "checkpoint")), cache=False)
     loaded = load_weightless(resolve_model(request, needs_weights=True), request)
     assert loaded.only_part.stored is not None
@@ -230,7 +230,7 @@ def test_parts_of_a_checkpoint_without_weights_in_memory_are_exported_and_verifi
 
 
 def stages_of(load: Callable[[], LoadedModel] = two_parts, calls: list[str] | None = None) -> tuple[Stage, ...]:
-    """Return the stages of a build whose export makes two parts."""
+    """Return the stages of a build with an export of two parts; ``calls`` records their runs."""
     counted = [] if calls is None else calls
 
     def export(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -247,7 +247,7 @@ def stages_of(load: Callable[[], LoadedModel] = two_parts, calls: list[str] | No
 
 
 def plan_for(folder: Path, **optim: Any) -> BuildPlan:
-    """Return the plan for a config file that stands for the model; its content decides what is reused."""
+    """Return the plan for a config file in place of the model; the file's content decides about reuse."""
     (folder / "config.json").write_text('{"model_type": "bert"}', encoding="utf-8")
     config = parse_build_config({"optim": optim, "quant": None, "compile": None}, "")[0]
     return plan_build(config, ModelRequest(str(folder / "config.json"), random_weights=True))
@@ -262,17 +262,17 @@ BUILT = {
 
 
 def of_both(*words: str) -> dict[str, list[str]]:
-    """Return what became of both parts alike."""
+    """Return the same stage statuses for both parts."""
     return {name: list(words) for name in NAMES}
 
 
 def statuses(result: BuildResult) -> dict[str, list[str]]:
-    """Return what became of export and optimize, by part."""
+    """Return part → statuses of export and optimize."""
     return {part.name: [stage.status for stage in part.stages[:2]] for part in result.manifest.parts}
 
 
 def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: Path) -> None:
-    """The second run runs nothing; a changed option runs the optimizer alone, for both."""
+    """The second run reuses every stage; a changed option runs the optimizer alone, for both parts."""
     calls: list[str] = []
     out = tmp_path / "out"
     result = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of(calls=calls))
@@ -294,7 +294,7 @@ def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: P
 
 
 def test_damaged_file_of_one_part_runs_what_made_it(tmp_path: Path) -> None:
-    """The optimizer for that part; the export for all of them."""
+    """A damaged optimized file runs the optimizer of that part; a damaged export runs the export of all parts."""
     out = tmp_path / "out"
     run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
     (out / "optimized_decoder.onnx").write_bytes(b"damaged")
@@ -307,7 +307,7 @@ def test_damaged_file_of_one_part_runs_what_made_it(tmp_path: Path) -> None:
 
 
 def test_build_that_fails_in_a_part_keeps_the_parts_that_are_done(tmp_path: Path) -> None:
-    """The next build goes on with the part that failed."""
+    """The next build continues with the failed part."""
     out = tmp_path / "out"
 
     def fail(task: StageTask) -> tuple[StageOutcome, ...]:
@@ -325,7 +325,7 @@ def test_build_that_fails_in_a_part_keeps_the_parts_that_are_done(tmp_path: Path
 
 
 def test_parts_come_from_the_cache(tmp_path: Path) -> None:
-    """A build elsewhere links the results of both, export and optimizer."""
+    """A build in another folder links the results of export and optimizer of both parts."""
     plan = plan_for(tmp_path, gelu_fusion=True)
     cache = BuildCache(identify_plan(plan), StageStore(tmp_path / "cache"))
     run_build(plan, tmp_path / "one", stages=stages_of(), cache=cache)
@@ -335,7 +335,7 @@ def test_parts_come_from_the_cache(tmp_path: Path) -> None:
 
 
 def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None:
-    """Nobody knew the names before the model was loaded; the file stays as it was, and nothing else is left."""
+    """Part names are unknown before the load; the foreign file is unchanged, and no other file is left."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "decoder.onnx").write_text("mine")
     with pytest.raises(OutputExistsError, match="written by"):
@@ -345,7 +345,7 @@ def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None
 
 
 def test_foreign_file_is_refused_where_the_export_of_the_parts_is_reused(tmp_path: Path) -> None:
-    """A stage that was left out the first time has names nobody claimed yet; the file stays as it was."""
+    """A stage skipped in the first build claims its names later; the foreign file is unchanged."""
     out, plan = tmp_path / "out", plan_for(tmp_path)
     without = dataclasses.replace(plan, config=plan.config.model_copy(update={"optim": None}))
     run_build(without, out, stages=stages_of())
@@ -356,7 +356,7 @@ def test_foreign_file_is_refused_where_the_export_of_the_parts_is_reused(tmp_pat
 
 
 def test_build_that_becomes_one_of_parts_leaves_no_file_of_the_earlier(tmp_path: Path) -> None:
-    """``model.onnx`` of the earlier build goes."""
+    """``model.onnx`` of the earlier build is removed."""
 
     def one_part() -> LoadedModel:
         loaded = two_parts()
@@ -371,7 +371,7 @@ def test_build_that_becomes_one_of_parts_leaves_no_file_of_the_earlier(tmp_path:
 
 
 def test_files_that_are_not_all_parts_of_one_model_are_refused(exported: ExportResult, tmp_path: Path) -> None:
-    """A missing part, one given twice, and a model of its own."""
+    """A missing part, a duplicate part and a separate model are refused."""
     encoder, decoder = (part.model_path for part in exported.parts)
     copy = Path(shutil.copy(encoder, tmp_path / "copy.onnx"))
     for paths in ([encoder], [encoder, copy, decoder]):
@@ -385,7 +385,7 @@ def test_files_that_are_not_all_parts_of_one_model_are_refused(exported: ExportR
 
 
 def test_whole_model_of_the_parts_is_the_one_that_is_exported() -> None:
-    """Module paths are read in it."""
+    """Module paths refer to the whole model."""
     loaded = two_parts()
     assert isinstance(loaded.model, Translator)
     assert loaded.parts[1].module is loaded.model.body.decoder

@@ -1,7 +1,7 @@
-"""Is a quantized file what the provider takes that it was placed for: units of integers, and answers near the source?
+"""Quantized files for the placement rules of providers: integer units, and outputs near the source.
 
-Each record of ``quantize/placements.py`` is tried on one small network; QNN's, on its plug-in where that is installed,
-in ``test_compilers.py``.
+Each record of ``quantize/placements.py`` is tried on one small network; QNN's also on its plug-in if installed, in
+``test_compilers.py``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from winml.modelkit.quantize.placements import PLACEMENTS
 from winml.modelkit.quantize.verb import quantize_onnx
 
 LEAST_DB = {"w8a8": 15.0, "w8a16": 35.0}
-"""Chosen 10 dB below what the network shows with the placement that quantizes most."""
+"""Chosen 10 dB below the SQNR with the placement that quantizes most."""
 Q, D = "QuantizeLinear", "DequantizeLinear"
 
 
 class Mixer(nn.Module):
-    """What encoders are made of: a table, a normalization, attention, a GELU and a residual sum."""
+    """The parts of encoders: a table, a normalization, attention, a GELU and a residual sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Mixer(nn.Module):
         self.head = nn.Linear(32, 8)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return one row of scores for each token."""
+        """Return a row of scores for each token."""
         x = self.norm(self.table(ids))
         scores = self.query(x) @ self.key(x).transpose(1, 2) / 32**0.5
         scores = scores.masked_fill(mask[:, None] == 0, -torch.inf)
@@ -59,7 +59,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantized(source: Path, folder: Path, **options: Any) -> onnx.ModelProto:
-    """Return the quantized file, checked and compared by the verb."""
+    """Quantize the source with verification, check the file, and return its model."""
     path = folder / "q.onnx"
     limit = LEAST_DB[options.get("precision", "w8a8")]
     quantize_onnx(source, path, mode="qdq", min_sqnr_db=limit, **{"precision": "w8a8", **options})
@@ -68,7 +68,7 @@ def quantized(source: Path, folder: Path, **options: Any) -> onnx.ModelProto:
 
 
 class Graph:
-    """Who makes and reads the values of a file."""
+    """Producers and readers of the values of a file."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.nodes = list(model.graph.node)
@@ -84,12 +84,12 @@ class Graph:
         return [node for node in self.nodes if name in node.input]
 
     def reads_integers(self, node: onnx.NodeProto, index: int) -> bool:
-        """Say whether an input is dequantized just before."""
+        """Return True if an input is dequantized immediately before."""
         maker = self.makers.get(node.input[index])
         return maker is not None and maker.op_type == D
 
     def is_quantized_behind(self, node: onnx.NodeProto) -> bool:
-        """Say whether all that reads the output quantizes it first."""
+        """Return True if every reader of the output quantizes it first."""
         readers = self.readers(node.output[0])
         return bool(readers) and all(reader.op_type == Q for reader in readers)
 
@@ -97,7 +97,7 @@ class Graph:
 @pytest.mark.parametrize("ep", ["qnn", "vitisai"])
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 def test_every_operator_is_a_unit_of_integers(ep: str, precision: str, source: Path, tmp_path: Path) -> None:
-    """Products, normalizations, attention and GELU read integers and make them; no mask reaches to infinity."""
+    """Products, normalizations, attention and GELU read and write integers; no mask contains infinity."""
     graph = Graph(quantized(source, tmp_path, ep=ep, precision=precision))
     counted = 0
     for node in graph.operators("MatMul", "Gemm", "LayerNormalization", "Softmax", "Gelu", "Add"):
@@ -113,7 +113,7 @@ def test_every_operator_is_a_unit_of_integers(ep: str, precision: str, source: P
 
 
 def test_product_weights_for_qnn_have_a_scale_for_each_channel(source: Path, tmp_path: Path) -> None:
-    """Signed and symmetric, as QNN requires it of weights with several scales; products of two activations have one."""
+    """Weights are signed and symmetric, as QNN requires with several scales; products of activations have one."""
     graph = Graph(quantized(source, tmp_path, ep="qnn", precision="w8a16"))
     makers = [graph.makers[node.input[1]] for node in graph.operators("MatMul", "Gemm")]
     weights = [maker for maker in makers if maker.input[0] in graph.stored]
@@ -126,7 +126,7 @@ def test_product_weights_for_qnn_have_a_scale_for_each_channel(source: Path, tmp
 
 
 def test_provider_that_takes_other_integer_operators_is_not_said_to_take_qdq_only(source: Path, tmp_path: Path) -> None:
-    """QNN takes MatMulNBits; of VitisAI nobody says so."""
+    """QNN takes MatMulNBits; for VitisAI no source claims it."""
     notes = {
         ep: quantize_onnx(source, tmp_path / f"{ep}.onnx", precision="int4", ep=ep, verify=False).notes
         for ep in ("qnn", "vitisai")
@@ -152,7 +152,7 @@ def test_inputs_of_products_alone_are_integers(ep: str, source: Path, tmp_path: 
 
 
 def test_dml_leaves_normalizations_float(source: Path, tmp_path: Path) -> None:
-    """DirectML has no kernels of integers for these."""
+    """DirectML has no integer kernels for normalizations."""
     graph = Graph(quantized(source, tmp_path, ep="dml"))
     assert all(graph.reads_integers(node, 0) for node in graph.operators("MatMul"))
     assert all(node.input[1] in graph.stored for node in graph.operators("LayerNormalization"))
@@ -160,7 +160,7 @@ def test_dml_leaves_normalizations_float(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ep", ["qnn", "vitisai", "tensorrt", "openvino", "dml"])
 def test_weight_is_dequantized_for_units_alone(ep: str, source: Path, tmp_path: Path) -> None:
-    """Also where one module keeps more bits, and one stays float: its weight is no integer then."""
+    """A module may keep more bits and another stay float: the weight of a float module is not quantized."""
     rules = {"/Mixer/Linear.up": "w8a16"} if 16 in PLACEMENTS[ep].activation_bits else {}
     graph = Graph(quantized(source, tmp_path, ep=ep, per_module=rules))
     for node in graph.operators(D):
@@ -174,7 +174,7 @@ def test_weight_is_dequantized_for_units_alone(ep: str, source: Path, tmp_path: 
 
 
 def test_placement_of_the_cpu_is_that_without_a_provider(source: Path, tmp_path: Path) -> None:
-    """Byte by byte."""
+    """The files are equal byte by byte."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     plain, named = (
@@ -189,7 +189,7 @@ def test_placement_of_the_cpu_is_that_without_a_provider(source: Path, tmp_path:
 
 
 def test_bits_that_a_provider_does_not_take_are_refused(source: Path, tmp_path: Path) -> None:
-    """The message names those it takes."""
+    """The message names the supported bits."""
     with pytest.raises(UsageError, match=r"w8a16.*tensorrt") as caught:
         quantized(source, tmp_path, ep="tensorrt", precision="w8a16")
     assert "w8a8" in (caught.value.hint or "")

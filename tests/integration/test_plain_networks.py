@@ -1,4 +1,4 @@
-"""Networks of torch.nn modules have a hierarchy by default, the same with either exporter, and as hooks saw it run."""
+"""Networks of torch.nn modules: their default hierarchy, equal for both exporters and to the modules seen by hooks."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Pitch(nn.Module):
 
 
 class Scaling(nn.Module):
-    """A class of the model's own beside those of torch.nn."""
+    """A class of the model between modules of torch.nn."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x - 0.4) / 0.3
 
 
 class Slices(nn.Module):
-    """Groups of layers; its forward is called directly, so that it is on no call stack."""
+    """Groups of layers whose forward is called directly, so that the container is on no call stack."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Slices(nn.Module):
 
 
 class Head(nn.Module):
-    """A class of the model's own around modules of torch.nn, which stay inside of it."""
+    """A class of the model around modules of torch.nn, which stay inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Head(nn.Module):
 
 
 class Distance(nn.Module):
-    """Two images compared by their features, as in lpips."""
+    """Compares two images by their features, as lpips does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Recurrent(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions beside a way past them, as in torchvision's ResNet."""
+    """Two convolutions with a residual connection, as in torchvision's ResNet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(nn.Module):
 
 
 class Residual(nn.Module):
-    """Plain modules around groups of blocks that have a class."""
+    """Plain modules around groups of blocks with a class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Residual(nn.Module):
 
 
 class Encoding(nn.Module):
-    """Layers of torch.nn that are made of layers of torch.nn."""
+    """Layers of torch.nn made of layers of torch.nn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class Attending(nn.Module):
 
 
 class Hourglass(nn.Module):
-    """Down and up again, with a way across."""
+    """Downsampling and upsampling with a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Hourglass(nn.Module):
 
 
 class Twins(nn.Module):
-    """One branch called for two inputs."""
+    """A branch called for two inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,12 +202,12 @@ NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], Tensors, frozenset[str], f
     "twins": (Twins, lambda: (torch.randn(2, 6), torch.randn(2, 6)), PRODUCTS, 40),
     "groups without a class": (group, lambda: (torch.randn(1, 2, 12),), PRODUCTS, 0),
 }
-"""Network, its inputs, the operators that are counted, and the largest share of nodes at the root, in percent."""
+"""Network, inputs, counted operators, and largest share of nodes at the root in percent."""
 
 
 @pytest.fixture(autouse=True)
 def _layers_run_one_by_one() -> Iterator[None]:
-    """Let torch call the modules inside its transformer layers, whose fast path does without them."""
+    """Disable the fast path of torch's transformer layers, which calls no inner modules."""
     was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     yield
@@ -215,14 +215,14 @@ def _layers_run_one_by_one() -> Iterator[None]:
 
 
 def exported(model: nn.Module, inputs: tuple[torch.Tensor, ...], path: Path, **options: object) -> ExportResult:
-    """Export without comparing: other tests do that."""
+    """Export without verification, which other tests cover."""
     config = WinMLExportConfig(**{"verify": False, **options})  # type: ignore[arg-type]
     return export_pytorch(model, path, inputs, config=config, overwrite=True)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_plain_network_is_tagged_as_it_ran_with_either_exporter(network: str, tmp_path: Path) -> None:
-    """Modules and tags are equal, and each module has the work that hooks saw in it."""
+    """Modules and tags are equal, and each module has the operators that hooks saw."""
     make, draw, counted, most_at_root = NETWORKS[network]
     torch.manual_seed(3)
     model, inputs = make().eval(), draw()
@@ -241,7 +241,7 @@ def test_plain_network_is_tagged_as_it_ran_with_either_exporter(network: str, tm
 
 
 def test_wrapper_of_a_plain_network_does_not_hide_it(tmp_path: Path) -> None:
-    """What a root does nothing but call stands for the model, as often as it is wrapped."""
+    """A module that its wrapper only calls counts as the model, at any depth of wrapping."""
 
     class Wrapper(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -256,7 +256,7 @@ def test_wrapper_of_a_plain_network_does_not_hide_it(tmp_path: Path) -> None:
 
 
 def test_own_classes_keep_torch_modules_inside_of_them(tmp_path: Path) -> None:
-    """Only what no class of the model's own stands above is a module; groups of own classes are."""
+    """Modules of torch.nn inside the model's own classes are hidden; groups of own classes are in the tree."""
     result = exported(Residual(), (torch.randn(1, 3, 10, 10),), tmp_path / "net.onnx")
     assert [
         "/Residual",
@@ -273,7 +273,7 @@ def test_own_classes_keep_torch_modules_inside_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("selection", ["none", "all", ("Conv2d",)])
 def test_other_selections_are_obeyed(selection: str | tuple[str, ...], tmp_path: Path) -> None:
-    """``none`` leaves all of torch.nn out, ``all`` none of it, and names those that are not named."""
+    """``none`` hides all modules of torch.nn, ``all`` shows all, and a list shows the named classes."""
     result = exported(Residual(), (torch.randn(1, 3, 10, 10),), tmp_path / "net.onnx", torch_module=selection)
     assert not any("torch.nn" in note for note in result.notes)
     wanted = {"none": (), "all": ("Conv2d", "BatchNorm2d", "Sequential", "Linear"), ("Conv2d",): ("Conv2d",)}[selection]
@@ -283,7 +283,7 @@ def test_other_selections_are_obeyed(selection: str | tuple[str, ...], tmp_path:
 
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_transformers_model_has_the_modules_of_its_classes(architecture: str) -> None:
-    """Its tags are those without any module of torch.nn, whatever its root holds directly."""
+    """The tree has no modules of torch.nn, even directly below the root."""
     model = build_model(architecture)
     part = loaded_from_module(model, None).only_part
     feeds = {name: torch.from_numpy(value) for name, value in make_feeds(part.inputs, seed=1).items()}
@@ -295,7 +295,7 @@ def test_transformers_model_has_the_modules_of_its_classes(architecture: str) ->
 
 
 def test_transformers_model_beside_plain_modules_keeps_its_tags(tmp_path: Path) -> None:
-    """Of a root around it, plain modules are in the hierarchy; inside of it none is."""
+    """Plain modules beside the transformers model are in the hierarchy, and those inside it are not."""
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -315,7 +315,7 @@ def test_transformers_model_beside_plain_modules_keeps_its_tags(tmp_path: Path) 
 
 
 class NormalizedResidual(nn.Module):
-    """Two normalized convolutions, the second of which is added to the input; one activation for both."""
+    """Two normalized convolutions, the second with a residual, and one shared activation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,13 +324,13 @@ class NormalizedResidual(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Return as many channels as there are."""
+        """Return an image with the same number of channels."""
         hidden = self.relu(self.bn1(self.conv1(image)))
         return self.relu(image + self.bn2(self.conv2(hidden)))
 
 
 def test_change_of_layout_is_no_work_of_the_modules_around_it(tmp_path: Path) -> None:
-    """ONNX Runtime's reordering behind a normalization belongs to that alone."""
+    """ONNX Runtime's reordering after a normalization belongs to the normalization alone."""
     torch.manual_seed(0)
     model = NormalizedResidual().eval()
     for norm in (model.bn1, model.bn2):

@@ -1,4 +1,4 @@
-"""The precision that is requested is the one that stands in the file, and that each reader reports."""
+"""The requested precision in the written file and in the output of each reader."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored_types(model: ir.Model) -> set[str]:
-    """Return the types of the weights."""
+    """Return the data types of the weights."""
     return {
         value.const_value.dtype.name
         for value in model.graph.initializers.values()
@@ -64,7 +64,7 @@ def stored_types(model: ir.Model) -> set[str]:
 def test_requested_precision_is_that_of_the_file_and_of_its_readers(
     source: Path, tmp_path: Path, name: str, mode: str, ep: str | None
 ) -> None:
-    """Types of weights and activations, the record, inspect, and the config all say the same."""
+    """Types of weights and activations, record, inspect and config agree."""
     precision, path = PRECISIONS[name], tmp_path / "q.onnx"
     quantize_onnx(source, path, precision=name, mode=mode, ep=ep, verify=False)
     onnx.checker.check_model(path)
@@ -107,12 +107,12 @@ def test_requested_precision_is_that_of_the_file_and_of_its_readers(
     ],
 )
 def test_precision_that_no_engine_writes_is_refused_where_it_is_registered(precision: Precision, words: str) -> None:
-    """A package learns it when its precision is read, and not from a file of other types."""
+    """A package gets the error when its precision is registered, not later by a file with other types."""
     problem = problem_of(precision.name, precision)
     assert words in problem
 
 
 def test_precision_that_an_engine_writes_is_accepted() -> None:
-    """Another name for bits that come with winml."""
+    """The precision is another name for bits that winml supports."""
     for name in ("int8", "w8a16", "w16a16", "int4", "int2"):
         assert "" == problem_of("other", replace(PRECISIONS[name], name="other"))

@@ -1,4 +1,4 @@
-"""What is no Python code any more, TorchScript or an exported program, is refused by a sentence that names it."""
+"""Refusal of models without Python code: the message names TorchScript or the exported program."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def net() -> nn.Module:
 
 
 class WithScriptedPart(nn.Module):
-    """Calls TorchScript."""
+    """Calls a TorchScript module."""
 
     def __init__(self) -> None:
         super().__init__()
         self.part, self.last = torch.jit.script(net()), nn.Linear(2, 2)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Call both."""
+        """Call both modules."""
         result: torch.Tensor = self.last(self.part(values))
         return result
 
 
 def loaded(folder: Path) -> Any:
-    """Return an archive that was loaded."""
+    """Save a TorchScript archive and return it loaded."""
     torch.jit.save(torch.jit.script(net()), folder / "net.pt")
     return torch.jit.load(folder / "net.pt")
 
@@ -57,7 +57,7 @@ PROGRAMS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_is_refused_with_what_to_pass_instead(name: str, tmp_path: Path) -> None:
-    """Before anything is traced; the hint names the module it was made from."""
+    """The refusal comes before tracing; the hint asks for the nn.Module."""
     build, words = PROGRAMS[name]
     program = build(tmp_path)
     with pytest.raises(WinMLError) as caught:
@@ -69,7 +69,7 @@ def test_program_is_refused_with_what_to_pass_instead(name: str, tmp_path: Path)
 
 
 def test_module_left_in_training_mode_is_noted(tmp_path: Path) -> None:
-    """The export evaluates it; a model that is wholly in training mode is what most callers pass, and is not noted."""
+    """The export evaluates the module; a model entirely in training mode is usual and is not noted."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 2)).eval()
     exporter = HTPExporter(WinMLExportConfig())
     assert not any("training" in note for note in exporter.export(model, tmp_path / "a.onnx", INPUTS).only_part.notes)

@@ -1,4 +1,4 @@
-"""One pair of files has one quality number, whichever verb tells it, on samples that the model gets in use."""
+"""Quality numbers of a pair of files: equal from every command, on realistic samples."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def studied(classifier: Path) -> QuantizationSensitivity:
-    """What quantizing it, and each of its modules alone, costs."""
+    """Sensitivity to quantization of the whole model and of each module alone."""
     return quantization_sensitivity(classifier, seed=SEED, depth=1)
 
 
@@ -74,7 +74,7 @@ def test_every_verb_tells_the_same_number(classifier: Path, studied: Quantizatio
 
 
 def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: Path, tmp_path: Path) -> None:
-    """MiniLM with its real weights, on sentences of these pages."""
+    """MiniLM with its real weights is compared on sentences of the documentation."""
     pytest.importorskip("datasets")
     source = _exported_minilm(minilm_folder, tmp_path)
     few = tmp_path / "few.onnx"
@@ -101,7 +101,7 @@ def test_interval_of_made_samples_holds_the_number_on_sentences(minilm_folder: P
 def test_build_without_a_float_copy_tells_the_number_of_compare(
     classifier: Path, tmp_path: Path, precision: str
 ) -> None:
-    """The weights are quantized on their way from the checkpoint; PyTorch is the reference then."""
+    """Weights are quantized straight from the checkpoint; PyTorch is the reference then."""
     built = build_hf_model(classifier.parent.parent, tmp_path / "built", precision=precision)
     compared = compare_models(classifier, built.model_path, CompareOptions(RunOptions("")))
     told = [stage.summary for stage in built.manifest.parts[0].stages if "dB" in stage.summary]
@@ -109,7 +109,7 @@ def test_build_without_a_float_copy_tells_the_number_of_compare(
 
 
 def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Path, tmp_path: Path) -> None:
-    """On the same samples of a data set, one at a time; the first sample is padded by nothing."""
+    """Both run the same samples of a data set one by one, so that no sample is padded."""
     few, texts = tmp_path / "few.onnx", tmp_path / "texts.csv"
     quantize_onnx(classifier, few, verify=False)
     for file in classifier.parent.glob("*.json"):
@@ -128,7 +128,7 @@ def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Pa
 def test_target_is_judged_on_other_samples_than_it_is_searched_on(
     classifier: Path, studied: QuantizationSensitivity, tmp_path: Path
 ) -> None:
-    """The file made by the rules has the number that was told, and reaches the target at its lower end."""
+    """The file made by the rules has the reported number, and the lower end of its interval reaches the target."""
     assert studied.whole.worst is not None
     target = studied.whole.worst.lower_db + 3
     listed = quantization_sensitivity(classifier, seed=SEED, target=f"sqnr_db={target}", iterations=2).exclude_list
@@ -143,7 +143,7 @@ def test_target_is_judged_on_other_samples_than_it_is_searched_on(
 
 
 def test_samples_are_texts_of_the_tokenizer(classifier: Path) -> None:
-    """Real lengths, special tokens at both ends, masks as the tokenizer writes them; the same for the same seed."""
+    """Samples have realistic lengths, special tokens at both ends and the tokenizer's masks, and depend on the seed."""
     session, run = Session(classifier), RunOptions("")
     found = quality_values(session, SampleRequest(run, classifier.parent))
     again = quality_values(session, SampleRequest(run, classifier.parent))
@@ -161,7 +161,7 @@ def test_samples_are_texts_of_the_tokenizer(classifier: Path) -> None:
 
 
 def test_without_a_processor_values_are_random(classifier: Path, tmp_path: Path) -> None:
-    """Also where a damaged one lies beside the model, and that is said."""
+    """A damaged processor beside the model also leads to random values, with a note."""
     session = Session(classifier)
     assert "random" == quality_values(session, SampleRequest(RunOptions(""), tmp_path)).source
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
@@ -172,7 +172,7 @@ def test_without_a_processor_values_are_random(classifier: Path, tmp_path: Path)
 
 
 def test_decoder_is_judged_by_its_scores() -> None:
-    """States of the cache are told, and are the worst output only where they cannot be compared."""
+    """Cache states are reported, and count as the worst output only if the scores cannot be compared."""
     outputs = {"logits": np.ones((1, 2, 4), np.float32), "present.0.key": np.ones((1, 1, 2, 4), np.float32)}
     off = {"logits": outputs["logits"] * 1.01, "present.0.key": outputs["present.0.key"] * 1.5}
     fidelity = measure_fidelity([outputs], [off], 30.0, QualitySamples("random", 1, 0))
@@ -186,7 +186,7 @@ def test_decoder_is_judged_by_its_scores() -> None:
 
 
 def test_limit_judges_the_lower_end() -> None:
-    """One bad sample of twenty is below it; the number of all of them together is not."""
+    """One bad sample of twenty is below the limit; the number of all samples together is not."""
     reference = [{"y": np.ones(4, np.float32)}] * 20
     errors = [0.5 if number < 2 else 0.01 for number in range(20)]
     answers = [{"y": np.ones(4, np.float32) + np.float32(error)} for error in errors]
@@ -197,7 +197,7 @@ def test_limit_judges_the_lower_end() -> None:
 
 
 def test_made_pictures_and_sounds_have_the_spectra_of_nature() -> None:
-    """Amplitude falls with frequency: the lowest tenth of it holds most of the power."""
+    """Amplitude falls with frequency: the lowest tenth of the spectrum has most of the power."""
     generator = np.random.default_rng(0)
     gray = np.asarray(picture(generator).convert("L"), np.float64)
     power = np.abs(np.fft.rfft(gray - gray.mean(), axis=1)) ** 2

@@ -1,4 +1,4 @@
-"""Encoder-decoders of few bits: built, and compared as a whole with PyTorch."""
+"""Encoder-decoders quantized to few bits: builds, and comparison of both parts together with PyTorch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
-    """What the decoder makes of what the encoder answered, token by token; both hold packed weights, and write."""
+    """The decoder's output after the encoder is compared token by token; both files have packed weights."""
     import torch
 
     result = build_hf_model(checkpoint, tmp_path / "built", config=CONFIG, precision="int4")
@@ -48,9 +48,9 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
 
 
 def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
-    """Though each is made of a file: once all are there. What is used again is not compared a second time.
+    """Parts made from files are compared once all are written. A reused part is not compared again.
 
-    Unless the build before was refused, which leaves what the one before it said.
+    After a refused build, whose manifest has the earlier result, the comparison is repeated.
     """
     folder = tmp_path / "built"
     result = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8")
@@ -72,7 +72,7 @@ def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -
 
 
 def test_errors_of_two_parts_add_up() -> None:
-    """Each part may have an error of the least ratio; twice its power is three decibels less."""
+    """Each part may reach the minimum SQNR; double the noise power is three decibels less."""
     near = OutputFidelity("y", 9.0, 1.0, 0.1, 0.1)
     for sqnr_db, is_verified in ((5.1, True), (4.9, False)):
         text = OutputFidelity("logits", sqnr_db, 1.0, 0.1, 0.1)
@@ -85,7 +85,7 @@ def test_errors_of_two_parts_add_up() -> None:
 
 
 def test_text_of_three_parts_has_room_for_three_errors() -> None:
-    """It alone is refused or accepted; zeros, which any file might answer, prove neither."""
+    """The joint comparison decides alone; zeros, which any file might return, prove nothing."""
     expected = [np.ones(8)]
     text = output_fidelity("logits", expected, [np.ones(8) * 1.5])
     accepted = FidelityInfo((), 10.5, text.has_signal, draws=1, together=text, parts=3)
@@ -101,7 +101,7 @@ def test_text_of_three_parts_has_room_for_three_errors() -> None:
 
 
 def test_files_beyond_a_size_are_not_run_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them together count."""
+    """The limit applies to the total size of the files."""
     paths = [save_small(tmp_path / name) for name in ("a.onnx", "b.onnx")]
     size = sum(path.stat().st_size for path in paths)
     monkeypatch.setattr(parts_together, "MOST_WHOLE_BYTES", size)

@@ -1,4 +1,4 @@
-"""A quantization that saves nothing fails, and its hint works when followed."""
+"""Quantizations that save no space: the failure, and the hint that leads to success."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Classifier(nn.Module):
 
 
 class Unit(nn.Module):
-    """A convolution with its batch norm, a module that is no class of torch.nn."""
+    """A convolution with its batch norm, in a class outside torch.nn."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ def quantized_modules(result: QuantizedFile) -> set[str]:
 def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(
     folder: Path, tmp_path: Path, labels: int
 ) -> None:
-    """The default mode takes products only, so that the file hardly shrinks; the named mode takes the convolutions."""
+    """The default mode quantizes products only, so the file hardly shrinks; the named mode quantizes convolutions."""
     source, target = exported(folder, labels), tmp_path / "q.onnx"
     with pytest.raises(QuantizeError) as raised:
         quantize_onnx(source, target, precision="int8")
@@ -90,14 +90,14 @@ def test_int8_that_leaves_the_convolutions_float_fails_and_names_the_mode(
 
 
 def test_selected_linear_layer_of_a_convolutional_network_is_quantized(folder: Path, tmp_path: Path) -> None:
-    """What is selected is quantized; that the file hardly shrinks is a note."""
+    """The selected layer is quantized; a note says that the file hardly shrinks."""
     result = quantize_onnx(exported(folder, 100), tmp_path / "q.onnx", precision="int8", include=("head",))
     assert {"/Classifier/Linear"} == quantized_modules(result)
     assert result.after.size_bytes > 0.9 * result.before.size_bytes
 
 
 def test_layers_fused_with_their_activations_are_quantized(source: Path, tmp_path: Path) -> None:
-    """The same nodes are quantized as without the fusion, and the last node of each layer keeps its output."""
+    """The same nodes are quantized as without fusion, and the last node of each layer keeps its output."""
     full, target = tmp_path / "full.onnx", tmp_path / "q.onnx"
     optimize_onnx(source, full, level="full")
     assert "FusedConv" in {node.op_type for node in onnx.load(full).graph.node}
@@ -110,7 +110,7 @@ def test_layers_fused_with_their_activations_are_quantized(source: Path, tmp_pat
 
 
 def test_excluded_fused_layer_stays_float(source: Path, tmp_path: Path) -> None:
-    """A selector names the convolution inside a fused layer; that of an activation names none."""
+    """A selector matches the convolution inside a fused layer, but not its activation."""
     full, target = tmp_path / "full.onnx", tmp_path / "q.onnx"
     optimize_onnx(source, full, level="full")
     result = quantize_onnx(full, target, mode="qdq", exclude=("stages.1.0.conv",))
@@ -121,7 +121,7 @@ def test_excluded_fused_layer_stays_float(source: Path, tmp_path: Path) -> None:
 
 
 def test_untagged_convolution_is_excluded_once_it_has_a_tag(folder: Path, source: Path, tmp_path: Path) -> None:
-    """The error names the option of the export, with which the same selector works."""
+    """The error names the export option with which the selector works."""
     untagged, target, selector = exported(folder, torch_module="none"), tmp_path / "q.onnx", "stages.1.0.conv"
     with pytest.raises(UsageError) as raised:
         quantize_onnx(untagged, target, mode="qdq", exclude=(selector,))

@@ -1,4 +1,4 @@
-"""Are places of equal values compared by the values, since both orders are right?"""
+"""Comparison of indices by rank: indices of equal values are compared by the values, since both orders are correct."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from winml.modelkit import ExportResult, HTPExporter, WinMLExportConfig
 from winml.modelkit.errors import VerificationError
 
 NUMBERS = torch.arange(80).reshape(2, 40) * 7 % 4
-"""Many are equal."""
+"""Numbers with many equal values."""
 
 
 class Ranked(nn.Module):
-    """Returns places by rank."""
+    """Returns indices by rank."""
 
     def __init__(self, places: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.places = places
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return them."""
+        """Return the indices."""
         return self.places(numbers)
 
 
@@ -44,14 +44,14 @@ def export(places: Callable[[torch.Tensor], torch.Tensor], folder: Path) -> Expo
     ids=["largest", "smallest", "sorted"],
 )
 def test_another_order_of_equal_values_is_accepted(places: Any, tmp_path: Path) -> None:
-    """In the first draws, too: ONNX Runtime and PyTorch each have an order of their own."""
+    """ONNX Runtime and PyTorch order equal values differently, also in the first draws."""
     verification = export(places, tmp_path).only_part.verification
     assert verification is not None
     assert verification.agrees
 
 
 def test_other_values_are_not_accepted(tmp_path: Path) -> None:
-    """Places that a trace took for constants lead to other values."""
+    """Indices that a trace froze select other values."""
 
     def frozen(numbers: torch.Tensor) -> torch.Tensor:
         return torch.topk(torch.tensor(numbers.tolist()) + 0 * numbers, 9).indices

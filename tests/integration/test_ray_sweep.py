@@ -1,4 +1,4 @@
-"""The same plan on a real cluster of two nodes gives the same table, also where one of them is killed half-way."""
+"""Sweeps on a real cluster of two nodes: the table of a local sweep, even after a node is killed half-way."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def rows(result: SweepResult) -> list[tuple[Any, ...]]:
-    """Return what does not depend on the machine."""
+    """Return the machine-independent entries of the cells."""
     names = ("model_bytes", "nodes", "coverage_percent", "sqnr_db", "relative_error")
     return [
         (cell.model, dict(cell.settings), cell.state, cell.problem, *(cell.measures.get(name) for name in names))
@@ -60,7 +60,7 @@ def rows(result: SweepResult) -> list[tuple[Any, ...]]:
 def test_cluster_gives_the_table_of_this_machine_also_when_a_node_is_killed(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both nodes are at work when one is killed; its model is tried again on the other, and nothing else is."""
+    """A node is killed while both work; its model is tried again on the other node, and no other model is."""
     # Named as from this folder, which is not the one that workers start in.
     models = {name: Path(path).name for name, path in write_models(tmp_path).items()}
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,7 @@
-"""Does what reads folders of models take the folder of an export as it is written?
+"""Export folders in other readers of model folders.
 
 sentence-transformers opens ``model.onnx`` through optimum, which takes older versions of transformers only; here its
-own modules work on what ONNX Runtime answers.
+own modules process the outputs of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TEXTS = ["a short row", "a somewhat longer sentence about nothing in particular"
 
 @pytest.mark.slow
 def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_folder: Path, tmp_path: Path) -> None:
-    """Its ``modules.json``, the folders named there and its tokenizer say all that stands around the graph."""
+    """``modules.json``, the folders named there and the tokenizer describe everything around the graph."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.util import import_from_string
 
@@ -65,7 +65,7 @@ def test_folder_of_an_export_gives_the_vectors_of_sentence_transformers(minilm_f
 def test_openvino_answers_as_onnxruntime_where_embedding_and_head_are_one(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """It looks up rows in constants only, and refuses a table that an operator makes of one."""
+    """OpenVINO looks up rows of constants only, and refuses a table computed by an operator."""
     checkpoint = save_decoder(tmp_path / "checkpoint", head_dim=16, tie_word_embeddings=True)
     place = ("--ep", "openvino", "--no-compile", "--allow-dynamic", "--no-verify", "-q")
     outcome = run_here("build", "-m", checkpoint, "-o", tmp_path / "built", *options, *place)

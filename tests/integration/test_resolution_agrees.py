@@ -1,4 +1,4 @@
-"""What inspect and config say before any weight is read is what an export does."""
+"""Results of inspect and config before any weight is read, compared with an export."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ LONGFORMER = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 66,
     "attention_window": 8,
 }  # fmt: skip
-"""Its forward looks at values."""
+"""A model whose forward reads values."""
 MIXTRAL = {
     "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 120, "hidden_size": 32,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "num_local_experts": 4, "max_position_embeddings": 64,
 }  # fmt: skip
-"""Its experts are chosen by values."""
+"""A model whose experts are chosen by values."""
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> Path:
-    """Write a folder that holds a config and nothing else."""
+    """Write a folder with a config only."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 
 _OF_TWO_LAYERS = {"bert", "t5", "resnet"}
-"""Architectures in which layers have to be told apart: of one part, of two with a cache, and of stages."""
+"""Architectures with two layers, which must differ: one part, two parts with a cache, stages."""
 
 
 @pytest.mark.parametrize("architecture", [*FAMILIES, "roberta", "llama", "bart", "segformer"])
 def test_inspect_config_and_export_agree(architecture: str, tmp_path: Path) -> None:
-    """Task, class, inputs, outputs, parameters and module tree are those of the export, with or without the weights."""
+    """Task, class, inputs, outputs, parameters and module tree equal the export's, with or without weights."""
     sizes = {} if architecture in _OF_TWO_LAYERS else one_layer(architecture)
     folder = save_checkpoint(architecture, tmp_path / "checkpoint", **sizes)
     request = ModelRequest(str(folder))
@@ -93,7 +93,7 @@ def test_inspect_config_and_export_agree(architecture: str, tmp_path: Path) -> N
     ids=["whisper", "mixtral", "longformer"],
 )
 def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source: str, tmp_path: Path) -> None:
-    """Where no export tells, a forward with real weights does."""
+    """For models without an export here, a forward with random weights is the reference."""
     folder = write_config(tmp_path / "checkpoint", content)
     request = ModelRequest(str(folder), random_weights=True, cache=False)
     loaded = load_model(request)
@@ -123,7 +123,7 @@ def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source:
 def test_inspect_config_and_export_agree_on_open_dimensions(
     architecture: str, request_: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Inputs with names for sizes, and the outputs in terms of them, are those of the export."""
+    """Inputs with symbolic sizes, and outputs in terms of them, equal the export's."""
     request = ModelRequest(str(save_checkpoint(architecture, tmp_path / "checkpoint")), **request_)
     exported = HTPExporter(WinMLExportConfig(verify=False)).export_checkpoint(request, tmp_path / "model.onnx")
     seen = inspect_model(request)

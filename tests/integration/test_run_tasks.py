@@ -1,7 +1,7 @@
-"""``winml run`` answers as the pipeline of transformers does on the PyTorch model, task by task.
+"""Outputs of ``winml run``, compared with the pipelines of transformers on the PyTorch model, task by task.
 
-Scores agree within 1e-4, boxes within a pixel; texts, labels and spans are equal. Where transformers 5 has no pipeline,
-the reference is PyTorch by the same reading, or sentence-transformers' mean of the tokens.
+Scores agree within 1e-4, boxes within a pixel; texts, labels and spans are equal. If transformers 5 has no pipeline,
+the reference is PyTorch with the same postprocessing, or sentence-transformers' mean of the tokens.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from winml.modelkit.onnx.specs import DynamicRequest
 TEXT = sentences(1)[0]
 OTHER = sentences(2, seed=5)[1]
 CLOSE = 1e-4
-"""Rounding of float32, seen up to 1e-6."""
+"""Rounding of float32; up to 1e-6 was observed."""
 pytestmark = pytest.mark.usefixtures("libraries_may_warn")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A checkpoint of a task, what it is asked, and what the pipeline is called with."""
+    """A checkpoint of a task, arguments of the command, and arguments of the pipeline."""
 
     save: Callable[[Path], object]
     arguments: tuple[str, ...]
@@ -135,7 +135,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A photo and a recording."""
+    """A folder with a photo and a recording."""
     path = tmp_path_factory.mktemp("run")
     pixels = np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path / "photo.png")
@@ -146,7 +146,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
-    """Export a checkpoint; config and processor go beside the file."""
+    """Export a checkpoint; config and processor files go beside the ONNX file."""
     model = checkpoint.parent / f"{checkpoint.name}-onnx" / "model.onnx"
     model.parent.mkdir()
     dynamic = DynamicRequest(batch=is_open, sequence=is_open, image_size=task == "depth-estimation")
@@ -157,7 +157,7 @@ def exported(checkpoint: Path, task: str, *, is_open: bool) -> Path:
 
 
 def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
-    """Return what ``winml run`` prints as JSON."""
+    """Return the JSON output of ``winml run``."""
     outcome = run_here("run", *arguments, "--format", "json")
     assert code == outcome.code, outcome.err
     record: dict[str, Any] = json.loads(outcome.out)
@@ -169,7 +169,7 @@ def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     [pytest.param(task, marks=PICTURES_WITHOUT_TORCHVISION if task == "image-segmentation" else ()) for task in CASES],
 )
 def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The labels, texts and boxes of the pipeline come with its scores, and ``--reference`` says so."""
+    """Labels, texts, boxes and scores equal the pipeline's, and ``--reference`` confirms it."""
     monkeypatch.chdir(folder)
     case = CASES[task]
     case.save(folder / task)
@@ -212,7 +212,7 @@ def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monke
 
 
 def test_audio_is_never_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Too long for a graph of a fixed length it is refused, and the option that the message names takes it whole."""
+    """Audio too long for a fixed graph is refused, and the option in the message accepts all of it."""
     monkeypatch.chdir(folder)
     task = "automatic-speech-recognition"
     CASES[task].save(folder / "speech")
@@ -231,7 +231,7 @@ def test_audio_is_never_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_embedding_of_audio_is_the_mean_of_the_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inputs of the graph decide that ``feature-extraction`` takes audio, of a file and of a checkpoint."""
+    """For files and checkpoints, the inputs of the graph decide that ``feature-extraction`` takes audio."""
     monkeypatch.chdir(folder)
     task = "feature-extraction"
     _save_audio("Wav2Vec2Model")(folder / "features")
@@ -264,7 +264,7 @@ def test_embedding_of_audio_is_the_mean_of_the_states(folder: Path, monkeypatch:
 
 
 def test_padding_of_a_fixed_graph_is_left_out_of_the_embedding(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second in a graph of one second: the mean of the first half of the states."""
+    """Half a second in a graph of one second gives the mean of the first half of the states."""
     monkeypatch.chdir(folder)
     _save_audio("Wav2Vec2Model")(folder / "fixed-features")
     model = exported(folder / "fixed-features", "feature-extraction", is_open=False)
@@ -279,14 +279,14 @@ def test_padding_of_a_fixed_graph_is_left_out_of_the_embedding(folder: Path, mon
 
 
 def test_models_whose_inputs_no_processor_makes_take_tensors_only() -> None:
-    """Whisper with its decoder, and a model of numbers; a vision model with a mask takes images."""
+    """Whisper with its decoder and a model of numbers take tensors only; a vision model with a mask takes images."""
     assert run_task("feature-extraction", ("input_features", "decoder_input_ids"))[1] is None
     assert run_task("feature-extraction", ("past_values",))[1] is None
     assert "image-feature-extraction" == run_task("feature-extraction", ("pixel_values", "attention_mask"))[0]
 
 
 def test_short_audio_is_padded_for_the_graph_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch takes the audio as it is, so that the comparison shows what the padding changes."""
+    """PyTorch takes the unpadded audio, so that the comparison shows the effect of the padding."""
     monkeypatch.chdir(folder)
     task = "automatic-speech-recognition"
     CASES[task].save(folder / "padded")
@@ -301,7 +301,7 @@ def test_short_audio_is_padded_for_the_graph_alone(folder: Path, monkeypatch: py
 
 
 def test_text_is_cut_for_the_graph_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch reads all of it, and the option that the note names opens the graph for it."""
+    """PyTorch reads the whole text, and the option in the note exports a graph that does so too."""
     monkeypatch.chdir(folder)
     task = "text-classification"
     CASES[task].save(folder / "cut")
@@ -326,7 +326,7 @@ def test_text_is_cut_for_the_graph_alone(folder: Path, monkeypatch: pytest.Monke
 
 
 def _save_whisper(path: Path) -> None:
-    """Write a small Whisper whose tokens are its special ones, letters, and times."""
+    """Write a small Whisper with special tokens, letters and timestamps as its vocabulary."""
     save_encoder_decoder(path, "whisper")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer_config.json").unlink()
@@ -375,7 +375,7 @@ def test_speech_of_whisper_is_the_text_of_the_pipeline(folder: Path, monkeypatch
 def test_labels_of_an_image_are_read_one_by_one_by_a_graph_of_one_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default export of CLIP has fixed sizes; short labels are filled up, and scores are those of the pipeline."""
+    """The default export of CLIP has fixed sizes; short labels are padded, and scores equal the pipeline's."""
     monkeypatch.chdir(folder)
     _save_clip(folder / "fixed-clip")
     task, labels = "zero-shot-image-classification", [WORDS[0], f"{WORDS[1]} {WORDS[2]}", WORDS[3]]
@@ -389,7 +389,7 @@ def test_labels_of_an_image_are_read_one_by_one_by_a_graph_of_one_text(
 
 
 def test_candidate_labels_of_a_text_are_those_of_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A classifier with a class of entailment; another one refuses labels."""
+    """A classifier with an entailment class accepts labels; another classifier refuses them."""
     monkeypatch.chdir(folder)
     task, labels = "zero-shot-classification", [WORDS[0], WORDS[1]]
     asked = ("--text", TEXT, *(part for label in labels for part in ("--label", label)))
@@ -407,7 +407,7 @@ def test_candidate_labels_of_a_text_are_those_of_the_pipeline(folder: Path, monk
 
 
 def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that takes one text is run on each, and every result names it; two inputs cannot both have several."""
+    """A task with one text runs on each text, and every result names its text; two inputs cannot both be lists."""
     monkeypatch.chdir(folder)
     CASES["text-classification"].save(folder / "several")
     model = exported(folder / "several", "text-classification", is_open=True)
@@ -426,7 +426,7 @@ def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.
 
 
 def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to mark the place of the predicted token with."""
+    """Without a mask token the position of the predicted token cannot be marked."""
     monkeypatch.chdir(folder)
     _text("BertForMaskedLM")(folder / "maskless")
     model = exported(folder / "maskless", "fill-mask", is_open=True)
@@ -439,7 +439,7 @@ def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong task, a name that is misspelled, a text for a model of images and a file that is no image are refused."""
+    """A wrong task, a misspelled name, a text for an image model and a file that is no image are refused."""
     monkeypatch.chdir(folder)
     _save_vit(folder / "refusing")
     model = exported(folder / "refusing", "image-classification", is_open=False)
@@ -460,7 +460,7 @@ def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeyp
 
 
 def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:
-    """Whole numbers become floats or shorter integers; what an input cannot hold is refused."""
+    """Whole numbers become floats or shorter integers; a value outside the input's type is refused."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>
         typed (float16[a] x, int32[b] n, bool[c] c) => (float16[a] y, int32[b] m, bool[c] d)

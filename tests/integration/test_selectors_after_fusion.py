@@ -1,4 +1,4 @@
-"""A selector names the module that does the work, in every verb, also after its operators were folded or fused."""
+"""Selectors of modules in every command, after their operators were folded or fused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def weight_types(path: Path) -> dict[str, str]:
-    """Return the module of each node with a weight → the type in which the file holds the weight."""
+    """Return module → stored data type of its weight, for each node with a weight."""
     found = {}
     for node in ir.load(path).graph:
         for value in node.inputs[1:2]:
@@ -66,7 +66,7 @@ def weight_types(path: Path) -> dict[str, str]:
 
 
 def quantized(source: Path, target: Path, **options: Any) -> dict[str, str]:
-    """Quantize and return the types of the weights by module."""
+    """Quantize a file and return module → data type of its weight."""
     quantize_onnx(source, target, verify=False, **options)
     onnx.checker.check_model(target)
     return weight_types(target)
@@ -79,26 +79,26 @@ def quantized(source: Path, target: Path, **options: Any) -> dict[str, str]:
 def test_excluded_convolution_stays_float_when_its_batch_norm_is_folded(
     sources: dict[str, Path], tmp_path: Path, stage: str, options: dict[str, Any]
 ) -> None:
-    """Its weight is float in the file, and the others are integers."""
+    """The weight of the excluded convolution is float in the file, and the other weights are integers."""
     found = quantized(sources[stage], tmp_path / "q.onnx", mode="qdq", **options)
     assert {"first.conv": "FLOAT", "second.conv": "INT8", "head": "INT8"} == found
 
 
 @pytest.mark.parametrize("stage", ["exported", "basic", "extended"])
 def test_included_convolution_alone_is_quantized(sources: dict[str, Path], tmp_path: Path, stage: str) -> None:
-    """What is not included stays float, the batch norm that is folded into the convolution does not count."""
+    """Other modules stay float, and the batch norm folded into the convolution does not count."""
     found = quantized(sources[stage], tmp_path / "q.onnx", mode="qdq", include=("second.conv",))
     assert {"first.conv": "FLOAT", "second.conv": "INT8", "head": "FLOAT"} == found
 
 
 def test_excluded_convolution_stays_float_in_half_precision(sources: dict[str, Path], tmp_path: Path) -> None:
-    """A convolution that was fused with its activation is one node, and stays as it is."""
+    """A convolution fused with its activation is a single node, and stays unchanged."""
     found = quantized(sources["extended"], tmp_path / "q.onnx", precision="fp16", exclude=("first.conv",))
     assert {"first.conv": "FLOAT", "second.conv": "FLOAT16", "head": "FLOAT16"} == found
 
 
 def test_fused_convolution_belongs_to_the_convolution(sources: dict[str, Path]) -> None:
-    """Its tag is that of the convolution, and the list has all that was fused."""
+    """The node has the tag of the convolution, and a list of all fused modules."""
     fused = [node for node in ir.load(sources["extended"]).graph if node.op_type == "FusedConv"]
     assert ["first.conv", "second.conv"] == [node.metadata_props["winml.hierarchy.module"] for node in fused]
     assert '["first.act", "first.conv", "first.norm"]' == fused[0].metadata_props["winml.hierarchy.modules"]
@@ -118,7 +118,7 @@ def test_fused_convolution_belongs_to_the_convolution(sources: dict[str, Path]) 
 def test_selector_without_effect_is_refused(
     sources: dict[str, Path], tmp_path: Path, stage: str, options: dict[str, Any], named: str
 ) -> None:
-    """The error names the module that contains it, the operator, or the nearest module; nothing is written."""
+    """The error names the containing module, the operator, or the nearest module; nothing is written."""
     with pytest.raises(UsageError) as raised:
         quantize_onnx(sources[stage], tmp_path / "q.onnx", verify=False, **options)
     assert named in f"{raised.value.message} {raised.value.hint}"
@@ -126,22 +126,22 @@ def test_selector_without_effect_is_refused(
 
 
 def test_batch_norm_excluded_with_its_convolution_is_no_error(sources: dict[str, Path], tmp_path: Path) -> None:
-    """What contains it stays float."""
+    """The convolution that contains the batch norm stays float."""
     found = quantized(sources["exported"], tmp_path / "q.onnx", mode="qdq", exclude=("first.conv", "first.norm"))
     assert {"first.conv": "FLOAT", "second.conv": "INT8", "head": "INT8"} == found
 
 
 def test_optimizer_refuses_a_module_that_was_fused_into_another(sources: dict[str, Path], tmp_path: Path) -> None:
-    """It has no node to leave as it is."""
+    """The module has no node left to exclude."""
     with pytest.raises(UsageError, match=r"first\.conv"):
         optimize_onnx(sources["basic"], tmp_path / "o.onnx", level="extended", exclude=("first.norm",))
 
 
 class Attention(nn.Module):
-    """Keys are turned in a module of their own."""
+    """Attention with transposed keys, in a module for the transposition."""
 
     class Turn(nn.Module):
-        """A transposition."""
+        """A transposition of keys."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.transpose(1, 2)
@@ -161,7 +161,7 @@ class Attention(nn.Module):
 
 
 def test_product_that_swallows_a_transposition_of_another_module_keeps_its_own(tmp_path: Path) -> None:
-    """FusedMatMul belongs to the product."""
+    """The FusedMatMul belongs to the product."""
     source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"
     config = WinMLExportConfig(exporter="torchscript", verify=False)
     HTPExporter(config).export(Attention().eval(), source, {"x": torch.randn(1, 4, 8)})
@@ -172,5 +172,5 @@ def test_product_that_swallows_a_transposition_of_another_module_keeps_its_own(t
 
 
 def test_weights_that_stay_float_are_read_as_weights(sources: dict[str, Path]) -> None:
-    """The check of the result reads weights as the plan does."""
+    """The check of the result identifies weights as the plan does."""
     assert 3 == sum(constant_weight(node) is not None for node in ir.load(sources["exported"]).graph)

@@ -1,4 +1,4 @@
-"""An outlier that is planted in a real architecture, without changing what it answers, is found by its module."""
+"""Sensitivity of real architectures with a planted outlier, which leaves the outputs unchanged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _exported(folder: Path, *, planted: bool) -> Path:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT one query channel of which is 60 times as large as the others, and its key channel as much smaller."""
+    """A BERT with one query channel 60 times as large as the others, and a key channel smaller by that factor."""
     return _exported(tmp_path_factory.mktemp("planted"), planted=True)
 
 
@@ -47,7 +47,7 @@ def _sqnr_db(source: Path, *, per_channel: bool) -> float:
 
 
 def test_planted_outlier_channel_is_the_worst_module(planted: Path, tmp_path: Path) -> None:
-    """The channel takes the steps of a scale that holds for the whole weight; a target asks for its module first."""
+    """The outlier takes up the range of a per-tensor scale; a search for a target starts with its module."""
     plain = quantization_sensitivity(_exported(tmp_path, planted=False), per_channel=False)
     assert plain.whole.worst is not None
     target = f"sqnr_db={plain.whole.worst.lower_db - 4}"
@@ -66,5 +66,5 @@ def test_planted_outlier_channel_is_the_worst_module(planted: Path, tmp_path: Pa
 
 
 def test_scale_for_each_channel_takes_the_outlier_in(planted: Path) -> None:
-    """With one scale a channel, as is the default, the planted channel costs the module little."""
+    """With per-channel scales, the default, the planted channel costs the module little."""
     assert _sqnr_db(planted, per_channel=True) > _sqnr_db(planted, per_channel=False) + 10

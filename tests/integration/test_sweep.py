@@ -1,4 +1,4 @@
-"""A sweep does every cell once, goes on where it ended, and no model stops it."""
+"""Sweeps: each cell runs once, interrupted sweeps continue, and no model stops a sweep."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from winml.modelkit.__main__ import main
 main()
 """
-"""Runs the command, which obeys Ctrl-C wherever it was started."""
+"""Runs the command with the default handler of Ctrl-C."""
 LEVELS = {"optim.level": ["none", "full"]}
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Models by what becomes of them."""
+    """Expected outcome → model."""
     return write_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="module")
 def swept(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
-    """A good model and a damaged one, in two configurations."""
+    """A sweep of a valid and a damaged model in two configurations."""
     names = [models[name] for name in ("first", "damaged")]
     record = {"models": names, "config": {"perf": {"iterations": 3}}, "max": {"relative_error": 1e-3}}
     folder = tmp_path_factory.mktemp("swept")
@@ -57,12 +57,12 @@ def swept(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 def first_table(swept: SweepResult) -> Path:
-    """Return the folder with the table as the sweep itself wrote it."""
+    """Return the folder of the table that the sweep wrote."""
     return Path(swept.folder).with_name("first table")
 
 
 def is_running(group: int) -> bool:
-    """Say whether a process of a group is left."""
+    """Return True if a process of a group is running."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -71,7 +71,7 @@ def is_running(group: int) -> bool:
 
 
 def begun(plan: dict[str, object], folder: str | Path, **options: object) -> tuple[list[Cell], SweepResult]:
-    """Run a sweep, and return the cells that it had to do."""
+    """Run a sweep, and return the cells that were not reused."""
     started: list[Cell] = []
     result = sweep_models(
         plan, folder, options=SweepOptions(**options), listener=SweepListener(on_start=started.append)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def begun(plan: dict[str, object], folder: str | Path, **options: object) -> tup
 
 
 def test_sweep_measures_each_model_in_each_configuration(swept: SweepResult) -> None:
-    """The optimizer leaves out what the model does not need, and the answers stay."""
+    """The optimizer removes nodes, and the outputs stay equal."""
     assert ["done"] * 2 + ["failed"] * 2 == [cell.state for cell in swept.cells]
     plain, full = swept.cells[:2]
     assert {"optim.level": "none"} == plain.settings
@@ -93,7 +93,7 @@ def test_sweep_measures_each_model_in_each_configuration(swept: SweepResult) -> 
 
 
 def test_sweep_tells_the_first_failure_and_goes_on(swept: SweepResult) -> None:
-    """A damaged model is a row, with the sentence of the verb."""
+    """A damaged model is a row with the message of the command."""
     failed = swept.cells[2]
     assert ("build", 1) == (failed.step, failed.exit_code)
     assert "damaged.onnx" in failed.problem
@@ -101,7 +101,7 @@ def test_sweep_tells_the_first_failure_and_goes_on(swept: SweepResult) -> None:
 
 
 def test_sweep_writes_one_table_in_three_forms(swept: SweepResult) -> None:
-    """JSON, comma-separated values and a page hold the same rows."""
+    """JSON, comma-separated values and a page contain the same rows."""
     folder = first_table(swept)
     record = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert json.loads(json.dumps(swept.as_record())) == record
@@ -116,7 +116,7 @@ def test_sweep_writes_one_table_in_three_forms(swept: SweepResult) -> None:
 
 
 def test_finished_cells_are_not_done_again(swept: SweepResult, models: dict[str, str], tmp_path: Path) -> None:
-    """A failure is repeated where that is asked for; what changed since is done anew."""
+    """Failures run again on request, and changed cells run anew."""
     started, again = begun(dict(swept.plan), swept.folder)
     assert [] == started
     assert 4 == again.reused
@@ -133,7 +133,7 @@ def test_finished_cells_are_not_done_again(swept: SweepResult, models: dict[str,
 
 
 def test_model_that_is_saved_while_it_is_swept_is_done_again(models: dict[str, str], tmp_path: Path) -> None:
-    """What was found is that of the files at the start."""
+    """The results belong to the files at the start of the sweep."""
     model = shutil.copy(models["first"], tmp_path / "model.onnx")
 
     def save(_cell: Cell) -> None:
@@ -145,7 +145,7 @@ def test_model_that_is_saved_while_it_is_swept_is_done_again(models: dict[str, s
 
 
 def test_limit_that_a_cell_misses_is_named(swept: SweepResult) -> None:
-    """Nothing is done again: the limit is held against what was measured."""
+    """No cell runs again: the limit is compared with stored measures."""
     started, result = begun({**swept.plan, "max": {"latency_p50_ms": 0}, "min": {"nodes": 1}}, swept.folder)
     assert [] == started
     assert not result.is_good_enough
@@ -159,7 +159,7 @@ def test_second_sweep_in_one_folder_is_refused(models: dict[str, str], tmp_path:
 
 
 def test_model_that_hangs_is_a_row(models: dict[str, str], tmp_path: Path) -> None:
-    """It is killed at its bound, and its step is told."""
+    """The process is killed at its time limit, and the row names the step."""
     (hanging,) = sweep_models([models["hangs"]], tmp_path, options=SweepOptions(seconds=4.0)).cells
     assert ("failed", "build", "took more than 4 s", -9) == (
         hanging.state, hanging.step, hanging.problem, hanging.exit_code,
@@ -167,7 +167,7 @@ def test_model_that_hangs_is_a_row(models: dict[str, str], tmp_path: Path) -> No
 
 
 def test_model_that_takes_all_memory_is_a_row(models: dict[str, str], tmp_path: Path) -> None:
-    """It is killed at its bound, whose option is named, and the next model is done."""
+    """The process is killed at its memory limit, which the row names, and the next model runs."""
     options = SweepOptions(seconds=120.0, resident_bytes=1_000_000_000)
     hoarding, good = sweep_models([models["hoards"], models["first"]], tmp_path, options=options).cells
     assert ("failed", "done") == (hoarding.state, good.state)
@@ -175,7 +175,7 @@ def test_model_that_takes_all_memory_is_a_row(models: dict[str, str], tmp_path: 
 
 
 def test_full_disk_stops_the_sweep_and_is_no_row(models: dict[str, str], tmp_path: Path) -> None:
-    """What no model can help is not held against one: the cell runs again."""
+    """A full disk is not the fault of a model: the cell runs again."""
     script = tmp_path / "full.py"
     script.write_text("import errno, os\ndef make():\n    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\n")
     with pytest.raises(SweepStoppedError, match=r"No space.*1 of 2"):
@@ -185,7 +185,7 @@ def test_full_disk_stops_the_sweep_and_is_no_row(models: dict[str, str], tmp_pat
 
 
 def test_artifacts_go_to_a_url(models: dict[str, str], tmp_path: Path) -> None:
-    """The folder of the sweep holds what was found only; a temporary folder holds nothing."""
+    """The folder of the sweep contains results only."""
     place = f"file://{tmp_path / 'bucket'}"
     result = sweep_models([models["first"]], tmp_path / "swept", options=SweepOptions(artifacts=place))
     (cell,) = result.cells
@@ -197,7 +197,7 @@ def test_artifacts_go_to_a_url(models: dict[str, str], tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for another process")
 def test_interrupted_sweep_leaves_no_process_and_goes_on(models: dict[str, str], tmp_path: Path) -> None:
-    """Ctrl-C reaches all processes of a terminal; what had ended stands on disk."""
+    """Ctrl-C reaches all processes of a terminal; finished cells are stored."""
     (tmp_path / "plan.txt").write_text(f"{models['first']}\n{models['waits']}\n", encoding="utf-8")
     command = [sys.executable, "-c", OBEYING, "sweep", "plan.txt", "-o", "swept", "--jobs", "1"]
     place = Path(models["first"]).parent

@@ -1,4 +1,4 @@
-"""Every node bears the tag of the module whose work it does, whichever tool made the file: found by values alone."""
+"""Tags of files from every tool, judged by values alone: each node has the tag of the module whose work it does."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TOOLS: Mapping[str, Mapping[str, Callable[[Path, Path], object]]] = {
     "torchscript": {**EVERYWHERE, **FURTHER},
     "dynamo": EVERYWHERE,
 }
-"""What is done with the file of each exporter; scripts/truth_eval.py does all with both, and with architectures."""
+"""Exporter → transformations of its file; scripts/truth_eval.py runs all with both exporters and with architectures."""
 
 
 def test_the_zoo_has_sixty_modules() -> None:
-    """Each is in one group."""
+    """Each module is in one group."""
     assert len(MODULES) >= 60
     assert sorted(MODULES) == sorted(name for group in GROUPS.values() for name in group)
 
@@ -41,7 +41,7 @@ def test_the_zoo_has_sixty_modules() -> None:
 @pytest.mark.parametrize("exporter", TOOLS)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_node_belongs_to_the_module_whose_work_it_does(group: str, exporter: Any, tmp_path: Path) -> None:
-    """No tag is wrong, and none is higher than it needs to be, in the exported file and in those of tools."""
+    """In exported and transformed files, no tag is wrong, and none is higher than necessary."""
     model, inputs = make_group(group), group_inputs()
     recording = record(model, inputs)
     source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"

@@ -1,4 +1,4 @@
-"""What a tuning answers of times that are known: they are written into its state, and the same command answers anew."""
+"""Results of tuning for known times, which are written into its state before the command runs again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPTIONS = TuneOptions(only=("dynamic", "compile"), min_sqnr_db=10)
 
 
 class KnownTimes:
-    """A tuning that is done, and answers again of other times."""
+    """A finished tuning whose result can be computed again for other times."""
 
     def __init__(self, folder: Path, options: TuneOptions = OPTIONS) -> None:
         self._model, self.folder, self._options = save_chain(folder / "chain.onnx"), folder / "tuned", options
@@ -33,7 +33,7 @@ class KnownTimes:
         return tune_model(self._model, self.folder, options=self._options)
 
     def answer(self, **races: Mapping[str, Sequence[float]]) -> TuneResult:
-        """Return the answer of races with these times in milliseconds; nothing is measured again."""
+        """Return the result for these race times in milliseconds; nothing is measured again."""
         path = self.folder / "tune_state.json"
         state = json.loads(path.read_text(encoding="utf-8"))
         state["races"] = {**state["races"], **races}
@@ -51,18 +51,18 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnownTimes]:
 
 
 def of_plain(factor: float, plain: Sequence[float]) -> list[float]:
-    """Return times that are this part of those of the plain file in every turn."""
+    """Return the times of the plain file multiplied by a factor."""
     return [factor * time for time in plain]
 
 
 def variations(plain: Sequence[float], form: str, factor: float) -> dict[str, list[float]]:
-    """Return the race of a form with its compiled file, which is as fast."""
+    """Return the race of a form with its compiled file, which is equally fast."""
     rest = {} if form == "plain" else {form: of_plain(factor, plain)}
     return {"plain": list(plain), **rest, f"{form}+compiled": of_plain(factor, plain)}
 
 
 def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes) -> None:
-    """Its interval lies below 1 as a whole, so nobody says that the two cannot be told apart."""
+    """The whole interval lies below 1, so the reason does not call the two indistinguishable."""
     result = known.answer(right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
     assert ("plain", "right") == (winner["name"], form.status)
@@ -74,7 +74,7 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
 
 
 def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:
-    """The race of variations was run on a busy machine; the one that decided was not."""
+    """The race of variations ran on a busy machine, and the deciding race did not."""
     right = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
     result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
     assert FORM == result.winner.name
@@ -84,7 +84,7 @@ def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(know
 
 
 def test_gain_of_the_winner_is_told_in_numbers(known: KnownTimes) -> None:
-    """Ratio with its interval, quality and size, beside the words."""
+    """Ratio with its interval, quality and size accompany the text."""
     result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
     winner = result.as_record()["winner"]
     ratio = winner["ratio_to_plain"]
@@ -98,7 +98,7 @@ def test_gain_of_the_winner_is_told_in_numbers(known: KnownTimes) -> None:
 
 
 def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: KnownTimes) -> None:
-    """The simpler one wins, and the JSON says beside which, by how much."""
+    """The simpler candidate wins, and the JSON names the faster one and its ratio."""
     compiled = {"plain": QUIET, "plain+compiled": of_plain(0.99, QUIET)}
     result = known.answer(right={"plain": QUIET, FORM: QUIET}, variations=compiled)
     winner = result.as_record()["winner"]
@@ -111,14 +111,14 @@ def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: Know
     [([0.99], "within 2 %"), ([0.9, 0.99], "below 2 %"), ([0.9, 1.1], "not distinguishable")],
 )
 def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
-    """Only an interval that contains 1 leaves open which is faster."""
+    """Only an interval that contains 1 leaves the faster candidate open."""
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))
     assert words in result.candidate(FORM).reason
 
 
 def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each group is tried alone; what is faster by more than the noise wins, and its config lists the modules."""
+    """Each group is tried alone; a group faster by more than the noise wins, and its config lists the modules."""
     monkeypatch.setattr(contest, "RUNGS", (1, 2))
     monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
     known = KnownTimes(tmp_path, TuneOptions(only=("dynamic", "placement"), min_sqnr_db=10, ep="cpu"))
@@ -139,7 +139,7 @@ def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monke
 
 
 def test_winner_is_the_first_row_and_has_a_row_of_its_own_in_the_chart(known: KnownTimes) -> None:
-    """Two marks on one place hide nothing, since each has its row; equal answers are called so and have no number."""
+    """Two marks at one position stay visible in separate rows; equal outputs are labelled without a number."""
     result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
     page = (known.folder / "tune.html").read_text(encoding="utf-8")
     names = re.findall(r"<tr><td[^>]*>(.*?)</td>", page.replace("<wbr>", ""))

@@ -1,4 +1,4 @@
-"""The comparison of a written file holds its weights in ONNX Runtime once."""
+"""Memory of verification: ONNX Runtime holds the weights of a written file once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from winml.modelkit import WinMLExportConfig, export_pytorch
 
 
 def test_other_sizes_are_compared_in_the_session_that_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No two sessions are open at any time."""
+    """No two sessions are open at the same time."""
     opened: weakref.WeakSet[Any] = weakref.WeakSet()
     counts: list[int] = []
 

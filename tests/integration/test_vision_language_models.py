@@ -1,4 +1,4 @@
-"""Models of several encoders, and language models that are shown images: their parts, and the text they write."""
+"""Models with several encoders, and vision-language models: their parts, and the generated text."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path) -> ExportResult:
-    """Its three parts, in a folder inside the checkpoint, whose files they find above."""
+    """The three parts, in a folder inside the checkpoint, whose files they find in the parent folder."""
     (checkpoint / "onnx").mkdir()
     exporter = HTPExporter(WinMLExportConfig())
     return exporter.export_checkpoint(ModelRequest(str(checkpoint)), checkpoint / "onnx" / "net.onnx")
 
 
 def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: ExportResult) -> None:
-    """The modules around a method's module stand in its paths; each part says whom it feeds."""
+    """The modules around a method's module are in its paths; each part names the parts it feeds."""
     assert NAMES == tuple(part.name for part in exported.parts)
     assert all(100.0 == part.coverage.percent for part in exported.parts)
     modules = {part.name: {node.module for node in part.nodes} for part in exported.parts}
@@ -71,7 +71,7 @@ def test_parts_are_tagged_as_the_whole_model_and_feed_each_other(exported: Expor
 
 
 def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
-    """All three, once they are there."""
+    """All three parts are compared once they are written."""
     config = {"export": {"exporter": "torchscript"}, "optim": None}
     result = build_hf_model(checkpoint, tmp_path / "built", config=config, precision="int8")
     stage = result.manifest.parts[-1].stage("quantize")
@@ -80,7 +80,7 @@ def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -
 
 
 def test_baseline_of_a_part_is_that_part(checkpoint: Path, exported: ExportResult) -> None:
-    """PyTorch is timed on what the file computes, not on the whole model."""
+    """PyTorch is timed on the computation of the file, not on the whole model."""
     feeds = {"pixel_values": np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)}
     (expected,) = run_onnx(exported.parts[0].model_path, feeds).values()
     with pytorch_run(ModelRequest(str(checkpoint)), feeds, threads=None) as run:
@@ -89,7 +89,7 @@ def test_baseline_of_a_part_is_that_part(checkpoint: Path, exported: ExportResul
 
 
 def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None:
-    """Of two rows, one of them padded, as PyTorch writes it."""
+    """The text of two rows, one of them padded, equals PyTorch's."""
     verification = exported.parts[-1].verification
     assert verification is not None
     assert verification.generation is not None
@@ -100,7 +100,7 @@ def test_text_written_with_the_parts_is_verified(exported: ExportResult) -> None
 def test_generate_shown_pictures_writes_what_pytorch_writes(
     checkpoint: Path, exported: ExportResult, asked: dict[str, Any]
 ) -> None:
-    """Rows of other lengths, whose pictures stand elsewhere, and with beams."""
+    """The rows have different lengths and image positions; beam search is covered too."""
     for name in ("config.json", "generation_config.json"):
         (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
     make: Any = AutoProcessor
@@ -127,7 +127,7 @@ _IN_PIECES = pytest.mark.skipif(
 
 @pytest.mark.parametrize("kind", ["gemma3", "paligemma", pytest.param("idefics3", marks=_IN_PIECES), "blip-2"])
 def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
-    """Tokens of an image that see each other, pictures in pieces, and a language model that generates by itself."""
+    """Image tokens that attend to each other, images in pieces, and a language model with its own loop are covered."""
     folder = save_vision_language(tmp_path / kind, kind)
     exporter = HTPExporter(WinMLExportConfig())
     request = ModelRequest(str(folder), task="image-text-to-text")
@@ -168,7 +168,7 @@ def test_other_forms_write_what_pytorch_writes(kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Path) -> None:
-    """Their grids say which patches belong together, and at which positions their tokens are; also with beams."""
+    """Grids of the images determine grouped patches and token positions; beam search is covered too."""
     folder = save_vision_language(tmp_path / kind, kind)
     request = ModelRequest(str(folder), task="image-text-to-text")
     with pytest.raises(UsageError, match="image_grid_thw") as refused:
@@ -215,7 +215,7 @@ def test_pictures_of_any_size_write_what_pytorch_writes(kind: str, tmp_path: Pat
 
 
 def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> None:
-    """Under the names of the whole model; the tokens of the decoder are vectors, and no axis is ignored."""
+    """The axes have the names of the whole model; the decoder's tokens are vectors, and no axis is ignored."""
     axes = {"input_ids": {0: "rows", 1: "tokens"}, "pixel_values": {0: "pictures"}}
     loaded = resolve_model(ModelRequest(str(checkpoint), dynamic=DynamicRequest(axes=axes)))
     shapes = {part.name: {spec.name: spec.shape for spec in part.inputs} for part in loaded.parts}
@@ -228,7 +228,7 @@ def test_axes_are_left_open_in_the_parts_that_have_them(checkpoint: Path) -> Non
 
 
 def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
-    """A fixed number of tokens in each run is refused before anything is traced."""
+    """A fixed number of tokens in each run is refused before tracing."""
     request = ModelRequest(
         str(save_vision_language(tmp_path, "gemma3")),
         shape_config=ShapeConfig(sequence_length=8),
@@ -239,7 +239,7 @@ def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
 
 
 def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResult) -> None:
-    """As in PyTorch, with the cache of the first turn; a place without a new picture is refused."""
+    """The logits with the cache of the first turn equal PyTorch's; a placeholder without a new image is refused."""
     for name in ("config.json", "generation_config.json"):
         (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())
     make: Any = AutoProcessor
@@ -266,7 +266,7 @@ def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResu
 
 
 def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that takes few tokens in a run gives the scores of one that takes them all."""
+    """A decoder with few tokens in a run gives the scores of a single run."""
     shown = VisionLanguageDecoder(*(Session(part.model_path) for part in exported.parts))
     (pixels,) = shown.embedder.image_inputs
     size = [item if isinstance(item, int) else 1 for item in pixels.shape]
@@ -283,7 +283,7 @@ def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, mon
 def test_command_shown_a_picture_writes_what_pytorch_writes(
     checkpoint: Path, exported: ExportResult, tmp_path: Path
 ) -> None:
-    """A prompt without a place for the picture has it in front; what is no picture is refused."""
+    """A prompt without a placeholder gets the image in front; a missing or invalid image file is refused."""
     folder, picture = str(exported.parts[0].model_path.parent), save_image(tmp_path / "noise.png")
     outcome = run_here(
         "generate", folder, "-p", "w5 w6", "--image", str(picture), "--max-new-tokens", "8", "--format", "json"
@@ -305,7 +305,7 @@ def test_command_shown_a_picture_writes_what_pytorch_writes(
 
 
 def test_encoder_of_recordings_takes_no_mask_of_texts(tmp_path: Path) -> None:
-    """The method of CLAP has a parameter for it, and computes with the recording alone."""
+    """The method of CLAP has a parameter for a mask, but computes with the recording alone."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
     config = ClapConfig(
         text_config={**sizes, "vocab_size": 40, "max_position_embeddings": 66, "pad_token_id": 1},
@@ -322,7 +322,7 @@ def test_encoder_of_recordings_takes_no_mask_of_texts(tmp_path: Path) -> None:
 
 
 def test_dual_encoder_gives_the_features_of_its_methods(tmp_path: Path) -> None:
-    """Text and image features, pooled and projected; without --submodel, one graph."""
+    """Text and image features are pooled and projected; without --submodel the model is one graph."""
     folder = save_checkpoint("clip", tmp_path / "clip")
     request = ModelRequest(str(folder), submodel=("text", "vision"))
     exported = HTPExporter(WinMLExportConfig()).export_checkpoint(request, tmp_path / "net.onnx")

@@ -1,4 +1,4 @@
-"""Files with weights in few bits: written from files, verified, and with the precision of each module on its nodes."""
+"""Files with few-bit weights: written from files, verified, and with the precision of each module on its nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHAPES = {"w0": (96, 64), "w1": (64, 64), "w2": (64, 64), "w3": (64,), "w4": (64
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A file of five modules, its weights in a data file."""
+    """A file of five modules with its weights in a data file."""
     model = parse(BODY)
     generator = np.random.default_rng(1)
     for name, shape in SHAPES.items():
@@ -46,7 +46,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def _records(path: Path) -> dict[str, set[tuple[str, str, int | None]]]:
-    """Return what the nodes of each module say of their precision."""
+    """Return module → (precision, kind, block size) on its nodes."""
     found: dict[str, set[tuple[str, str, int | None]]] = {}
     for node in all_nodes(ir.load(path)):
         if (text := node.metadata_props.get(QUANTIZATION_KEY)) is not None and (tag := read_tag(node)) is not None:
@@ -60,7 +60,7 @@ def _actual(result: QuantizedFile) -> dict[str, str]:
 
 
 def test_modes_mix_in_one_file(source: Path, tmp_path: Path) -> None:
-    """Four precisions by four ways meet in one verified graph; every node has a tag, and those that changed say how."""
+    """Four precisions of four modes are in one verified graph; every node has a tag, and changed nodes a record."""
     result = quantize_onnx(
         source,
         tmp_path / "q.onnx",
@@ -93,7 +93,7 @@ def test_nodes_say_their_precision(source: Path, tmp_path: Path, precision: str,
 def test_source_that_does_not_fit_into_memory_is_not_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is written, and the record says that it was not verified and why."""
+    """The file is written, and the record gives the reason for the missing verification."""
     monkeypatch.setattr(flow, "available_bytes", lambda: 1000)
     result = quantize_onnx(source, tmp_path / "q.onnx", precision="int4")
     assert result.fidelity is None
@@ -102,7 +102,7 @@ def test_source_that_does_not_fit_into_memory_is_not_run(
 
 
 def test_weights_beyond_float16_are_told(source: Path, tmp_path: Path) -> None:
-    """The number of values that float16 cannot hold is in the notes of the record."""
+    """The notes have the number of values that float16 cannot represent."""
     model = ir.load(source)
     values = np.full((64,), 1e-3, np.float32)
     values[:3] = 1e5
@@ -113,7 +113,7 @@ def test_weights_beyond_float16_are_told(source: Path, tmp_path: Path) -> None:
 
 
 def test_block_size_that_no_kernel_has_is_refused(source: Path, tmp_path: Path) -> None:
-    """Before the file is read."""
+    """The refusal comes before the file is read."""
     with pytest.raises(UsageError, match="block_size"):
         quantize_onnx(source, tmp_path / "q.onnx", precision="int4", block_size=48)
 
@@ -123,7 +123,7 @@ def test_block_size_that_no_kernel_has_is_refused(source: Path, tmp_path: Path) 
 def test_weight_that_is_no_number_is_refused_with_its_module(
     source: Path, tmp_path: Path, precision: str, name: str, external: bool
 ) -> None:
-    """Nothing is written, whether or not the answers would be compared."""
+    """Nothing is written, with or without verification."""
     model = ir.load(source)
     value = model.graph.initializers[name]
     assert value.const_value is not None
@@ -147,7 +147,7 @@ def test_weight_that_is_no_number_is_refused_with_its_module(
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_file_of_float16_weights_is_refused(source: Path, tmp_path: Path, precision: str) -> None:
-    """Nothing changes, so nothing is said to have changed."""
+    """The weights would not change, so no result is written."""
     quantize_onnx(source, tmp_path / "half.onnx", precision="fp16")
     with pytest.raises(QuantizeError, match="float16"):
         quantize_onnx(tmp_path / "half.onnx", tmp_path / "q.onnx", precision=precision)
@@ -155,7 +155,7 @@ def test_file_of_float16_weights_is_refused(source: Path, tmp_path: Path, precis
 
 
 def test_weights_that_were_float16_before_are_said_to_be(source: Path, tmp_path: Path) -> None:
-    """Of a file with both, float32 weights become bfloat16, and the others are what they were."""
+    """Float32 weights of a mixed file become bfloat16, and float16 weights stay float16."""
     quantize_onnx(source, tmp_path / "half.onnx", precision="fp16", include=["attention"])
     result = quantize_onnx(tmp_path / "half.onnx", tmp_path / "q.onnx", precision="bf16", exclude=["feed_forward"])
     expected = {"embedding": "bf16", "attention": "fp16", "feed_forward": "fp32", "head": "bf16"}
@@ -166,7 +166,7 @@ def test_weights_that_were_float16_before_are_said_to_be(source: Path, tmp_path:
 
 
 def test_lookup_of_few_bits_has_the_record_and_not_its_reshape(source: Path, tmp_path: Path) -> None:
-    """What stands before it is no quantized operator."""
+    """The preceding reshape is no quantized operator."""
     quantize_onnx(source, tmp_path / "q.onnx", precision="int4", include=["embedding"])
     marked = [
         node.op_type for node in all_nodes(ir.load(tmp_path / "q.onnx")) if QUANTIZATION_KEY in node.metadata_props
