@@ -37,7 +37,7 @@ def vanish(message: str, report: Callable[[Any], None]) -> None:
 
 
 def leave_child(message: str, report: Callable[[Any], None]) -> None:
-    """Start a child process that outlives this one and report its id; sleep if the message is ``sleep``."""
+    """Start a child process that outlives the parent and report its id; sleep if the message is ``sleep``."""
     child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
     report(child.pid)
     if message == "sleep":

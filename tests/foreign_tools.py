@@ -1,4 +1,4 @@
-"""Other tools that read an ONNX file and write another, run without changes to them."""
+"""External tools that read an ONNX file and write a changed file, run without modification."""
 
 from __future__ import annotations
 

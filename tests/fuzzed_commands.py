@@ -42,7 +42,7 @@ class Ending:
 
 
 class CommandProcess:
-    """A process that runs commands one after another."""
+    """A process that runs several commands in sequence."""
 
     def __init__(self) -> None:
         """Start nothing yet."""

@@ -161,10 +161,10 @@ CHECKPOINTS: Mapping[str, Callable[[Path], None]] = {
 """Name → function that writes the folder."""
 
 TRUSTED_CODE = frozenset({"own code", "own code for a known type"})
-"""Checkpoints whose code runs once the user trusts it."""
+"""Checkpoints with code that runs once the user trusts it."""
 
 EXPORTED = frozenset({"nothing hostile", "attention of a kernel", "private attention of a kernel", "pickled weights"})
-"""Checkpoints that are exported as well; the others are only loaded, which is the step that may open doors."""
+"""Checkpoints to export as well; the rest is only loaded, because the load may open doors."""
 
 _WATCHED = frozenset(
     {"socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "subprocess.Popen", "os.system", "os.posix_spawn",

@@ -1,4 +1,4 @@
-"""Small modules in which the module of a computation is hard to find. Each takes a tensor (2, 6, 8) and returns one.
+"""Small modules in which the module of a computation is hard to find. Each maps a tensor (2, 6, 8) to another.
 
 One export contains a group of modules side by side; each module gets its own input, so that no two compute equal values
 by chance.

@@ -6,7 +6,7 @@ import os
 
 
 def rest_where_cores_are_shared() -> None:
-    """Let waiting threads of ONNX Runtime sleep if test workers share the cores; results stay equal.
+    """Put waiting threads of ONNX Runtime to sleep if test workers share the cores; results stay equal.
 
     Threads would spin for up to 40 ms after each session is opened or run, and take that time from the other workers. A
     comparison of latencies then needs no settling time.

@@ -14,7 +14,7 @@ from winml.modelkit.export.records import ExportResult
 from winml.modelkit.tags.tagging import read_tag
 
 COUNTED = frozenset({"MatMul", "Softmax", "LayerNormalization", "Conv"})
-"""Operators whose count in the graph equals their count in the forward pass, for any architecture."""
+"""Operators with equal counts in the graph and in the forward pass, for any architecture."""
 
 
 def check_file(
@@ -26,7 +26,7 @@ def check_file(
         result: Result of the export.
         model: The exported module.
         oracle: Record of a forward pass of the module.
-        counted: Operators whose count in the graph must equal their calls.
+        counted: Operators to count in the graph and in the forward pass.
     """
     onnx.checker.check_model(str(result.only_part.model_path), full_check=True)
     nodes = load_nodes(result)

@@ -17,7 +17,7 @@ from typing import Any
 
 
 def share_operator_table() -> None:
-    """Share the tables in this process, once torch has imported the modules that build them."""
+    """Share the tables in this process, if torch has imported their modules."""
     if (module := sys.modules.get("torch.onnx._internal.exporter._registration")) is not None:
         _share(module.ONNXRegistry)
     if (module := sys.modules.get("torch.export.exported_program")) is not None:
@@ -25,7 +25,7 @@ def share_operator_table() -> None:
 
 
 def build_operator_table() -> None:
-    """Build the tables now, for exports of processes that are forked from this one."""
+    """Build the tables now, for exports in processes forked from this process."""
     from torch.export import exported_program
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 

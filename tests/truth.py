@@ -43,7 +43,7 @@ class Operator:
     stack: tuple[str, ...]
     """Paths of the modules around it, outermost first."""
     sources: list[int]
-    """Operators whose floating-point results it read; -1 for a value without a producing operator."""
+    """Operators that produced its floating-point inputs; -1 for a value without a producing operator."""
     reads: set[int] = field(default_factory=set)
     """Classes of its input values."""
     makes: set[int] = field(default_factory=set)
@@ -67,7 +67,7 @@ class ValueClasses:
         self._count = 0
 
     def number(self, array: NDArray[Any], *, add: bool = False) -> int | None:
-        """Return the class of an array; None if it is unknown or its values are not distinctive."""
+        """Return the class of an array; None if the class is unknown or the values are not distinctive."""
         values = np.sort(array[np.isfinite(array) & (array != 0)], axis=None).astype(np.float64)
         if values.size == 0 or not _is_telling(values):
             return None
@@ -192,7 +192,7 @@ class Verdict(NamedTuple):
     operator: str
     tag: str
     expected: tuple[str, ...]
-    """Tags of the modules whose work the node does; the node belongs to their common module."""
+    """Tags of the modules that did the node's work; the node belongs to their common module."""
     judgement: str
     """``right``, ``wrong`` or ``high``."""
 
@@ -306,7 +306,7 @@ class _Judging:
         return next(self.tree[path] for path in reversed(operator.stack) if path in self.tree)
 
     def _judge_one(self, node: onnx.NodeProto, ways: list[list[Operator]], layouts: list[Operator]) -> Verdict:
-        """Judge a node whose inputs and outputs are both known."""
+        """Judge a node with known inputs and outputs."""
         tag = _metadata(node, "winml.hierarchy.tag")
         judgements = []
         lowest = []

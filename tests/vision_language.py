@@ -124,7 +124,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def save_vision_language(folder: Path, kind: str = "llava", **vision: Any) -> Path:
-    """Write a checkpoint of a model type, whose processor takes words from ``w0`` to ``w77``, and return the folder.
+    """Write a checkpoint of a model type with a processor for the words ``w0`` to ``w77``, and return the folder.
 
     ``vision`` are further config values of the vision model.
     """

@@ -268,4 +268,4 @@ _FROM: Mapping[str, tuple[str, ...]] = {
     # As the tests do: dynamo, which is tried next, takes half a minute for a Whisper.
     "quick build": ("build", "-m", "SOURCE", "-o", ".", "--no-verify", "-c", '{"export": {"exporter": "torchscript"}}'),
 }
-"""Supply name such as ``export of bert`` → command that makes its folder."""
+"""Supply name, for example ``export of bert`` → command that makes the folder."""

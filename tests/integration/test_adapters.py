@@ -146,7 +146,7 @@ def test_merged_adapters_are_in_the_weights_of_a_build(
 def test_adapter_merged_without_values_in_memory_gives_the_same_weights(
     llama: Path, adapters: dict[str, tuple[Path, float]], tmp_path: Path
 ) -> None:
-    """Dynamo traces without weights, which are computed one by one while the file is written."""
+    """Dynamo traces without weights; adapters are merged weight by weight while the file is written."""
     request = ModelRequest(model=str(llama), adapter=(str(adapters["one"][0]),))
     config = WinMLExportConfig(exporter="dynamo", verify=False)
     HTPExporter(config).export_checkpoint(request, tmp_path / "model.onnx")

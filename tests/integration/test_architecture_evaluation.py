@@ -14,7 +14,7 @@ import pytest
 import architecture_eval
 
 TYPES = ("bert", "detr", "time_series_transformer")
-"""A working architecture, one that needs a missing package, and one whose default config makes no model."""
+"""A working architecture, an architecture that needs a missing package, and a default config that makes no model."""
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def number_of_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def loop_over_selected(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Has a loop whose number of iterations depends on values."""
+    """Loops over selected rows; the number of iterations depends on values."""
     result = self.linear(x)
     for row in x[0][x[0, :, 0] > 1e6]:
         result = result + row

@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Attention whose returned weights are unused."""
+    """Attention with unused weights in its result."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -281,7 +281,7 @@ def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
 
 
 def test_option_that_is_off_and_newer_than_a_finished_stage_leaves_it_up_to_date(bert: Path, out: Path) -> None:
-    """The stage's record lacks the option, whose default applies; another value is a change."""
+    """The stage's record lacks the option, so the default applies; another value is a change."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     del record["parts"][0]["stages"][0]["origin"]["options"]["export"]["hierarchy"]
     (out / "build_manifest.json").write_text(json.dumps(record))
@@ -531,7 +531,7 @@ def test_build_without_companions_is_one_of_its_own(bert: Path) -> None:
 
 @pytest.mark.parametrize("name", ["export.onnx", "build_manifest.json"])
 def test_damaged_cache_entry_is_built_again_and_said(bert: Path, cache: Path, name: str) -> None:
-    """In the cache every file is ours, so a damaged manifest does not stop a build."""
+    """A damaged manifest does not stop a build in the cache, where every file is ours."""
     one = build_hf_model(str(bert), config={**PLAIN, "optim": None})
     (one.folder / name).write_bytes(b"{")
     again = build_hf_model(str(bert), config={**PLAIN, "optim": None})

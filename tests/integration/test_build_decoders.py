@@ -21,7 +21,7 @@ NEW_TOKENS = 8
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small llama whose head and layer sizes suit the fused operators."""
+    """A small llama with head and layer sizes that suit the fused operators."""
     return save_decoder(tmp_path_factory.mktemp("llama"), num_hidden_layers=1, head_dim=16)
 
 

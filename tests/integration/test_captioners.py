@@ -77,7 +77,7 @@ def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, ref
 
 
 def test_inputs_that_are_described_make_one_graph_for_that_reason_alone(checkpoint: Path) -> None:
-    """The model has an inner decoder, so no note claims that it has none."""
+    """The model has an inner decoder, so no note denies it."""
     specs = (
         InputTensorSpec(name="pixel_values", shape=(1, 3, 16, 16), dtype="float32"),
         InputTensorSpec(name="input_ids", shape=(1, 5), dtype="int64", value_range=(0, 9)),

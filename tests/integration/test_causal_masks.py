@@ -24,7 +24,7 @@ from winml.modelkit.ort.sessions import Session
 LENGTH = 9
 BATCH = 2
 DECODERS = {"gpt2": "input_ids", "llama": "input_ids", "t5": "decoder_input_ids", "bart": "decoder_input_ids"}
-"""Architecture → decoder input whose later tokens must not change an output."""
+"""Architecture → decoder input; its later tokens must not change an output."""
 
 TOLERANCE = 2e-5
 """Share of the largest logit. Chosen ten times above that of correct float32 exports, 2e-6; a wrong mask has 0.9."""

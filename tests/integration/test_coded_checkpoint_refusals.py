@@ -143,7 +143,7 @@ def test_unknown_formats_are_named_with_those_that_are_read(
 
 
 def test_missing_order_of_groups_is_named(tmp_path: Path) -> None:
-    """With act-order, codes would silently be multiplied with scales of other groups."""
+    """The product with act-order would silently use scales of other groups."""
     folder = coded_checkpoints.save_gptq(tmp_path, act_order=True).folder
     tensors = load_file(folder / "model.safetensors")
     _without("g_idx")(tensors)

@@ -55,7 +55,7 @@ FORMATS: dict[str, Callable[[Path], SavedCheckpoint]] = {
     "auto-round as gptq": lambda folder: coded_checkpoints.save_auto_round(folder, "auto_gptq"),
     "auto-round as awq": lambda folder: coded_checkpoints.save_auto_round(folder, "auto_awq"),
 }
-"""Formats whose codes, or their exact values, are in the exported file."""
+"""Formats with their codes, or the exact values of the codes, in the exported file."""
 
 
 @pytest.fixture(
@@ -170,7 +170,7 @@ def test_codes_are_those_of_the_checkpoint_bit_by_bit(exported: Any) -> None:
 
 
 def test_text_is_that_of_the_dequantized_model(exported: Any) -> None:
-    """With float32 activations, every token equals PyTorch's."""
+    """Every token with float32 activations equals PyTorch's."""
     _, saved, _ = exported
     assert generated(saved.folder.parent / "out" / "model.onnx") == reference_tokens(saved)
 

@@ -174,7 +174,7 @@ def test_plug_in_of_openvino_reads_back_what_it_compiled(model: Path, tmp_path: 
 
 @pytest.mark.reader(OPENVINO)
 def test_openvino_compiles_and_a_file_it_cannot_open_is_no_file(model: Path, tmp_path: Path) -> None:
-    """If the package cannot read compiled parts, the exit code is 3 and the reason is printed; else outputs agree."""
+    """The exit code is 3, with the reason, if the package cannot read compiled parts; else outputs agree."""
     output = tmp_path / "openvino.onnx"
     arguments = ("compile", "-m", model, "-o", output, "--ep", "openvino")
     code, record, err = winml(OPENVINO, *arguments)

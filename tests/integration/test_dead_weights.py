@@ -1,4 +1,4 @@
-"""Verification of graphs whose own weights hide wrong outputs."""
+"""Verification of graphs with weights that hide wrong outputs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_head_of_zeros_is_compared_on_a_copy_and_written_as_it_is(model: type[nn
 
 
 def test_wrong_graph_before_a_head_of_zeros_is_refused(tmp_path: Path) -> None:
-    """With its own weights of zero, the wrong graph would equal the model."""
+    """The wrong graph would equal the model if compared with the zero weights."""
 
     class Other(Frozen):
         def __init__(self) -> None:

@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class OnesHide(Attention):
-    """Takes a mask whose ones hide, as ``torch.nn.Transformer`` does."""
+    """Takes a mask in which ones hide, as ``torch.nn.Transformer`` does."""
 
     def forward(self, x: torch.Tensor, padding_mask: torch.Tensor) -> torch.Tensor:
         """Return NaN where all rows are hidden."""
@@ -68,7 +68,7 @@ class OnesHideUnnamed(Attention):
 
 
 class LongestFills(Attention):
-    """Takes lengths whose maximum is the row length, as speech encoders do."""
+    """Takes lengths up to the row length, which one of them reaches, as in speech encoders."""
 
     def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Make a mask as wide as the longest row."""
@@ -248,7 +248,7 @@ class Bags(nn.Module):
 
 
 def test_embedding_bag_has_dynamic_sizes(tmp_path: Path) -> None:
-    """Offsets are drawn in valid order, so that other sizes of both inputs are compared."""
+    """Offsets are drawn in valid order, which allows comparisons at other sizes of both inputs."""
     config = WinMLExportConfig(dynamic_axes={"ids": {0: "entries"}, "offsets": {0: "bags"}})
     inputs = {"ids": torch.randint(0, 50, (12,)), "offsets": torch.tensor([0, 4, 7])}
     part = HTPExporter(config).export(Bags(), tmp_path / "model.onnx", inputs).only_part

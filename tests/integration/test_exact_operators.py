@@ -84,7 +84,7 @@ DYNAMO_CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, .
     "log_ndtr": (torch.special.log_ndtr, (EVERYWHERE,)),
     "ndtr": (torch.special.ndtr, (EVERYWHERE,)),
 }
-"""Operators that TorchScript cannot convert, so that dynamo exports them."""
+"""Operators without TorchScript conversion, exported by dynamo."""
 
 LARGEST_ERROR = {"erfc": 5e-6, "erfcx": 5e-6, "log_ndtr": 2e-6}
 """Largest relative difference. ``exp(x ** 2)`` multiplies the rounding of its argument, in PyTorch as well."""

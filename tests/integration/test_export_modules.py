@@ -538,7 +538,7 @@ def test_export_forward_replaced_on_the_instance_is_the_one_exported(tmp_path: P
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_export_torch_modules_asked_for_become_segments(exporter: str, tmp_path: Path) -> None:
-    """With ``torch_module`` the nodes of a plain layer carry its own tag."""
+    """The nodes of a plain layer have the layer's tag if ``torch_module`` names its class."""
     model = distinct(Siblings())
     result = export(model, tmp_path, torch.randn(1, 3, 4), torch_module=("Linear",), exporter=exporter)
     assert "/Siblings/Leaf.query/Linear" == tags(result)["query.linear"]

@@ -282,7 +282,7 @@ def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeyp
 
 
 def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> None:
-    """Torch refuses to read a setting under one name after it was set under another."""
+    """Torch cannot read a setting under one name after a write under another name."""
     before = torch.backends.fp32_precision
     torch.backends.fp32_precision = "tf32"
     try:
@@ -316,7 +316,7 @@ def choose(values: torch.Tensor) -> torch.Tensor:
 
 
 def on_trace_only(values: torch.Tensor) -> torch.Tensor:
-    """Return another output while being traced, so that the graph differs from the model."""
+    """Return a different output during tracing, so that the graph is wrong."""
     return values * 3 if torch.jit.is_tracing() or torch.compiler.is_exporting() else values
 
 
@@ -402,7 +402,7 @@ def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) 
 
 
 def _seed_of_other_branch(model: Holder, values: torch.Tensor) -> int:
-    """Return a seed whose second draw takes the other branch than ``values``."""
+    """Return a seed for which the second draw takes the other branch than ``values``."""
     from winml.modelkit import InputTensorSpec
     from winml.modelkit.ort.feeds import make_feeds
 

@@ -91,7 +91,7 @@ def test_exporters_agree_on_torch_modules_that_are_asked_for() -> None:
 
 
 def whisper() -> nn.Module:
-    """Build Whisper, whose attention mask uses ``diff``, which torch's TorchScript exporter cannot convert."""
+    """Build Whisper; torch's TorchScript exporter cannot convert ``diff`` in its attention mask."""
     import transformers
 
     text = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}

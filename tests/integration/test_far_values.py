@@ -36,7 +36,7 @@ def export(function: Callable[[torch.Tensor], torch.Tensor], folder: Path, **opt
 
 
 def log_of_scaled_sigmoid(values: torch.Tensor) -> torch.Tensor:
-    """Compute a log that is infinite in ONNX Runtime, whose sigmoid is 0 from -18 on."""
+    """Compute a log that is infinite in ONNX Runtime, where sigmoid is 0 from -18 on."""
     return torch.log(torch.sigmoid(values) * 1.0)
 
 
@@ -83,7 +83,7 @@ def test_good_model_is_not_refused(function: Callable[[torch.Tensor], torch.Tens
 
 
 def test_no_run_is_spent_on_a_graph_without_sensitive_operators(tmp_path: Path) -> None:
-    """With an exponential in the graph, the forward runs once more."""
+    """An exponential in the graph costs one more run of the forward."""
     counts = []
     for function in (torch.relu, torch.exp):
         calls: list[int] = []

@@ -17,7 +17,7 @@ from winml.modelkit import export_pytorch, optimize_onnx
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A classifier whose last layer has more inputs than outputs, as in every classifier."""
+    """A classifier with a last layer of more inputs than outputs, as usual."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     return export_pytorch(

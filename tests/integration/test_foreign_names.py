@@ -114,7 +114,7 @@ def test_markdown_report_shows_the_names_as_they_are(exported: Path) -> None:
 
 
 def test_page_shows_the_names_as_they_are(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both the tables and the chart, whose labels may contain HTML, escape the names."""
+    """Both the tables and the chart, which may have HTML in its labels, escape the names."""
     page = tmp_path / "page.html"
     assert 0 == _run(capsys, "perf", str(exported), "--by-module", "--iterations", "2", "--report", str(page))[0]
     text = page.read_text(encoding="utf-8")

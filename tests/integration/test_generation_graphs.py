@@ -199,7 +199,7 @@ def test_every_node_is_tagged_and_generation_was_compared(decoder: Decoder) -> N
 
 @pytest.mark.parametrize("decoder", ["llama"], indirect=True)
 def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: Decoder) -> None:
-    """Scores that differ at one step are refused with the step and its tokens, unless rounding explains them."""
+    """Different scores at a step are refused with the number of the step, unless rounding explains them."""
     loaded = load_model(ModelRequest(str(decoder.folder)))
     part = loaded.only_part
     with prepared_part(part) as prepared:
@@ -236,7 +236,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_without_a_cache_the_graph_is_plain_and_says_so(llama: Path, tmp_path: Path) -> None:
-    """With ``--no-cache`` the graph takes tokens and mask of one size, and returns scores."""
+    """The graph of ``--no-cache`` takes tokens and mask of one size, and returns scores."""
     exporter = HTPExporter(WinMLExportConfig(verify=False))
     result = exporter.export_checkpoint(ModelRequest(str(llama), cache=False), tmp_path / "plain.onnx")
     assert {"input_ids": (1, 64), "attention_mask": (1, 64)} == {
@@ -483,7 +483,7 @@ UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int
 }
 """Model type → sizes, rows, and the inputs beside the cache."""
 ONE_RUN = {"moshi": 1}
-"""Models whose output depends on the division of a prompt into runs."""
+"""Models with outputs that depend on the division of a prompt into runs."""
 
 
 @pytest.mark.parametrize("model_type", UNUSUAL)

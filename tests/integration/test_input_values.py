@@ -71,7 +71,7 @@ def longest_rows(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tens
 
 
 def checked(values: torch.Tensor) -> torch.Tensor:
-    """Refuse values that are too large, which reads them."""
+    """Read the values in an assertion."""
     assert values.max() < 1e6
     return values
 
@@ -144,7 +144,7 @@ RIGHT: dict[str, Case] = {
     "whole numbers of 32 bits": Case(lambda _, x, n: x + n, torch.tensor(3, dtype=torch.int32), [0, 9]),
     "bytes": Case(lambda _, x, n: x + n.float().mean(), torch.full((2, 3), 255, dtype=torch.uint8), [[[1, 2, 3]] * 2]),
 }
-"""Cases whose graph follows the second input."""
+"""Cases in which the graph follows the second input."""
 
 
 # Values are varied and judged by code that knows no exporter: dynamo is asked where it captures differently.
@@ -235,7 +235,7 @@ def test_declared_row_of_sizes_is_left_to_no_luck(seed: int, tmp_path: Path) -> 
 
 
 def test_ranks_of_tied_results_speak_against_no_file(tmp_path: Path) -> None:
-    """Layers without a bias return equal values for zeros, whose order depends on the runtime."""
+    """Layers without a bias return equal values for zeros; their order depends on the runtime."""
 
     class Best(nn.Module):
         def __init__(self) -> None:
@@ -297,7 +297,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
 
 
 def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
-    """If PyTorch refuses every other value, the input counts as fixed; else the refused values are named."""
+    """The input counts as fixed if PyTorch refuses every other value; else the refused values are named."""
 
     def strict(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         if int(n) != 3:
@@ -339,7 +339,7 @@ def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_p
 
 
 def test_float_branch_names_the_inputs_and_the_line(tmp_path: Path) -> None:
-    """The input whose sign decides the branch is named, although both inputs change in a random draw."""
+    """The input that decides the branch by its sign is named, although both inputs change in a random draw."""
 
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

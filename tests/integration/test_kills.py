@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 _SEVERAL_MODELS = {"extract", "build"}
-"""Commands that replace several models one after another; each model is complete by itself."""
+"""Commands that replace several models in sequence; each model is complete by itself."""
 
 
 @pytest.fixture(scope="module")

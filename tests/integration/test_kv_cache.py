@@ -105,7 +105,7 @@ def test_file_tells_of_its_states(built: Path) -> None:
 
 
 def test_weights_and_cache_are_quantized_together(built: Path, tmp_path: Path) -> None:
-    """Both are quantized in one call, and the comparison covers both."""
+    """One call quantizes weights and cache, and the comparison covers both."""
     result = quantize_onnx(built / "optimized.onnx", tmp_path / "q.onnx", precision="int8", kv_cache="int8", samples=8)
     assert (result.precision, result.kv_cache) == ("int8", "int8")
     assert result.quantized > 0

@@ -202,7 +202,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with one layer, for tests that build it several times."""
+    """A Llama with one layer, for tests with several builds."""
     return save_decoder(tmp_path_factory.mktemp("shallow"), num_hidden_layers=1)
 
 

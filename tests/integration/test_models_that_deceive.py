@@ -1,4 +1,4 @@
-"""Models made to deceive, whose traced graphs depend on hidden constants.
+"""Models made to deceive: their traced graphs depend on hidden constants.
 
 Each model computes correctly in PyTorch, and its trace freezes a size, a value or the state of an earlier call. A
 verified file is correct at every size and value tried here or bounded to valid sizes; else the model is refused, or a
@@ -721,7 +721,7 @@ def padding_found(self: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @deceives("noted", "refused", "right", axes={}, x=torch.randn(3, 4))
 def as_many_as_there_are(self: Any, x: torch.Tensor) -> torch.Tensor:
-    """Calls unique(), whose number of rows depends on values."""
+    """Calls unique(); its number of rows depends on values."""
     return self.linear(x).sum() * len(torch.unique(x.round()))
 
 
@@ -1027,7 +1027,7 @@ def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)
 def test_verified_file_is_right_bounded_or_noted(case: Case, tmp_path: Path) -> None:
-    """Each case has one of its expected outcomes, and none is silently wrong."""
+    """Each case has an expected outcome, and no file is silently wrong."""
     model = type("Deceiver", (Deceiver,), {"forward": case.forward})()
     config = WinMLExportConfig.model_validate({"exporter": case.exporter, "dynamic_axes": dict(case.axes)})
     outcome: Outcome = "refused"

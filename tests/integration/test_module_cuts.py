@@ -183,7 +183,7 @@ def test_modules_of_a_file_in_any_order_of_nodes_are_cut(exported: Exporter, tmp
 
 
 def test_calls_an_optimizer_mixed_are_refused(exported: Exporter, tmp_path: Path) -> None:
-    """A module whose calls cannot be told apart is refused, and other modules are cut."""
+    """A module is refused if its calls cannot be told apart, and other modules are cut."""
     result = _extract(_optimized(exported("albert"), tmp_path), tmp_path / "cut")
     assert {"AlbertAttention", "AlbertLayer", "AlbertLayerGroup"} == {
         item.identity.class_name for item in result.refused

@@ -64,7 +64,7 @@ X = {"x": np.random.default_rng(0).standard_normal((1, 16, 32)).astype(np.float3
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file whose nodes ONNX Runtime fuses at load time."""
+    """A file with nodes that ONNX Runtime fuses at load time."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("net") / "net.onnx"
     export_pytorch(Net(), path, torch.from_numpy(X["x"]))
@@ -106,7 +106,7 @@ def test_profile_charges_the_nodes_of_the_file(exported: Path, profiled: Profile
 
 
 def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> None:
-    """With --torch-module at export, layers of torch.nn have their own times."""
+    """Layers of torch.nn have their own times after an export with --torch-module."""
     path = tmp_path / "net.onnx"
     config = WinMLExportConfig(torch_module=("all",))
     export_pytorch(Net(), path, torch.from_numpy(X["x"]), config=config)
@@ -221,7 +221,7 @@ def test_page_opens_in_a_browser_without_network(profiled: ProfiledModules, tmp_
 @pytest.mark.reader("chromium")
 @pytest.mark.parametrize("width", [390, 800, 1280])
 def test_page_fits_its_window(profiled: ProfiledModules, tmp_path: Path, width: int, browser: Browser) -> None:
-    """At each width the page fits without scrolling, the last column included."""
+    """The page fits each width without scrolling, the last column included."""
     path = tmp_path / "page.html"
     path.write_text(render_html(profile_document(profiled)), encoding="utf-8")
     browser.open(path, width=width)

@@ -141,7 +141,7 @@ class Rows(nn.Module):
 
 
 def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
-    """As in torch.onnx.export, an expression gets the name; other requests become notes."""
+    """An expression gets the name, as in torch.onnx.export; other requests become notes."""
     axes: Any = {"ids": [0, 1], "half": {0: "rows", 1: "pairs"}, "fixed": [0], "rows": [0]}
     config = WinMLExportConfig(dynamic_axes=axes)
     result = export_pytorch(Rows(), tmp_path / "o.onnx", torch.randn(3, 8), config=config)

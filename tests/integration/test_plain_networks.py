@@ -48,7 +48,7 @@ class Scaling(nn.Module):
 
 
 class Slices(nn.Module):
-    """Groups of layers whose forward is called directly, so that the container is on no call stack."""
+    """Groups of layers with a direct call of their forward, so that the container is on no call stack."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -109,7 +109,7 @@ def test_build_without_a_float_copy_tells_the_number_of_compare(
 
 
 def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Path, tmp_path: Path) -> None:
-    """Both run the same samples of a data set one by one, so that no sample is padded."""
+    """Both commands run the same samples of a data set one by one, without padding."""
     few, texts = tmp_path / "few.onnx", tmp_path / "texts.csv"
     quantize_onnx(classifier, few, verify=False)
     for file in classifier.parent.glob("*.json"):

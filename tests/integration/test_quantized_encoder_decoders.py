@@ -50,7 +50,7 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
 def test_parts_in_int8_are_compared_together(checkpoint: Path, tmp_path: Path) -> None:
     """Parts made from files are compared once all are written. A reused part is not compared again.
 
-    After a refused build, whose manifest has the earlier result, the comparison is repeated.
+    The comparison is repeated after a refused build, which leaves the result of an earlier build in its manifest.
     """
     folder = tmp_path / "built"
     result = build_hf_model(checkpoint, folder, config=CONFIG, precision="int8")

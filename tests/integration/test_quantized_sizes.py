@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(folder: Path) -> Path:
-    """A classifier of three labels, whose modules of torch.nn have tags."""
+    """A classifier of three labels with tags on modules of torch.nn."""
     return exported(folder)
 
 

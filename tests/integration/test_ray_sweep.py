@@ -60,7 +60,7 @@ def rows(result: SweepResult) -> list[tuple[Any, ...]]:
 def test_cluster_gives_the_table_of_this_machine_also_when_a_node_is_killed(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A node is killed while both work; its model is tried again on the other node, and no other model is."""
+    """A node is killed while both work; only its model is tried again, on the other node."""
     # Named as from this folder, which is not the one that workers start in.
     models = {name: Path(path).name for name, path in write_models(tmp_path).items()}
     monkeypatch.chdir(tmp_path)

@@ -35,13 +35,13 @@ LONGFORMER = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 66,
     "attention_window": 8,
 }  # fmt: skip
-"""A model whose forward reads values."""
+"""A model that reads values in its forward."""
 MIXTRAL = {
     "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "vocab_size": 120, "hidden_size": 32,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48,
     "num_local_experts": 4, "max_position_embeddings": 64,
 }  # fmt: skip
-"""A model whose experts are chosen by values."""
+"""A model that chooses experts by values."""
 
 
 def write_config(folder: Path, content: dict[str, Any]) -> Path:
@@ -93,7 +93,7 @@ def test_inspect_config_and_export_agree(architecture: str, tmp_path: Path) -> N
     ids=["whisper", "mixtral", "longformer"],
 )
 def test_inspect_tree_is_that_of_a_real_forward(content: dict[str, Any], source: str, tmp_path: Path) -> None:
-    """For models without an export here, a forward with random weights is the reference."""
+    """A forward with random weights is the reference for models without an export here."""
     folder = write_config(tmp_path / "checkpoint", content)
     request = ModelRequest(str(folder), random_weights=True, cache=False)
     loaded = load_model(request)

@@ -231,7 +231,7 @@ def test_audio_is_never_cut(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_embedding_of_audio_is_the_mean_of_the_states(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For files and checkpoints, the inputs of the graph decide that ``feature-extraction`` takes audio."""
+    """The inputs of the graph decide that ``feature-extraction`` takes audio, for files and checkpoints."""
     monkeypatch.chdir(folder)
     task = "feature-extraction"
     _save_audio("Wav2Vec2Model")(folder / "features")

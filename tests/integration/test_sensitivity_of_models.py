@@ -66,5 +66,5 @@ def test_planted_outlier_channel_is_the_worst_module(planted: Path, tmp_path: Pa
 
 
 def test_scale_for_each_channel_takes_the_outlier_in(planted: Path) -> None:
-    """With per-channel scales, the default, the planted channel costs the module little."""
+    """The planted channel costs the module little with per-channel scales, the default."""
     assert _sqnr_db(planted, per_channel=True) > _sqnr_db(planted, per_channel=False) + 10

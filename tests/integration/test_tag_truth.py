@@ -1,4 +1,4 @@
-"""Tags of files from every tool, judged by values alone: each node has the tag of the module whose work it does."""
+"""Tags of files from every tool, judged by values alone: each node has the tag of the module that does its work."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_zoo_has_sixty_modules() -> None:
 @pytest.mark.parametrize("exporter", TOOLS)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_node_belongs_to_the_module_whose_work_it_does(group: str, exporter: Any, tmp_path: Path) -> None:
-    """In exported and transformed files, no tag is wrong, and none is higher than necessary."""
+    """No tag is wrong, and none is higher than necessary, in exported and transformed files."""
     model, inputs = make_group(group), group_inputs()
     recording = record(model, inputs)
     source, target = tmp_path / "source.onnx", tmp_path / "target.onnx"

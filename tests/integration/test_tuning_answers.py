@@ -23,7 +23,7 @@ OPTIONS = TuneOptions(only=("dynamic", "compile"), min_sqnr_db=10)
 
 
 class KnownTimes:
-    """A finished tuning whose result can be computed again for other times."""
+    """A finished tuning that can compute its result again for other times."""
 
     def __init__(self, folder: Path, options: TuneOptions = OPTIONS) -> None:
         self._model, self.folder, self._options = save_chain(folder / "chain.onnx"), folder / "tuned", options

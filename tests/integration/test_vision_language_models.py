@@ -49,7 +49,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(checkpoint: Path) -> ExportResult:
-    """The three parts, in a folder inside the checkpoint, whose files they find in the parent folder."""
+    """The three parts, in a folder inside the checkpoint; its files are found in the parent folder."""
     (checkpoint / "onnx").mkdir()
     exporter = HTPExporter(WinMLExportConfig())
     return exporter.export_checkpoint(ModelRequest(str(checkpoint)), checkpoint / "onnx" / "net.onnx")

@@ -97,7 +97,7 @@ def _check(model: ir.Model, cuts: list[Cut]) -> None:
 @settings(max_examples=60)
 @given(tagged_models(), st.sampled_from([None, 1, 2]))
 def test_every_cut_module_reproduces_its_activations(model: ir.Model, calls: int | None) -> None:
-    """With any tags, a module is cut with equal outputs, or it is refused."""
+    """A module with random tags is cut with equal outputs, or it is refused."""
     if calls is not None:
         records = [{"tag": tag, "calls": 1 if tag == "/M" else calls} for tag in TAGS]
         model.metadata_props[TREE_KEY] = json.dumps(records)
@@ -111,7 +111,7 @@ def test_every_cut_module_reproduces_its_activations(model: ir.Model, calls: int
 @settings(max_examples=60)
 @given(tagged_models(), st.data())
 def test_every_run_of_nodes_can_be_cut_out(model: ir.Model, data: st.DataObject) -> None:
-    """Consecutive nodes never have a node between them, so they are cut, unless all of them are constants.
+    """Consecutive nodes never have a node between them, so they are cut unless all nodes are constants.
 
     The cut contains each node of the run that is not constant.
     """

@@ -66,7 +66,7 @@ def test_functions_answer_as_the_graph_and_are_valid(model: ir.Model, calls: int
 @settings(max_examples=20)
 @given(tagged_models())
 def test_other_inliners_keep_operators_and_tags(model: ir.Model) -> None:
-    """For modules that share no nodes, the inliners of onnx and onnx_ir restore the nodes with their tags."""
+    """The inliners of onnx and onnx_ir restore the nodes with their tags, for modules that share no nodes."""
     folded = _folded(model, 1, "none")
     expected = sorted((node.op_type, tag.tag) for node in model.graph if (tag := read_tag(node)))
     inlined = folded.model.clone()

@@ -19,7 +19,7 @@ TIMES = st.integers(1, 12).flatmap(
 
 @given(TIMES)
 def test_fastest_never_drops_out(times: dict[str, list[float]]) -> None:
-    """At least one candidate is left."""
+    """One candidate or more is left."""
     assert fastest(times, NAMES) not in losers(times, NAMES, CONFIDENCE)
 
 

@@ -35,7 +35,7 @@ def test_summary_does_not_depend_on_the_order(samples: list[float], random: obje
 
 @given(SAMPLES, st.floats(min_value=0, max_value=100))
 def test_percentile_splits_the_samples_by_its_share(samples: list[float], share: float) -> None:
-    """At most the share of the samples lies below a percentile, and at most the rest above."""
+    """The share of samples below a percentile, and the share above, never exceed the nominal shares."""
     value = percentile(samples, share)
     below, above = (sum(sample < value for sample in samples), sum(sample > value for sample in samples))
     assert below <= math.ceil(share / 100 * (len(samples) - 1) + 1e-9)
@@ -68,7 +68,7 @@ def test_interval_holds_the_ratio_and_turns_around_with_the_sides(pairs: list[tu
 
 
 def test_interval_holds_the_true_median_as_often_as_it_says() -> None:
-    """In at least 94 % of 2000 draws from a skewed distribution, the interval contains its median."""
+    """The interval contains the median in at least 94 % of 2000 draws from a skewed distribution."""
     generator = np.random.default_rng(0)
     held = 0
     for _ in range(2000):
