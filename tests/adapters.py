@@ -49,7 +49,7 @@ def save_adapter(
     extra: Mapping[str, torch.Tensor] | None = None,
     **config: Any,
 ) -> Path:
-    """Write an adapter of the modules whose last name part is in ``targets``.
+    """Write an adapter of the modules with a last name part in ``targets``.
 
     Args:
         folder: Folder of the two files.

@@ -181,7 +181,7 @@ def make_distinct(model: Any) -> None:
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=max(0.05, (2.0 / parameter[0].numel()) ** 0.5))
         else:
-            # Scales stay around one, shifts around zero, and no two are equal.
+            # Scales stay around one and shifts around zero, with distinct values.
             with torch.no_grad():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
 

@@ -148,7 +148,7 @@ def save_gptq(
         depth = weight.shape[1]
         size = group_size if group_size > 0 else depth
         index = np.arange(depth) // size
-        # Act-order: the channels of a group are those that mattered about as much.
+        # Act-order groups channels of similar importance.
         generator = np.random.default_rng(depth) if shares_order else drawn
         order = generator.permutation(depth) if act_order else np.arange(depth)
         codes = np.empty(weight.shape, np.int64)
@@ -470,7 +470,7 @@ def save_gguf(folder: Path, types: Mapping[str, str] | None = None) -> SavedChec
         kind = gguf.GGMLQuantizationType[kinds[part or "token_embd"]]
         rows, depth = weight.shape
         heads = {"attn_q": 4, "attn_k": 2}.get(part)
-        # llama.cpp has the two values that a rotation turns beside each other.
+        # llama.cpp stores the two values of a rotation beside each other.
         order = np.arange(rows)
         if heads:
             order = order.reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
@@ -515,7 +515,7 @@ def save_gguf_of(folder: Path, architecture: str, *, extra: Mapping[str, Array] 
     from checkpoints import make_distinct
 
     kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
-    # The config of a file says no padding token, and the default of Phi-3 is 32000.
+    # The config of a file has no padding token, and the default of Phi-3 is 32000.
     vocabulary = 32_064 if architecture == "phi3" else 120
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
              "num_key_value_heads": 1, "max_position_embeddings": 64, "vocab_size": vocabulary,

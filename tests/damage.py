@@ -91,7 +91,7 @@ def _change_field(content: bytes, position: int, value: int) -> bytes:
     try:
         model = onnx.ModelProto.FromString(content)
         places = list(_fields(model))
-    except Exception:  # an earlier damage made it unreadable
+    except Exception:  # an earlier damage made the model unreadable
         return content
     if not places:
         return content
@@ -185,7 +185,7 @@ def damages(*kinds: Callable[[bytes, int, int], bytes]) -> st.SearchStrategy[Dam
 
         return apply
 
-    # Bytes alone mostly end where the file is parsed; fields get further.
+    # Damaged bytes mostly fail in the parser; damaged fields get further.
     steps = st.one_of(st.lists(of_kinds, min_size=1, max_size=3), st.lists(of_kinds | of_bytes, min_size=1, max_size=3))
     return steps.map(joined)
 

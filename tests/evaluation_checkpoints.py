@@ -60,7 +60,7 @@ def save_task_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and ("embed" in name or name.startswith(("classifier", "qa_outputs"))):
-                parameter.mul_(8)  # what tells samples apart counts more than what they share
+                parameter.mul_(8)  # differences between samples outweigh their common part
     model.save_pretrained(folder)
     for processor in processors:
         processor.save_pretrained(folder)

@@ -122,7 +122,7 @@ def _serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     warnings.simplefilter("ignore")
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    # What a library writes to descriptor 1 is no answer.
+    # Text that a library writes to descriptor 1 is no answer.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.chdir(tempfile.gettempdir())
     for line in sys.stdin:

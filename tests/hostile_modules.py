@@ -1,6 +1,6 @@
-"""Small modules in which the module of a computation is hard to find. Each maps a tensor (2, 6, 8) to another.
+"""Small modules in which the module of a computation is hard to find. Input and output are tensors (2, 6, 8).
 
-One export contains a group of modules side by side; each module gets its own input, so that no two compute equal values
+One export contains a group of modules side by side; modules get different inputs, and so compute no equal values
 by chance.
 """
 

@@ -158,7 +158,7 @@ def keep_weights_outside() -> None:
 
     assert write_model.__kwdefaults__ is not None
     write_model.__kwdefaults__["inline_limit_bytes"] = 0
-    # The verb reads the one, a build the other.
+    # The command reads the first, a build the second.
     for module in (optimize, graph_file):
         module.EXTERNAL_BYTES = 0
 
@@ -267,7 +267,7 @@ class CopyAtMoments:
         path = os.fsdecode(path)
         if isinstance(folder, int) and folder >= 0:
             path = f"/proc/self/fd/{folder}/{path}"
-        # The folder without its links; a link in the last place is what is changed.
+        # Links in the folder's path are resolved; a link in the last position is itself changed.
         return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))  # noqa: PTH118, PTH119, PTH120
 
 
@@ -280,7 +280,7 @@ def run_in_fork(work: Callable[[], None], hook: CopyAtMoments) -> None:
     child = os.fork()
     if child == 0:
         try:
-            # A search for garbage would copy all memory that the two processes share.
+            # Garbage collection would copy all memory shared by the two processes.
             gc.disable()
             sys.addaudithook(hook)
             work()

@@ -104,7 +104,7 @@ def hierarchy_module(stack: Sequence[str], model: nn.Module, first_stacks: Mappi
     has_named_parts = any(base.__name__ == "PreTrainedModel" for base in type(model).__mro__)
     for path in reversed(stack[1:]):
         between = first_stacks[path][1:-1]
-        # Of torch.nn: only if the root alone is of another class, and has no classes for its parts.
+        # A module of torch.nn counts only if the root alone has another class, and no classes for its parts.
         is_shown = not has_named_parts and all(_is_plain(model, outer) for outer in between)
         if not _is_plain(model, path) or is_shown:
             return path

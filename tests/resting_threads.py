@@ -13,7 +13,7 @@ def rest_where_cores_are_shared() -> None:
     """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return
-    # As winml.modelkit.ort says it before its import.
+    # Set before the import, as in winml.modelkit.ort.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 

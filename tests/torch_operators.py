@@ -71,5 +71,5 @@ def _share_decomposed_operators(module: ModuleType) -> None:
 
     for owner in (module, torch.export.decomp_utils):
         owner._collect_all_valid_cia_ops = collect_where_registrations_changed  # type: ignore[attr-defined]
-    # The subscripts of this one are cached; torch evaluates two for each function that it registers.
+    # Subscripts of this type are cached; torch evaluates two for each function that it registers.
     torch._ops.Callable = typing.Callable  # type: ignore[misc]

@@ -73,7 +73,7 @@ class ValueClasses:
             return None
         scale = float(np.abs(values).max())
         for known, number in self._by_size[values.size]:
-            # Of finite values np.allclose says the same, in ten times as long.
+            # For finite values np.allclose is equivalent, and ten times slower.
             if (np.abs(values - known) <= ABSOLUTE * scale + RELATIVE * np.abs(known)).all():
                 return number
         if not add:
@@ -158,7 +158,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         if maker >= 0:
             operator.sources.append(maker)
-            # What an operator wrote into shows only when it is read.
+            # A tensor written by an operator is found only when it is read.
             self._make(self.operators[maker], tensor)
             operator.weights |= self.operators[maker].weights if self.operators[maker].is_static else set()
         if (number := self.values.number(_array(tensor), add=True)) is not None:
@@ -269,7 +269,7 @@ class _Judging:
         if None in read or not made or is_open:
             return []
         if len(cluster) == 1 and made <= read:
-            # A node that gives values another layout belongs to who made them, who reads them, or what is between.
+            # A node that changes a layout belongs to the producer, to the reader, or to an operator between.
             around = [operator for operator in self.recording.operators if (operator.makes | operator.reads) & made]
             return [self._judge_among(cluster[0], around)] if around else []
         results = made - read if len(cluster) > 1 else made
@@ -317,7 +317,7 @@ class _Judging:
                 lowest.append(owner)
                 judgements.append("right" if tag == owner else "high" if _within(owner, tag) else "wrong")
                 continue
-            # Who gave values another layout may be part of the work or not.
+            # Operators that changed a layout may or may not be part of the work.
             work = [operator for operator in way if not operator.keeps_values] or way
             low, high = _common(map(self._tag, work)), _common(map(self._tag, [*way, *layouts]))
             lowest.append(low)

@@ -59,7 +59,7 @@ class Decoder(nn.Module):
         return {"logits": self.head(self.block(self.embedding(targets) + encoded.mean(1, keepdim=True)))}
 
 
-# As in T5, whose encoder and decoder are of one class: their tags tell them apart by the module path.
+# As in T5, encoder and decoder share a class: their tags differ by the module path.
 Encoder.__name__ = Decoder.__name__ = "Stack"
 
 

@@ -44,7 +44,7 @@ class Attention(nn.Module):
         query, key, value = heads.unbind(0)
         if cache is not None:
             key, value = cache.update(key, value, self.layer)
-        # Without a mask every token sees those before it.
+        # Each token attends to all earlier tokens if there is no mask.
         is_causal = mask is None and tokens > 1
         seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal)
         return self.output(seen.transpose(1, 2).reshape(rows, tokens, WIDTH))
@@ -110,7 +110,7 @@ class UnknownForCausalLM(PreTrainedModel, GenerationMixin):
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         hidden = self.embedding(input_ids)
-        # By position: transformers 5.24 has another name for the last one.
+        # Positional, because transformers 5.24 names the last argument differently.
         arguments = (self.config, hidden, attention_mask, past_key_values)
         masks = {
             "full_attention": create_causal_mask(*arguments),

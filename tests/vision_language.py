@@ -31,7 +31,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_token_id": PLACE, "vision_feature_layer": -1,
         },
     ),
-    # The tokens of an image see each other, also ahead, inside a window and beyond.
+    # Tokens of an image attend to each other, also to later ones, inside a window and beyond.
     "gemma3": (
         "Gemma3ForConditionalGeneration",
         {
@@ -42,7 +42,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "vision_config": _SIGLIP, "mm_tokens_per_image": 4, "image_token_index": PLACE, "image_token_id": PLACE,
         },
     ),
-    # So do all tokens of the prompt, which positions count from 1.
+    # All tokens of the prompt attend to each other; positions count from 1.
     "paligemma": (
         "PaliGemmaForConditionalGeneration",
         {
@@ -50,7 +50,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "projection_dim": 32, "hidden_size": 32, "image_token_index": PLACE, "image_token_id": PLACE,
         },
     ),
-    # A picture is divided into several, which stand in one row.
+    # An image is split into several images of one batch row.
     "idefics3": (
         "Idefics3ForConditionalGeneration",
         {
@@ -59,7 +59,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_token_id": PLACE, "scale_factor": 2, "pad_token_id": 2,
         },
     ),
-    # Pictures of any size, seen in windows; their tokens have rows and columns as positions.
+    # Images of any size, with window attention; their tokens have rows and columns as positions.
     "qwen2_5_vl": (
         "Qwen2_5_VLForConditionalGeneration",
         {
@@ -75,7 +75,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_token_id": PLACE, "video_token_id": 95, "vision_start_token_id": 4, "vision_end_token_id": 5,
         },
     ),
-    # As those, and what is seen after a layer is added after a layer of the language model.
+    # Also adds features of vision layers after layers of the language model.
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         {
@@ -91,7 +91,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "image_token_id": PLACE, "video_token_id": 95, "vision_start_token_id": 4, "vision_end_token_id": 5,
         },
     ),
-    # A decoder inside attends to what is made of the picture, and generates by itself.
+    # An inner decoder attends to the image features, and generates by itself.
     "blip": (
         "BlipForConditionalGeneration",
         {
@@ -103,7 +103,7 @@ _CONFIGS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "projection_dim": 32,
         },
     ),
-    # The language model has its head, and generates for the whole.
+    # The language model has its own head, and generates for the whole model.
     "blip-2": (
         "Blip2ForConditionalGeneration",
         {
@@ -161,7 +161,7 @@ def vision_language_processor(kind: str) -> Any:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-    # That of BLIP-2 adds the token itself, and BLIP has none.
+    # The processor of BLIP-2 adds the image token itself, and BLIP has none.
     tokenizer = _tokenizer() if kind in ("blip", "blip-2") else _tokenizer("<image>", "<boi>", "<eoi>")
     size = {"height": 16, "width": 16}
     if kind == "gemma3":
@@ -175,7 +175,7 @@ def vision_language_processor(kind: str) -> Any:
             Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size=edges), tokenizer, 4, _CHAT_TEMPLATE
         )
     if kind in ("qwen2_5_vl", "qwen3_vl"):
-        # Without the half for videos, which needs torchvision.
+        # The part for videos is left out: it needs torchvision.
         halves = classmethod(lambda _class: ["image_processor", "tokenizer"])
         whole: Any = Qwen2_5_VLProcessor if kind == "qwen2_5_vl" else Qwen3VLProcessor
         make = type(whole.__name__, (whole,), {"get_attributes": halves})

@@ -92,9 +92,9 @@ _OF_THE_MACHINE = ("(VNNI)", "the machine seems busy", "ms per sample")
 
 def _lines(text: str, measured: bool) -> list[str]:
     lines = [line.rstrip() for line in text.strip().splitlines()]
-    # Said of the processor that the page is run on, and of what else it does.
+    # Lines that depend on the processor and its load are left out.
     lines = [line for line in lines if not any(words in line for words in _OF_THE_MACHINE)]
-    # How wide a column is depends on its numbers.
+    # The width of a column depends on its numbers.
     return [re.sub(r" +", " ", _NUMBER.sub("#", line)).strip() for line in lines] if measured else lines
 
 

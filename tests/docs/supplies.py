@@ -265,7 +265,7 @@ _FROM: Mapping[str, tuple[str, ...]] = {
     "export": ("export", "-m", "SOURCE", "-o", "model.onnx"),
     "open export": ("export", "-m", "SOURCE", "-o", "model.onnx", *_OPEN),
     "build": ("build", "-m", "SOURCE", "-o", ".", "--no-verify"),
-    # As the tests do: dynamo, which is tried next, takes half a minute for a Whisper.
+    # TorchScript as in the tests: dynamo takes half a minute for a Whisper.
     "quick build": ("build", "-m", "SOURCE", "-o", ".", "--no-verify", "-c", '{"export": {"exporter": "torchscript"}}'),
 }
 """Supply name, for example ``export of bert`` → command that makes the folder."""

@@ -163,7 +163,7 @@ def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path:
     for name, adapter in (("base", ()), ("lora", (str(folder),))):
         path = tmp_path / name / "model.onnx"
         path.parent.mkdir()
-        # The graph without an adapter is there for its codes.
+        # The graph without an adapter only provides the packed weights.
         exact = WinMLExportConfig(activations="float32", verify=bool(adapter))
         HTPExporter(exact).export_checkpoint(ModelRequest(model=str(saved.folder), adapter=adapter), path)
         graphs[name] = onnx.load(path).graph

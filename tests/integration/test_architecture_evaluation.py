@@ -32,7 +32,7 @@ def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(
     """A second run repeats nothing: the recorded times stay."""
     command = ["architecture_eval.py", *TYPES, "--jobs", "1", "--output", str(tmp_path), "--exporters", "auto"]
     monkeypatch.setattr(sys, "argv", command)
-    # The script sets them for its processes.
+    # The script sets these variables for its processes.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 

@@ -285,7 +285,7 @@ def test_size_that_decides_is_named_before_anything_is_compared(forward: Forward
     part = exported(forward, tmp_path / "model.onnx", dynamic_axes=axes, verify=False).only_part
     (item,) = part.assumed
     assert (item.kind, item.input, item.file) == ("size", sizes, Path(__file__).name)
-    # Where that size is fixed, nothing is assumed of it.
+    # A fixed size needs no assumption.
     assert not exported(forward, tmp_path / "fixed.onnx", verify=False).only_part.assumed
 
 

@@ -92,7 +92,7 @@ def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path
     (answer,) = run_onnx(result.only_part.model_path, feeds).values()
     with torch.no_grad():
         expected = model(*inputs).numpy()
-    # The fast path gives zeros where everything about a token is padding; elsewhere both are the same.
+    # The fast path gives zeros for fully masked tokens; other tokens are equal.
     seen = ~HIDDEN.numpy() if name == "encoder" else np.ones((2, 5), bool)
     np.testing.assert_allclose(answer[seen], expected[seen], atol=1e-5)
     softmaxes = [node for node in load_nodes(result) if node.op_type == "Softmax"]

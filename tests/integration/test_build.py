@@ -141,7 +141,7 @@ def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
     sidecar = json.loads((out / "export_htp_metadata.json").read_text(encoding="utf-8"))
     text = json.dumps({**sidecar, "model_sha256": "0" * 64})
     (out / "export_htp_metadata.json").write_text(text, encoding="utf-8")
-    # The manifest vouches for it, as it would where someone made both.
+    # The manifest has the digest of the changed sidecar, as if one program had written both.
     manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     record = manifest["parts"][0]["stages"][0]["files"][1]
     assert "export_htp_metadata.json" == record["name"]
@@ -413,7 +413,7 @@ def test_folder_of_a_build_with_data_of_an_earlier_version_is_built_upon(bert: P
     model = onnx.load(out / "optimized.onnx")
     for name in ("optimized.onnx", "model.onnx"):
         (out / name).unlink()
-    # As the version before wrote it: both names are one file.
+    # The earlier version linked both names to one file.
     onnx.save(model, out / "optimized.onnx", save_as_external_data=True, location="optimized.onnx.data")
     os.link(out / "optimized.onnx", out / "model.onnx")
     manifest = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))

@@ -189,7 +189,7 @@ def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path,
         value.const_value = ir.tensor(-value.const_value.numpy(), name=name)
         return [Quantization(path, QuantizeOptions(precision="int8", mode="weight-only"), {})]
 
-    # Files this small have their weights outside, in pieces of a layer or less.
+    # Small files get external weights here, in pieces of a layer or less.
     handover = GraphHandover(works, external_from_bytes=1000, piece_bytes=4000)
     exporter = HTPExporter(WinMLExportConfig(exporter="dynamo"), handover=handover)
     with pytest.raises(VerificationError, match=r"module: \S*layer.1.output"):
@@ -212,7 +212,7 @@ def test_few_bits_are_built_where_no_file_may_hold_the_weights_as_float(llama: P
     assert 0 == code, err
     model = tmp_path / "out" / "model.onnx"
     assert model.stat().st_size < 1_400_000
-    # ONNX Runtime's judgement: what the fused decoder is made of, onnx.checker does not know.
+    # onnx.checker does not know the operators of the fused decoder, so ONNX Runtime judges.
     Session(model)
     counts = tagged_operators(model)
     assert 16 == counts["MatMulNBits"] + counts["GatherBlockQuantized"]

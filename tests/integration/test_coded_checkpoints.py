@@ -94,7 +94,7 @@ def generated(path: Path) -> list[int]:
         answer = session.run({**{name: feeds[name] for name in feeds if name in session.inputs}, **held})
         held = {name: answer[name.replace("past_key_values", "present")] for name in held}
         scores = answer["logits"][0, -1]
-        scores[END] = -np.inf  # as PyTorch is told below: no text ends early
+        scores[END] = -np.inf  # as in PyTorch below: no text ends early
         now = [int(scores.argmax())]
         text += now
     return text[len(PROMPT) :]
@@ -273,7 +273,7 @@ def test_gguf_of_other_architectures_writes_the_text_of_transformers(tmp_path: P
     HTPExporter(UNVERIFIED).export_checkpoint(ModelRequest(model=str(file)), tmp_path / "out" / "model.onnx")
     model = onnx.load(tmp_path / "out" / "model.onnx")
     assert any(node.op_type in ("MatMulNBits", "GatherBlockQuantized") for node in model.graph.node)
-    if architecture == "mistral":  # which transformers does not find in the map of names
+    if architecture == "mistral":  # missing in the name map of transformers
         file = coded_checkpoints.save_gguf_of(tmp_path, "llama")
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     assert tokens_of(reference) == generated(tmp_path / "out" / "model.onnx")
@@ -314,7 +314,7 @@ def test_build_fuses_the_decoder_and_carries_the_codes(tmp_path: Path) -> None:
     counts = Counter(node.op_type for node in onnx.load(folder / "model.onnx").graph.node)
     assert (counts["MatMulNBits"], counts["GroupQueryAttention"]) == (7, 1)
     assert generated(folder / "model.onnx") == reference_tokens(saved)
-    # The optimizer works on the graph in memory, and what is deployed is a link to what it wrote.
+    # The optimizer works on the graph in memory, and the deployed file is a link to its output.
     assert sorted(path.name for path in folder.glob("*.onnx*")) == ["model.onnx", "optimized.onnx"]
     assert (folder / "model.onnx").samefile(folder / "optimized.onnx")
     again = build_hf_model(saved.folder, folder)
@@ -347,5 +347,5 @@ def test_input_order_is_shared_by_layers_of_one_order(tmp_path: Path) -> None:
     saved = coded_checkpoints.save_gptq(tmp_path, act_order=True, shares_order=True)
     model = export(saved, tmp_path / "out.onnx", EXACT)
     orders = [node for node in model.graph.node if node.op_type == "Gather" and "input_order" in "".join(node.input)]
-    assert len(orders) == 4  # attention, its output, the first two of the MLP, its last
+    assert len(orders) == 4  # attention, attention output, first two layers of the MLP, last layer
     assert generated(tmp_path / "out.onnx") == reference_tokens(saved)

@@ -35,7 +35,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     exporter = HTPExporter(WinMLExportConfig(verify=False))
     exporter.export_checkpoint(ModelRequest(model=str(checkpoint), cache=False), folder / "plain.onnx")
     optimize_onnx(folder / "plain.onnx", folder / "optimized.onnx", level="full")
-    # Small random layers have less to spare than real ones; how much is left is not the question here.
+    # Small random layers lose more than trained ones, and the loss is not tested here.
     quantize_onnx(folder / "plain.onnx", folder / "quantized.onnx", verify=False)
     return folder
 
@@ -92,7 +92,7 @@ def test_wrong_mask_is_found_in_its_attention(exported: Path, kind: str, tmp_pat
     model = onnx.load(exported / f"{kind}.onnx")
     readers = [(node, index) for node in model.graph.node for index in _mask_inputs(node)]
     node, index = readers[len(readers) // 2]
-    # The mask of a batch of sentences, turned round along the positions that are looked at.
+    # The mask of a batch of sentences, reversed along the attended positions.
     flipped = onnx.helper.make_node(
         "Slice", [node.input[index], "start", "end", "axis", "step"], ["flipped"], "flipping"
     )
@@ -297,7 +297,7 @@ def test_module_that_is_fed_something_wrong_is_not_blamed(exported: Path, tmp_pa
     for node in model.graph.node:
         inner = [path for path in modules.values() if path.startswith(f"{modules[node.name]}.")]
         names = [name for name in node.input if name in weights and len(weights[name].dims) == 2]
-        # A product whose module also calls an activation on what it computes.
+        # A product in a module that also calls an activation on the result.
         if names and any(path.endswith(("act", "act_fn", "activation_fn")) for path in inner):
             break
     else:

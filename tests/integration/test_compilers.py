@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
 def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path, tmp_path: Path, embed: str) -> None:
-    """A single node replaces all and lists the modules; the same plug-in opens, runs and measures the file."""
+    """Each compiled node lists its modules; the same plug-in opens, runs and measures the file."""
     output = tmp_path / "npu.onnx"
     code, record, err = winml(QNN, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
     assert 0 == code, err
@@ -96,7 +96,7 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
     options = stages["compile"]["origin"]["options"]["compile"]
     assert ("run", {"soc_model": "60"}) == (stages["compile"]["status"], options["ep_options"])
     assert ["EPContext"] == [node.op_type for node in onnx.load(built / "model.onnx").graph.node]
-    # What is compiled has no modules to be measured; the file that it was made from has, and is named.
+    # A compiled file has no modules to measure; the message names its source file.
     for option in (("--by-module",), ("--module", "conv")):
         code, _, err = winml(QNN, "perf", built / "model.onnx", *option)
         source = re.search(r"source file: (.*)\.$", err, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_build_for_an_npu_compiles_with_the_options_of_the_provider(model: Path,
 
 @pytest.mark.reader(QNN)
 def test_cycles_of_a_device_are_charged_to_modules(model: Path, tmp_path: Path) -> None:
-    """The record has the CPU's structure in another unit, with correct sums, and modules cover nearly all cycles."""
+    """The record has kilocycles in place of milliseconds, and the modules add up to the kernels."""
     asked = ("perf", model, "--ep", "qnn", "--ep-options", "soc_model=60", "--by-module", "--iterations", "3")
     code, record, err = winml(QNN, *asked)
     assert 0 == code, err
@@ -304,7 +304,7 @@ def test_quantized_file_is_judged_beside_its_float_source(quantized: Path, tmp_p
 def test_result_beyond_a_limit_or_without_its_reference_is_not_written(
     quantized: Path, model: Path, tmp_path: Path, options: tuple[str, ...], expected_code: int, words: str
 ) -> None:
-    """A missed limit exits with 3 and names a module or nodes; a wrong reference or device exits with 2."""
+    """A missed limit exits with 3, a wrong reference or device with 2."""
     output = tmp_path / "npu.onnx"
     asked = [option.format(other=model) for option in options]
     code, _, err = winml(
@@ -324,7 +324,7 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
     place = (*place, "--ep-options", "backend_type=htp")
     code, record, err = winml("", "inspect", model, *place)
     assert (0, "provider") == (code, record["execution_provider"]["basis"]), err
-    # Under another name QNN compiles, and does not read back what it compiled.
+    # QNN under another name compiles, but cannot read its compiled file.
     verified = () if name == "qnn" else ("--no-verify",)
     output = tmp_path / "npu.onnx"
     code, record, err = winml("", "compile", "-m", model, "-o", output, *place, *verified)
@@ -344,7 +344,7 @@ def test_plug_in_is_named_by_its_library(model: Path, tmp_path: Path, name: str)
     ],
 )
 def test_library_that_is_none_is_refused(model: Path, tmp_path: Path, library: str, words: str) -> None:
-    """A sentence names the library, for the command line and the environment; nothing is written."""
+    """The message names the library or the expected form, and no file is written."""
     named = library.format(model=model)
     code, _, err = winml("", "compile", "-m", model, "-o", tmp_path / "a.onnx", "--ep", "qnn", "--ep-library", named)
     assert code in (1, 2)

@@ -155,7 +155,7 @@ def exported(model: nn.Module, folder: Path, inputs: Any, **options: Any) -> Exp
     config = WinMLExportConfig(exporter="torchscript", **options)
     result = export_pytorch(model, folder / "model.onnx", inputs, config=config)
     assert result.only_part.verification is not None
-    # Forwards that read lengths in Python are right on what was compared; that they did is an assumption.
+    # Reading lengths in Python agrees on the compared values, and is recorded as an assumption.
     assert result.only_part.verification.agrees
     assert {0} == {item.nan_count for item in result.only_part.verification.comparisons}
     return result
@@ -176,7 +176,7 @@ def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path
     model, inputs = EXAMPLES[name]
     result = exported(model(), tmp_path, inputs)
     assert result.only_part.verification is not None
-    # A single row is as long as its length, whatever that is: PyTorch takes no other.
+    # PyTorch accepts only the row's own length for a single row.
     assert (["lengths"] if name == "lengths of one row" else []) == [
         v.name for v in result.only_part.verification.fixed
     ]
@@ -248,7 +248,7 @@ class Bags(nn.Module):
 
 
 def test_embedding_bag_has_dynamic_sizes(tmp_path: Path) -> None:
-    """Offsets are drawn in valid order, which allows comparisons at other sizes of both inputs."""
+    """Offsets are drawn in valid order and compared at various sizes of both inputs."""
     config = WinMLExportConfig(dynamic_axes={"ids": {0: "entries"}, "offsets": {0: "bags"}})
     inputs = {"ids": torch.randint(0, 50, (12,)), "offsets": torch.tensor([0, 4, 7])}
     part = HTPExporter(config).export(Bags(), tmp_path / "model.onnx", inputs).only_part

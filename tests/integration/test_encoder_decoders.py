@@ -75,7 +75,7 @@ def _save(architecture: str, folder: Path) -> Path:
 def encoded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Encoded:
     """Each architecture, exported and verified."""
     folder = _save(request.param, tmp_path_factory.mktemp(request.param) / "checkpoint")
-    # dynamo, which is better for the encoder of Whisper, takes ten seconds more: see the graph below.
+    # dynamo suits the encoder of Whisper better, but takes ten seconds more.
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
     result = exporter.export_checkpoint(ModelRequest(str(folder)), folder / "onnx" / "model.onnx")
     reference = getattr(transformers, CLASSES[request.param]).from_pretrained(folder).eval()
@@ -262,7 +262,7 @@ def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: 
         assert not isinstance(parts.compare(0), str)
         with pytest.raises(VerificationError, match="1 tokens after 0"):
             mixed.compare(0)
-        # The same of files of few bits: rounding is far below 80 dB, and another encoder tells nothing of this one.
+        # The measure for quantized files: rounding stays above 80 dB, another encoder below 40 dB.
         same, other = parts.measure(0), mixed.measure(0)
         assert not isinstance(same, str)
         assert not isinstance(other, str)
@@ -271,7 +271,7 @@ def test_graphs_of_two_models_do_not_write_the_text(encoded: Encoded, tmp_path: 
 
 @pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
 def test_readers_that_compute_the_keys_in_the_decoder_are_refused(encoded: Encoded, layout: str) -> None:
-    """An unreadable folder is not written."""
+    """The readers of these layouts could not open the folder."""
     with pytest.raises(UsageError, match=f"--layout {layout}"):
         refuse_models(LAYOUTS[layout], [part.model_path for part in encoded.result.parts])
 
@@ -372,7 +372,7 @@ def test_step_of_fixed_sizes_writes_the_same_text(architecture: str, tmp_path: P
     assert decoder.verification is not None
     assert decoder.verification.generation is not None
     _assert_samples_are_runs_of_a_text(decoder.model_path, folder)
-    # Without a tokenizer texts are 24 random tokens, more than the cache holds.
+    # Texts without a tokenizer are 24 random tokens, more than the cache holds.
     _assert_samples_are_runs_of_a_text(decoder.model_path, tmp_path)
 
 
@@ -473,7 +473,7 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
     written, expected = (item.generate(**given) for item in pair)
     assert written.tolist() == expected.tolist()
 
-    # Its group norm takes mean and variance over the padding as well: transformers answers otherwise of a padded row.
+    # Its group norm includes the padding: the output of transformers for a padded row differs.
     with torch.no_grad():
         whole, alone = (
             reference.get_encoder()(sound[:1, :end], mask[:1, :end]).last_hidden_state for end in (None, 9000)

@@ -125,7 +125,7 @@ def test_similarities_follow_the_pooling_beside_the_model(tmp_path: Path) -> Non
     extract = pipeline_of(folder, "feature-extraction")
     texts = [*columns["sentence1"], *columns["sentence2"]]
     lengths = [len(ids) for ids in extract.tokenizer(texts)["input_ids"]]
-    states = extract(texts, batch_size=25)  # filled up on the right
+    states = extract(texts, batch_size=25)  # padded on the right
     means = [np.mean(item[0][:length], axis=0) for item, length in zip(states, lengths, strict=True)]
     cosines = [
         left @ right / np.linalg.norm(left) / np.linalg.norm(right)
@@ -290,7 +290,7 @@ def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
     alone = judged_checkpoint(folder, tmp_path / "d.txt", "text-generation-with-past")
     assert alone.metric("perplexity").value == pytest.approx(np.exp(losses / tokens), rel=1e-3)
 
-    # The same samples, for the verbs that compare and calibrate.
+    # The same samples serve comparison and calibration.
     compared = compare_models(folder, path, data_set=DataSetRequest(data, samples=2))
     assert max(output.fidelity.relative_error for output in compared.outputs) < 1e-4
     options: dict[str, Any] = {"mode": "qdq", "calibration_data": data, "samples": 4}

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] =
     "right_shift": (lambda values: values >> 1, (SIGNED,)),
     "remainder": (lambda values, divisor: values % divisor, (SIGNED, DIVISORS)),
     "log_sigmoid": (nn.functional.logsigmoid, (EVERYWHERE,)),
-    # From -89 on, the sigmoid itself is 0 in PyTorch.
+    # PyTorch's sigmoid is 0 from -89 on.
     "log_of_sigmoid": (lambda values: values.sigmoid().log(), (EVERYWHERE[EVERYWHERE.abs() <= 88][None],)),
     "cross_entropy": (cross_entropy, (EVERYWHERE, TARGETS)),
     "softplus_with_threshold": (lambda values: nn.functional.softplus(values, 2.0, 5.0), (EVERYWHERE,)),
@@ -121,7 +121,7 @@ def test_operator_is_that_of_torch(name: str, exporter: Any, tmp_path: Path) -> 
     feeds = dict(zip(traced, map(to_numpy, tensors), strict=True))
     (answer,) = Session(tmp_path / "model.onnx").run(feeds).values()
     tolerance = LARGEST_ERROR.get(name, 1e-6)
-    # A difference below 1e-7 of 1.0 is one unit in the last place of a number that was rounded there.
+    # A difference below 1e-7 is one unit in the last place of a number rounded near 1.0.
     least = 1e-7 if name in ("log_of_sigmoid", "logaddexp2") else 0.0
     expected = function(*tensors)
     torch.testing.assert_close(torch.from_numpy(answer), expected, rtol=tolerance, atol=least, equal_nan=True)

@@ -229,7 +229,7 @@ def flip_or_shift(values: torch.Tensor) -> torch.Tensor:
 
 
 with warnings.catch_warnings():
-    # torch announces the retirement of scripting, which people's models still hold.
+    # torch deprecates scripting, which user models still contain.
     warnings.simplefilter("ignore", DeprecationWarning)
     scripted = torch.jit.script(flip_or_shift)
 

@@ -82,7 +82,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
     }
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            # Hooks, parameters and children are kept in mappings; which objects they hold, and in which order, counts.
+            # Hooks, parameters and children are mappings; their objects and order are compared.
             state[path, name] = (
                 (list(zip(value, map(id, value.values()), strict=True)), "" if name.startswith("_") else str(value))
                 if isinstance(value, dict)

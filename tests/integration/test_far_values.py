@@ -67,7 +67,7 @@ def test_declared_range_is_the_remedy(tmp_path: Path) -> None:
         torch.exp,
         lambda values: torch.exp(values) / torch.exp(values).sum(-1, keepdim=True),
         lambda values: torch.sqrt(4 - values**2).log(),
-        # Scores so far apart that the largest wins, by however little.
+        # Scores so far apart that the largest always wins.
         lambda values: (values @ values.T * 10).softmax(-1).log1p(),
         # A length.
         lambda values: torch.arange(values.exp().sum().long().clamp(max=9)) * values.mean(),

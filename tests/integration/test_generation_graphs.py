@@ -221,7 +221,7 @@ def test_scores_of_another_model_are_refused_at_the_step_that_differs(decoder: D
         compare_generation(part, spoiled, run, Rounding(), lambda _draw: False)
     assert 9 == compare_generation(part, spoiled, run, Rounding(), lambda _draw: True).stopped_after
 
-    # Rounding that decides one token of a run excuses no other token of it.
+    # Rounding at one token of a run excuses no other token.
     judged = text.steps[11].tokens.tolist()
     with pytest.raises(VerificationError, match="step 9, with 1 tokens after 15"):
         compare_generation(
@@ -371,7 +371,7 @@ def test_model_that_reads_a_prompt_in_pieces_otherwise_is_compared_in_its_own_ru
         info = compare_generation(
             part, text, lambda draw: run_reference(prepared, draw.inputs), Rounding(), lambda _draw: False
         )
-    # Three tokens in the second run, in place of seven in one.
+    # The second run has three tokens, in place of one run of seven.
     assert info.differs_in_pieces == pytest.approx(1 - 1.3 / 1.7, rel=1e-3)
     assert "one run" in info.notes[0]
     assert info.differs_in_pieces == info.as_record()["differs_in_pieces"]
@@ -413,7 +413,7 @@ def _recurrent_part(model_type: str, folder: Path) -> Any:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in part.model.parameters():
-            # Large enough that padding in a state is no matter of rounding.
+            # Large enough to distinguish padding in a state from rounding.
             if parameter.dim() > 1:
                 parameter.normal_(0, 0.2, generator=generator)
     return part
@@ -454,7 +454,7 @@ def test_padding_that_pytorch_does_not_hide_is_not_compared(tmp_path: Path, monk
 
 LAYER = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "vocab_size": VOCABULARY}
 UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int, ...]]]] = {
-    # Rows of tokens for each of four codebooks; the other inputs have one for all of them.
+    # Rows of tokens for each of four codebooks; other inputs have one row for all codebooks.
     "musicgen": (
         {
             "text_encoder": {"model_type": "t5"},
@@ -464,7 +464,7 @@ UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int
         2,
         {"input_ids": (8, "sequence_length"), "attention_mask": (2, "total_sequence_length")},
     ),
-    # A window that no mask knows, shorter than the text.
+    # A window missing in the mask, shorter than the text.
     "moshi": (
         {**LAYER, "ffn_dim": 32, "sliding_window": WINDOW, "pad_token_id": 0},
         2,
@@ -474,7 +474,7 @@ UNUSUAL: Mapping[str, tuple[Mapping[str, Any], int, Mapping[str, tuple[str | int
             "position_ids": ("batch_size", "sequence_length"),
         },
     ),
-    # A mask that is widened by an image, once there is a cache.
+    # A mask widened by an image if there is a cache.
     "git": (
         {**LAYER, "intermediate_size": 32, "vision_config": {"image_size": 32, "patch_size": 16, **LAYER}},
         2,

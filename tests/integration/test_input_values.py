@@ -147,7 +147,7 @@ RIGHT: dict[str, Case] = {
 """Cases in which the graph follows the second input."""
 
 
-# Values are varied and judged by code that knows no exporter: dynamo is asked where it captures differently.
+# Values are varied independently of the exporter: dynamo runs only the cases that it captures differently.
 ALSO_BY_DYNAMO = (
     "count of a loop", "a slice", "an if on a flag", "a float as a number", "sizes", "whether there is any",
     "a mask by comparison", "a class", "a flag by where", "an index", "quotient and remainder", "bytes",

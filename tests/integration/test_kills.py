@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
         **os.environ,
         "TMPDIR": str(place / "temporary"),
         "WINML_CACHE": str(place / "cache"),
-        # A process with threads of its own cannot be forked.
+        # A process with threads cannot be forked.
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, killing.__file__, str(place / "work"), *killing.VERBS]
@@ -54,7 +54,7 @@ def test_killed_verb_leaves_old_or_new_files(verb: str, found: dict[str, list[di
     assert [True] * (len(records) - 1) + [False] == [record["killed"] for record in records]
     allowed = {"old", "new", "new+old"} if verb in _SEVERAL_MODELS else {"old", "new"}
     if verb == "unlinked":
-        # Without links there is one moment at which nothing is there: the earlier file is aside.
+        # If links are refused, the file is missing at one moment, while the earlier file is aside.
         at_once = [record for record in records if record["at_once"] != "any"]
         assert len(records) - 1 == len(at_once)
     else:
@@ -62,7 +62,7 @@ def test_killed_verb_leaves_old_or_new_files(verb: str, found: dict[str, list[di
     assert [] == [record for record in at_once if record["at_once"] not in allowed]
     assert [] == [record for record in records if record["set"] not in {"old", "new"}]
     assert [] == [record for record in records if record["left"]]
-    # The commit is one moment: before it the folder is as it was, from then on as it is to be.
+    # The commit is one moment between the old and the new state of the folder.
     states = [record["at_once"] for record in at_once]
     assert sorted(states, key=["old", "new+old", "new"].index) == states
     assert {"old", "new"} <= set(states)

@@ -281,7 +281,7 @@ def _fill_with_4_bits(model: Any) -> None:
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
             levels = torch.rand(weight.numel() // 16, 16, generator=generator).argsort(-1).reshape(weight.shape) - 8
-            # What the layers add is little beside the token itself, so that the scores of two tokens are far apart.
+            # The layers add little to the token's own vector, so that the scores of two tokens are far apart.
             weight.data.copy_(levels * 2.0 ** (-8 if name.endswith(("o_proj.weight", "down_proj.weight")) else -5))
     model.lm_head.weight.data.copy_(model.model.embed_tokens.weight.data.roll(7, 0))
 
@@ -381,7 +381,7 @@ def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None
     arguments = (tmp_path / "tone.wav", tmp_path / "features.npy", json.dumps(start), str(NEW_TOKENS))
     made, written = read_with("genai", HEARD, folder, *arguments)
     assert expected[:, len(start) :].tolist() == written
-    # It fills up with zeros where transformers mirrors what lies beyond the ends: two frames at each. The file holds
+    # The reader pads with zeros where transformers mirrors the signal: two frames at each end. The file holds
     # 16 bits of each value, which shows in the logarithm of silent bands.
     np.testing.assert_allclose(np.array(made)[..., 2:198], features[..., 2:198], rtol=0, atol=1e-3)
 
@@ -443,7 +443,7 @@ def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copyfile(built / name, source / name)
     model = onnx.load(built / "model.onnx")
     onnx.save(model, source / "model.onnx", save_as_external_data=True, location="weights", size_threshold=256)
-    # As it is: written anew, weights as few as these go inside.
+    # The file is copied: a rewrite would store these small weights inside.
     return laid_out(source / "model.onnx", source / "folder", "transformers.js", "--no-optimize")
 
 
@@ -520,7 +520,7 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
 
 
 def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, tmp_path: Path) -> None:
-    """The file equals that of a build with comparisons byte by byte, and declares the bits of its weights."""
+    """The file equals that of a verified build byte by byte; float16 weights stay float16."""
     verified = laid_out(shallow, tmp_path / "verified", "genai")
     folder = laid_out(shallow, tmp_path / "folder", "genai", "--no-verify")
     assert not (folder / "export.onnx").exists()
@@ -533,7 +533,7 @@ def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, 
 
 
 def test_change_of_layout_keeps_the_graph_of_a_plain_decoder(shallow: Path, tmp_path: Path) -> None:
-    """Only an encoder-decoder is exported differently for optimum; sizes that readers need are dynamic by default."""
+    """The export is reused for each layout: only an encoder-decoder is exported differently for optimum."""
     folder = tmp_path / "folder"
     build = ("build", "-m", shallow, "-o", folder, "--no-verify", "-q")
     assert 0 == run_here(*build).code
@@ -558,7 +558,7 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
 
 
 def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> None:
-    """A state other than key and value and a task without a class are refused; the folder is unchanged."""
+    """A state other than key and value, and a task without a class, are refused."""
     model = counting_graph(tmp_path / "counting.onnx")
     outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
     assert 2 == outcome.code

@@ -1008,7 +1008,7 @@ def with_moved_floats(inputs: Tensors) -> dict[str, torch.Tensor]:
 def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
     """Classify a verified file by its outputs, bounds and notes."""
     if any(words in note for note in part.notes for words in ("memory of", "_RECORD")):
-        # What no module holds is as the first call left it for the reference, too.
+        # State outside of modules persists for the reference, too.
         return "noted"
     session = Session(part.model_path)
     ranges = {item.name: (item.min, item.max or max(SIZES)) for item in part.dimensions}

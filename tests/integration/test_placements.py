@@ -167,7 +167,7 @@ def test_weight_is_dequantized_for_units_alone(ep: str, source: Path, tmp_path: 
         if node.input[0] not in graph.stored:
             continue
         for reader in graph.readers(node.output[0]):
-            first = 1 if reader.op_type == "Where" else 0  # which is a condition
+            first = 1 if reader.op_type == "Where" else 0  # input 0 is the condition
             others = [i for i, name in enumerate(reader.input) if i >= first and name and name != node.output[0]]
             is_data = [graph.reads_integers(reader, index) for index in others if reader.input[index] in graph.makers]
             assert all(is_data), f"{reader.op_type} {reader.name} reads floats beside an expanded weight"

@@ -68,7 +68,7 @@ def test_every_verb_tells_the_same_number(classifier: Path, studied: Quantizatio
     assert [{"source": "processor", "count": 16, "seed": SEED}] * 4 == [record["samples"] for record in records]
     names, numbers, ends = zip(*map(_about, records), strict=True)
     assert {"logits"} == set(names)
-    # Products are added in another order where ONNX Runtime fuses the float graph.
+    # ONNX Runtime's fusions of the float graph change the order of sums.
     assert numbers == pytest.approx([numbers[0]] * 4, abs=0.05)
     assert ends == pytest.approx([ends[0]] * 4, abs=0.05)
 
@@ -109,7 +109,7 @@ def test_build_without_a_float_copy_tells_the_number_of_compare(
 
 
 def test_evaluation_beside_a_baseline_tells_the_number_of_compare(classifier: Path, tmp_path: Path) -> None:
-    """Both commands run the same samples of a data set one by one, without padding."""
+    """The samples of a data set are equal for both commands, and run one by one without padding."""
     few, texts = tmp_path / "few.onnx", tmp_path / "texts.csv"
     quantize_onnx(classifier, few, verify=False)
     for file in classifier.parent.glob("*.json"):
@@ -186,7 +186,7 @@ def test_decoder_is_judged_by_its_scores() -> None:
 
 
 def test_limit_judges_the_lower_end() -> None:
-    """One bad sample of twenty is below the limit; the number of all samples together is not."""
+    """Two bad samples of twenty put the lower end below the limit; the SQNR of all samples is above."""
     reference = [{"y": np.ones(4, np.float32)}] * 20
     errors = [0.5 if number < 2 else 0.01 for number in range(20)]
     answers = [{"y": np.ones(4, np.float32) + np.float32(error)} for error in errors]

@@ -38,7 +38,7 @@ def test_parts_in_int4_are_compared_together(checkpoint: Path, tmp_path: Path) -
     assert decoder is not None
     assert "all parts together SQNR" in decoder.summary
     assert "minimum 1.0 dB" in decoder.summary
-    # What came of both is said where both were run.
+    # The joint result is in the stage that ran both parts.
     assert "compared without the remaining parts" in encoder.summary
     for path in result.part_paths.values():
         assert "MatMulNBits" in {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}

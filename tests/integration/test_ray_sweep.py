@@ -22,7 +22,7 @@ from winml.modelkit.sweep.sweep import SweepOptions, read_results
 
 pytestmark = [
     pytest.mark.reader("ray"),
-    # Its threads and sockets are closed when the process ends.
+    # Ray closes its threads and sockets when the process ends.
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
@@ -61,10 +61,10 @@ def test_cluster_gives_the_table_of_this_machine_also_when_a_node_is_killed(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node is killed while both work; only its model is tried again, on the other node."""
-    # Named as from this folder, which is not the one that workers start in.
+    # Names are relative to this folder, which differs from the workers' folder.
     models = {name: Path(path).name for name, path in write_models(tmp_path).items()}
     monkeypatch.chdir(tmp_path)
-    # Each takes a node and waits there.
+    # Each model occupies a node and waits.
     plan = {
         "models": [{"model": models["waits"], "set": {"loader.seed": seed}} for seed in (1, 2)] + [models["first"]],
         "set": {"optim.level": ["none"]},
@@ -80,7 +80,7 @@ def test_cluster_gives_the_table_of_this_machine_also_when_a_node_is_killed(
             assert time.monotonic() < until
             time.sleep(0.1)
         cluster.remove_node(cluster.second, allow_graceful=False)
-        # Only then: a worker that is let go at once may answer before it knows that its node is gone.
+        # A worker released earlier might answer before it notices the loss of its node.
         lost = next((line for line in run.stderr if "its worker was lost" in line), "")
         (tmp_path / "released").touch()
         words = run.stderr.read()

@@ -70,7 +70,7 @@ def test_openvino_answers_as_onnxruntime_where_embedding_and_head_are_one(
     place = ("--ep", "openvino", "--no-compile", "--allow-dynamic", "--no-verify", "-q")
     outcome = run_here("build", "-m", checkpoint, "-o", tmp_path / "built", *options, *place)
     assert 0 == outcome.code, outcome.err
-    # The same file, but for the products of ONNX Runtime, which round activations to 8 bits; OpenVINO's do not here.
+    # ONNX Runtime's products round activations to 8 bits and OpenVINO's do not, so the rounding is turned off.
     model = onnx.load(tmp_path / "built" / "model.onnx")
     for node in model.graph.node:
         for attribute in node.attribute:

@@ -345,7 +345,7 @@ def _save_whisper(path: Path) -> None:
     words = [first + second for first in ("", "b", "c") for second in string.ascii_lowercase]
     times = [f"<|{place * 0.02:.2f}|>" for place in range(51)]
     letters = words[: 120 - 2 - len(marks) - len(times)]
-    names = ["<pad>", "<bos>", *marks[:2], *letters, *marks[2:], *times]  # of times, the reader knows the place
+    names = ["<pad>", "<bos>", *marks[:2], *letters, *marks[2:], *times]  # the reader knows where times begin
     vocabulary = {name: place for place, name in enumerate(names)}
     silent = [place for name, place in vocabulary.items() if name not in letters]
     settings = json.loads((path / "generation_config.json").read_text())

@@ -48,7 +48,7 @@ def swept(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> S
     record = {"models": names, "config": {"perf": {"iterations": 3}}, "max": {"relative_error": 1e-3}}
     folder = tmp_path_factory.mktemp("swept")
     result = sweep_models(record, folder, set=LEVELS, do=["build", "perf", "compare"])
-    # Other tests sweep the folder once more, which writes the table anew.
+    # Other tests sweep the folder again and rewrite the table.
     kept = first_table(result)
     kept.mkdir()
     for path in folder.glob("results.*"):
@@ -214,7 +214,7 @@ def test_interrupted_sweep_leaves_no_process_and_goes_on(models: dict[str, str],
     assert run.wait() in (-signal.SIGINT, 128 + signal.SIGINT)
     assert "run: 1" in words
     assert "Traceback" not in words
-    # The server that processes are forked from ends when it sees that nobody is left.
+    # The fork server ends when no process is left.
     until = time.monotonic() + 20
     while is_running(run.pid) or any(cell.is_running() for cell in cells):
         assert time.monotonic() < until

@@ -21,7 +21,7 @@ EVERYWHERE: Mapping[str, Callable[[Path, Path], object]] = {
 FURTHER: Mapping[str, Callable[[Path, Path], object]] = {
     "level basic": optimized(level="basic"),
     "onnxslim": retagged(onnxslim),
-    # It asks for Python 3.11.
+    # onnxsim needs Python 3.11.
     **({"onnxsim": retagged(onnxsim)} if sys.version_info >= (3, 11) else {}),
     "onnxscript": retagged(onnxscript_fusions),
 }

@@ -23,7 +23,7 @@ OPTIONS = TuneOptions(only=("dynamic", "compile"), min_sqnr_db=10)
 
 
 class KnownTimes:
-    """A finished tuning that can compute its result again for other times."""
+    """A finished tuning; its result is computed again for given times."""
 
     def __init__(self, folder: Path, options: TuneOptions = OPTIONS) -> None:
         self._model, self.folder, self._options = save_chain(folder / "chain.onnx"), folder / "tuned", options
@@ -134,7 +134,7 @@ def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monke
     assert inner == result.winner.name
     config = json.loads(Path(result.winner.config).read_text(encoding="utf-8"))
     assert {"a.*.b": "fp32"} == config["quant"]["per_module"]
-    # The race that decides is one of its own: what was faster there by chance alone gains nothing.
+    # A separate race decides, so that a group faster by chance alone gains nothing.
     assert FORM == known.answer(placed={**form, inner: of_plain(0.5, QUIET)}).winner.name
 
 

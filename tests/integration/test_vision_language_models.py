@@ -257,7 +257,7 @@ def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResu
         expected = reference(**second, **before).logits
     begun = model(**first)
     got = model(**second, cache=begun[cache]).logits
-    kept = torch.arange(expected.shape[-1]) != PLACE  # scores of places are never given
+    kept = torch.arange(expected.shape[-1]) != PLACE  # scores of placeholders are never returned
     # float32 against float32.
     torch.testing.assert_close(got[..., kept], expected[..., kept], rtol=1e-4, atol=1e-5)
     del second["pixel_values"], second["attention_mask"]

@@ -75,7 +75,7 @@ def test_modes_mix_in_one_file(source: Path, tmp_path: Path) -> None:
     assert {("int4", "operator", 32)} == records["feed_forward"]
     assert ("int8", "operator", None) in records["attention"]
     assert {("fp16", "operator", None)} == records["norm"]
-    # What reads the embedding in 8 bits converts it there.
+    # A reader of the 8-bit embedding converts it itself.
     assert {("fp16", "operator", None), ("int8", "activation", None)} == records["embedding"]
     assert "head" not in records
 
@@ -162,7 +162,7 @@ def test_weights_that_were_float16_before_are_said_to_be(source: Path, tmp_path:
     assert expected == _actual(result)
     records = _records(tmp_path / "q.onnx")
     assert {("bf16", "weight", None)} == records["head"] == records["embedding"]
-    assert {("fp16", "operator", None)} == records["attention"]  # of the first time
+    assert {("fp16", "operator", None)} == records["attention"]  # from the first quantization
 
 
 def test_lookup_of_few_bits_has_the_record_and_not_its_reshape(source: Path, tmp_path: Path) -> None:

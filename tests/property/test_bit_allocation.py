@@ -33,7 +33,7 @@ def test_allocation_is_that_of_brute_force(modules: list[list[Choice]], limit: i
 
 @given(MODULES, st.integers(0, 200), st.integers(1, 10**6))
 def test_large_limits_are_kept(modules: list[list[Choice]], limit: int, factor: int) -> None:
-    """Costs beyond the steps of a limit are rounded up, so the allocation found fits."""
+    """Costs beyond the steps of a limit are rounded up, so each allocation fits."""
     scaled = [[Choice(cost * factor * GRAINS, loss) for cost, loss in choices] for choices in modules]
     found = allocate(scaled, limit * factor * GRAINS)
     if found is not None:

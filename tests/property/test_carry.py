@@ -218,8 +218,8 @@ def check_carried(before: ir.Model, after: ir.Model) -> None:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.filterwarnings("ignore")  # the tools' own: none is about us
-# The same models each time: on a few others, one of the tools does not come to an end.
+@pytest.mark.filterwarnings("ignore")  # warnings of the tools, not of winml
+# Fixed models: one of the tools never ends on a few others.
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(model=tagged_models())
 def test_tags_come_through(tool: str, model: ir.Model) -> None:

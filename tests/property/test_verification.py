@@ -61,7 +61,7 @@ def test_difference_above_the_threshold_is_found_and_one_below_is_not(expected: 
     scale = float(np.abs(expected.astype(np.float64)).max())
     assume(scale > 1)
     place = tuple(data.draw(st.integers(0, size - 1)) for size in expected.shape)
-    # Towards zero, so that float16 does not leave its range, and so that rounding is at most half of what is moved.
+    # The shift goes towards zero: float16 stays in its range, and rounding is at most half of the shift.
     sign = -1.0 if expected[place] > 0 else 1.0
     slices = (np.take(expected.astype(np.float64), place[axis], axis) for axis in range(expected.ndim))
     is_of_scale = expected.ndim < 2 or all(np.abs(values).max() >= 0.1 * scale for values in slices)
