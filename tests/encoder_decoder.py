@@ -82,9 +82,9 @@ OTHERS = {
         },
     ),
 }
-"""Rare architectures: the encoder follows one length (pegasus_x), the model makes its own mask, or the model changes
-its
-decoder's arguments in place.
+"""Rare architectures: an encoder that follows one length (pegasus_x), a model with its own mask, and a model that
+changes
+its decoder's arguments in place.
 """
 
 

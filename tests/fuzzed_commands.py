@@ -92,7 +92,7 @@ class CommandProcess:
 
 
 def _read_answers(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
-    """Forward each answer, and an empty answer when the process has ended."""
+    """Forward each line of output, and an empty line when the process has ended."""
     assert process.stdout is not None
     with contextlib.suppress(ValueError):  # closed meanwhile
         for line in process.stdout:

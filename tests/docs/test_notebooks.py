@@ -60,7 +60,7 @@ def test_numbers_in_the_prose_of_a_notebook_are_computed_in_it(name: str) -> Non
 
 
 def test_study_of_scopes_shows_forms_of_names_and_four_approaches() -> None:
-    """The forms of a name, a map by hand, hooks and a pass have outputs; pros and cons stand beside each other."""
+    """The forms of a name, a map by hand, hooks and a pass have outputs; a table compares their pros and cons."""
     notebook = read_notebook(NOTEBOOKS / "module_scopes.ipynb")
     printed = [text_of(cell["outputs"], measured=False).splitlines() for cell in code_cells(notebook)]
     heads = [lines[0].split() for lines in printed if lines]
@@ -74,7 +74,7 @@ def test_study_of_scopes_shows_forms_of_names_and_four_approaches() -> None:
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_notebook_was_run_from_top_to_bottom(name: str) -> None:
-    """Every cell was run once, in order, and a picture is where one was drawn."""
+    """Every cell was run once, in order, and each drawn image is in the outputs."""
     cells = code_cells(read_notebook(NOTEBOOKS / name))
     assert list(range(1, len(cells) + 1)) == [cell["execution_count"] for cell in cells]
     assert any("image/svg+xml" in output.get("data", {}) for cell in cells for output in cell["outputs"])

@@ -186,7 +186,7 @@ def test_codes_stay_and_lora_is_added_in_floats_beside_them(form: str, tmp_path:
 def test_switched_adapter_answers_as_pytorch_with_it_merged(
     switched: Path, llama: Path, adapters: dict[str, tuple[Path, float]], name: str | None
 ) -> None:
-    """Without an active adapter the file answers as the base model."""
+    """Outputs without an active adapter equal the base model's."""
     active = [] if name is None else [adapters[name]]
     assert_equal(switched / "model.onnx", pytorch(llama, *active), name and switched / f"{name}.onnx_adapter")
 

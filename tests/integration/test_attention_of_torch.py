@@ -77,7 +77,7 @@ CASES = {
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 @pytest.mark.parametrize("name", CASES)
 def test_attention_of_torch_is_exported(name: str, exporter: Any, tmp_path: Path) -> None:
-    """The file answers as PyTorch, each attention is tagged with its module, and the PyTorch model is unchanged."""
+    """The outputs equal PyTorch's, each attention is tagged with its module, and the PyTorch model is unchanged."""
     make, inputs, attending = CASES[name]
     torch.manual_seed(0)
     model = make().eval()

@@ -194,7 +194,7 @@ def test_table_of_positions_bounds_its_size(
 
 
 def test_table_that_pytorch_reads_at_any_size_is_no_bound(tmp_path: Path) -> None:
-    """The file answers as PyTorch beyond the rows of the table."""
+    """The outputs equal PyTorch's beyond the rows of the table."""
     module, path = MeanOfTable(), tmp_path / "model.onnx"
     assert _largest_size(module, path, "torchscript") is None
     values = torch.randn(2, 200, 4)

@@ -56,7 +56,7 @@ def _inspect(packages: Path, *arguments: str | Path, is_warm: bool = True) -> st
 
 
 def test_package_that_transformers_imports_is_named(packages: Path, tmp_path: Path) -> None:
-    """The package is named although the model never asked for it."""
+    """The package is named although the model does not need it."""
     folder = save_checkpoint("bert", tmp_path / "bert")
     error = _inspect(packages, "-m", folder, is_warm=False)
     assert "torchaudio" in error

@@ -73,7 +73,7 @@ _LOOPS = pytest.mark.skipif(not _has_loops(), reason="torch before 2.11 has no O
     ("make", "operator"), [(Either, "If"), pytest.param(Repeated, "Loop", marks=_LOOPS), (Turned, "Gemm")]
 )
 def test_control_flow_and_complex_tables_are_exported(make: Any, operator: str, tmp_path: Path) -> None:
-    """The file answers as PyTorch in both branches, and every node, branches included, has a tag."""
+    """The outputs equal PyTorch's in both branches, and every node, branches included, has a tag."""
     torch.manual_seed(0)
     model = make().eval()
     result = export_pytorch(model, tmp_path / "model.onnx", VALUES)

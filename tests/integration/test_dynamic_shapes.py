@@ -95,7 +95,7 @@ def test_dynamic_export_answers_at_three_shapes(case: Case, tmp_path: Path) -> N
 
 
 def test_axes_by_place_and_names_in_shapes_write_the_same_file(tmp_path: Path) -> None:
-    """Both ways to declare a dynamic dimension write the same names."""
+    """Axes by position, names in shapes and the options by meaning write the same names."""
     folder = save_checkpoint("bert", tmp_path / "checkpoint")
     by_place = WinMLExportConfig(dynamic_axes={"input_ids": {0: "batch_size", 1: "sequence_length"}})
     first = HTPExporter(by_place).export_checkpoint(ModelRequest(str(folder)), tmp_path / "place.onnx")

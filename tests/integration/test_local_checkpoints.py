@@ -156,7 +156,7 @@ def _places_with_doors() -> Iterator[str]:
 
 
 def test_transformers_has_no_door_that_nobody_looked_at() -> None:
-    """A new place that fetches or runs something must be reviewed, closed, and recorded with the reason."""
+    """A new function that fetches or runs something must be reviewed, closed, and recorded with the reason."""
     unknown = {
         place
         for place in _places_with_doors()

@@ -294,7 +294,7 @@ def test_build_of_two_parts_runs_each_stage_for_each_and_reuses_them(tmp_path: P
 
 
 def test_damaged_file_of_one_part_runs_what_made_it(tmp_path: Path) -> None:
-    """A damaged optimized file runs the optimizer of that part; a damaged export runs the export of all parts."""
+    """A damaged optimized file runs the optimizer of that part; a missing export runs the export of all parts."""
     out = tmp_path / "out"
     run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of())
     (out / "optimized_decoder.onnx").write_bytes(b"damaged")

@@ -17,7 +17,7 @@ from winml.modelkit.tune.tuning import tune_model
 
 QUIET = [10.0, 10.2, 10.1, 10.3] * 6
 BUSY = [10.0] * 4 + [16.0] * 20
-"""More than half of the turns took more than 1.5 times the fastest."""
+"""More than half of the rounds took more than 1.5 times the fastest."""
 FORM = "dynamic-int8"
 OPTIONS = TuneOptions(only=("dynamic", "compile"), min_sqnr_db=10)
 
@@ -33,7 +33,7 @@ class KnownTimes:
         return tune_model(self._model, self.folder, options=self._options)
 
     def answer(self, **races: Mapping[str, Sequence[float]]) -> TuneResult:
-        """Return the result for these race times in milliseconds; nothing is measured again."""
+        """Return the result for these times of comparisons in milliseconds; nothing is measured again."""
         path = self.folder / "tune_state.json"
         state = json.loads(path.read_text(encoding="utf-8"))
         state["races"] = {**state["races"], **races}
@@ -43,7 +43,7 @@ class KnownTimes:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KnownTimes]:
-    """A file of nested modules, tuned in races of two turns."""
+    """A file of nested modules, tuned in comparisons of two rounds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contest, "RUNGS", (1, 2))
         patch.setattr(contest, "FIRST_RUNG", (1,))
@@ -56,7 +56,7 @@ def of_plain(factor: float, plain: Sequence[float]) -> list[float]:
 
 
 def variations(plain: Sequence[float], form: str, factor: float) -> dict[str, list[float]]:
-    """Return the race of a form with its compiled file, which is equally fast."""
+    """Return the comparison of a candidate with its compiled file, which is equally fast."""
     rest = {} if form == "plain" else {form: of_plain(factor, plain)}
     return {"plain": list(plain), **rest, f"{form}+compiled": of_plain(factor, plain)}
 
@@ -74,7 +74,7 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
 
 
 def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:
-    """The race of variations ran on a busy machine, and the deciding race did not."""
+    """The comparison of variations ran on a busy machine, and the deciding comparison did not."""
     right = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
     result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
     assert FORM == result.winner.name
