@@ -82,9 +82,8 @@ OTHERS = {
         },
     ),
 }
-"""Rare architectures: an encoder that follows one length (pegasus_x), a model with its own mask, and a model that
-changes
-its decoder's arguments in place.
+"""Rare architectures: an encoder of one length (pegasus_x), a model with its own mask (moonshine), and a decoder with
+changes of its arguments in place (moonshine_streaming).
 """
 
 

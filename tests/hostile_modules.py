@@ -1,7 +1,7 @@
 """Small modules in which the module of a computation is hard to find. Input and output are tensors (2, 6, 8).
 
-One export contains a group of modules side by side; modules get different inputs, and so compute no equal values
-by chance.
+One export contains a group of modules side by side; modules get different inputs, and so compute no equal values by
+chance.
 """
 
 # mypy: disable-error-code="no-any-return,operator"

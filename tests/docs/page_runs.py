@@ -10,8 +10,7 @@ The blocks of a page, in its order:
 * a block behind `<!-- file: NAME -->`: a file;
 * a block behind `<!-- not run: REASON -->`: not run. The tests count these blocks by page.
 
-`<!-- given: bert as checkpoint; reviews.csv -->` names the files in the folder before the run: `supplies.py` makes
-them.
+`<!-- given: bert as checkpoint; reviews.csv -->` names the files in the folder before the run: `supplies.py` makes it.
 A line with nothing but `…` stands for any lines, `…` in a line for any characters. Behind `<!-- numbers differ -->`
 fractions and numbers with a unit are those of one run on one machine; words, paths and counts are compared.
 """

@@ -290,8 +290,7 @@ def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tm
     """The encoder returns its states only; the text of both files equals PyTorch's.
 
     A module of the decoder becomes a function, a module of the encoder does not. ``winml compare`` finds both files
-    beside
-    the checkpoint; this runs once, as loading takes a second.
+    beside the checkpoint; this runs once, as loading takes a second.
     """
     folder = _save(architecture, tmp_path / "checkpoint")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))

@@ -29,8 +29,7 @@ def observe_checkpoint(folder: Path) -> tuple[torch.nn.Module, ForwardOracle]:
 
 _OF_TWO_LAYERS = {"bert", "albert", "t5", "resnet", "yolos"}
 """Architectures with two layers: their layers must differ, or be the same module, or have positions in between; one
-layer
-is enough for the others.
+layer is enough for the others.
 """
 
 
