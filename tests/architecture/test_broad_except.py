@@ -31,7 +31,7 @@ BOUNDARIES: dict[str, str] = {
     "models.inputs.nested_arguments:_build_record": "a user's constructor; said again with its members",
     "models.inputs.nested_arguments:_try_copy": "a user's mapping; it is not copied then",
     "models.resolution:_guard_user_code": "a user's factory; said again with the line it stands in",
-    "registries:_imported": "a plug-in raises what it likes; told as the reason why it cannot be used",
+    "registries:_import_plug_in": "a plug-in raises what it likes; told as the reason why it cannot be used",
     "sweep.architecture_export:tried_export": "whatever goes wrong with one model is a row of the table",
     "sweep.architecture_export:_find_small_config": "a config that makes no model is a row of the table",
     "sweep.architecture_export:_try_config": "as above",
