@@ -159,12 +159,11 @@ def calibration(path: Path, folder: Path) -> Path:
     """Write the samples that both quantizers are calibrated with: those that winml makes without data."""
     from winml.modelkit.ort.graph_inputs import graph_inputs
     from winml.modelkit.ort.sessions import Session
-    from winml.modelkit.quantize.calibration.calibration_data import calibration_of
+    from winml.modelkit.quantize.calibration.calibration_data import Calibration
     from winml.modelkit.quantize.options import QuantizeOptions
 
     inputs = graph_inputs(Session(path))
-    source = calibration_of(QuantizeOptions(precision="w8a8"), path.parent, {}, 0, path)
-    assert source is not None  # integers need ranges
+    source = Calibration(QuantizeOptions(precision="w8a8"), path.parent, {}, 0, path)
     values = folder / "values"
     values.mkdir(exist_ok=True)
     for number, feeds in enumerate(source.read_samples(inputs)):

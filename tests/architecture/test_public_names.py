@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -10,7 +12,16 @@ from pathlib import Path
 import pytest
 
 import winml.modelkit
-from architecture.sources import PACKAGE, REPOSITORY, Module, defined_names, modules, package_folder, repository_files
+from architecture.sources import (
+    PACKAGE,
+    REPOSITORY,
+    Module,
+    defined_names,
+    imports,
+    modules,
+    package_folder,
+    repository_files,
+)
 
 
 def _shown_names(module: Module) -> set[str]:
@@ -87,6 +98,30 @@ def test_names_that_no_other_file_uses_are_private() -> None:
         for name in sorted({*defined_names(module)} - _shown_names(module))
         if not users[name] - {sources / module.path.relative_to(package_folder())}
     ]
+
+
+def test_benchmarks_and_scripts_import_names_that_exist() -> None:
+    """No test runs them all, so that a renamed function would be noticed by the next user of a benchmark."""
+    targets = {
+        f"{path.name}: {found.target}": found.target
+        for folder in ("benchmarks", "scripts")
+        for path in sorted((REPOSITORY / folder).glob("*.py"))
+        for found in imports(ast.parse(path.read_text(encoding="utf-8")))
+        if found.target.startswith(f"{PACKAGE}.")
+    }
+    assert len(targets) > 20
+    assert [] == [words for words, target in targets.items() if not _is_importable(target)]
+
+
+def _is_importable(target: str) -> bool:
+    """Return True if a dotted name is a module, or a name in one."""
+    parent, _, name = target.rpartition(".")
+    try:
+        if hasattr(importlib.import_module(parent), name):
+            return True
+    except ModuleNotFoundError:  # the parent is a class, or is missing itself
+        return False
+    return importlib.util.find_spec(target) is not None
 
 
 def test_modules_and_their_public_names_are_documented() -> None:
