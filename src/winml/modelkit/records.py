@@ -53,7 +53,7 @@ class _Entry:
     """True if False, 0 and empty values are written as null."""
 
     def write(self, value: Any, record: dict[str, Any]) -> None:
-        """Add a value to a JSON object."""
+        """Write a value into a JSON object, in place, by the rules of the entry; omitted values add nothing."""
         if self.attribute and value is not None:
             value = getattr(value, self.attribute)
         if (self.omit_none and value is None) or (self.omit_empty and not value):

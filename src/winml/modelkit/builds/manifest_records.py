@@ -260,7 +260,7 @@ def _file_words(file: FileRecord, folder: Path = Path()) -> str:
 
 
 def _deploy_words(manifest: BuildManifest) -> str:
-    """Describe the files to deploy: each model, and the number of files beside the models."""
+    """List the files to deploy with their sizes and total: models by name, several other files as one count."""
     models = {file.name for part in manifest.parts for file in part.model}
     other_files = [file for file in manifest.deploy if file.name not in models]
     words = [_file_words(file) for file in manifest.deploy if file.name in models]

@@ -283,6 +283,7 @@ def write_files(texts: Mapping[Path, Callable[[], str]], *, overwrite: bool) -> 
         overwrite: Replace existing files.
 
     Raises:
+        OutputExistsError: a file exists, and ``overwrite`` is False.
         WriteError: a file cannot be written.
     """
     from winml.modelkit.onnx.files.output_files import OutputFiles

@@ -230,7 +230,7 @@ def below_minimum_hint(remedies: Sequence[str], *, budget: str | None = None) ->
 def refuse_below_minimum_sqnr(
     fidelity: FidelityInfo, reference: str, inputs: Mapping[str, object], hint: str | None = None
 ) -> None:
-    """Refuse a file whose outputs are below the minimum SQNR.
+    """Refuse a file unless all outputs meet their limits; a reference without a signal refuses nothing.
 
     Args:
         fidelity: The measurement.

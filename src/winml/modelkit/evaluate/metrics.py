@@ -183,6 +183,7 @@ def _of_class_counts(
     """Create a metric of three counts per class: correct, predicted and referenced."""
 
     def measure(predictions: Sequence[int], references: Sequence[int]) -> SampleRows:
+        """Return the metric of all samples, with the counts of each class by sample for resampling."""
         from scipy.sparse import csr_array
 
         known, numbers = np.unique(np.concatenate([predictions, references]), return_inverse=True)

@@ -357,8 +357,12 @@ class TaskRunner:
         with tokenizer_call(self._tokenizer):
             return Answer("text", (AnswerEntry(text=self._tokenizer.decode(tokens, skip_special_tokens=True)),))
 
-    def _fit_images(self, image: Any) -> Any:
-        """Return the image processor, set to resize to the size of a graph of fixed sizes."""
+    def _fit_image_processor(self, image: Any) -> Any:
+        """Set the image processor, in place, to the fixed size of the graph, and return it.
+
+        Args:
+            image: The sample.
+        """
         processor, item = self._image_processor, self._graph_inputs.get("pixel_values")
         if item is None or not all(isinstance(size, int) for size in item.shape[-2:]):
             return processor
@@ -378,12 +382,12 @@ class TaskRunner:
 
     def image_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of an image."""
-        self._fit_images(inputs["image"])
+        self._fit_image_processor(inputs["image"])
         return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
 
     def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the score of each candidate label for an image."""
-        self._fit_images(inputs["image"])
+        self._fit_image_processor(inputs["image"])
         labels = _several(inputs["label"])
         with tokenizer_call(self._tokenizer, labels):
             pipeline = self._pipeline("image processor", "tokenizer")
@@ -394,7 +398,7 @@ class TaskRunner:
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
-        self._fit_images(inputs["image"])
+        self._fit_image_processor(inputs["image"])
         results = self._pipeline("image processor")(inputs["image"], **self._threshold)
         entries = (
             AnswerEntry(
@@ -408,7 +412,7 @@ class TaskRunner:
 
     def segments(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes or objects that pixels of an image belong to, the largest first."""
-        self._fit_images(inputs["image"])
+        self._fit_image_processor(inputs["image"])
         results = self._pipeline("image processor")(inputs["image"], **self._threshold)
         masks = [np.asarray(item["mask"]) > 0 for item in results]
         order = sorted(range(len(masks)), key=lambda place: -int(masks[place].sum()))
@@ -427,14 +431,14 @@ class TaskRunner:
 
     def depth(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the depth of the pixels of an image, in the model's unit."""
-        self._fit_images(inputs["image"])
+        self._fit_image_processor(inputs["image"])
         result = self._pipeline("image processor")(inputs["image"])
         return Answer("depth", *_tensors({"depth": to_numpy(result["predicted_depth"]).squeeze()}))
 
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
         images = _several(inputs["image"])
-        processor = self._fit_images(images[0])
+        processor = self._fit_image_processor(images[0])
         embeddings = [self._pool_states(dict(processor(images=[image], return_tensors="np"))) for image in images]
         names = [str(getattr(image, "filename", "") or f"image {place}") for place, image in enumerate(images, 1)]
         return _similarities(names, embeddings, ())

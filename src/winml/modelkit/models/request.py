@@ -190,7 +190,12 @@ def _factory_source(name: str) -> ModelSource | None:
 
 
 def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
-    """Return the source of a local file or folder; `None` if the name cannot be a path."""
+    """Return the source of an existing file or folder; `None` if the name may be a Hub id.
+
+    Raises:
+        UsageError: an ONNX file.
+        ModelPathError: a path that does not exist.
+    """
     path = named_path(name)
     if path.is_dir():
         return ModelSource("folder", name, path=path, weights=check_folder(path, needs_weights=needs_weights))

@@ -111,7 +111,7 @@ def _class_of(tag: str) -> str:
 
 
 def _hierarchy_scopes(scopes: Sequence[Scope]) -> list[Scope]:
-    """Return the scopes without the modules that an export would not take into the hierarchy, and without packages."""
+    """Shorten each scope to its hierarchy modules, with class names without packages; in the order of the scopes."""
     modules: dict[str, TracedModule] = {}
     for scope in scopes:
         for position, (path, qualified_class) in enumerate(scope):

@@ -98,7 +98,7 @@ def make_feeds(
     grids = {spec.name: _draw_grids(seed, spec, sizes or {}) for spec in specs if spec.grid is not None}
     patches = {spec.grid.patches: int(grids[spec.name].prod(-1).sum()) for spec in specs if spec.grid is not None}
     sizes = {**(sizes or {}), **patches}
-    shapes = {spec.name: _settled_shape(spec, sizes or {}) for spec in specs}
+    shapes = {spec.name: _insert_sizes(spec, sizes or {}) for spec in specs}
     feeds = {}
     for spec in specs:
         # One generator per input: a draw does not depend on the other inputs.
@@ -128,7 +128,7 @@ def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> A
     """Draw frames, rows and columns of image grids: one frame each, with different sizes per image."""
     assert spec.grid is not None
     generator = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
-    (images, _), multiple = _settled_shape(spec, sizes), spec.grid.multiple
+    (images, _), multiple = _insert_sizes(spec, sizes), spec.grid.multiple
     edges = generator.integers(1, _MOST_BLOCKS, (images, 2), dtype=np.int64, endpoint=True) * multiple
     return np.concatenate([np.ones((images, 1), np.int64), edges], axis=1).astype(numpy_dtype(spec.dtype))
 
@@ -226,7 +226,12 @@ def _draw_offsets(generator: np.random.Generator, spec: InputTensorSpec, shape: 
     return values.astype(numpy_dtype(spec.dtype))
 
 
-def _settled_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+def _insert_sizes(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape with all sizes inserted.
+
+    Raises:
+        UsageError: a size is missing, or the tensor is too large.
+    """
     sizes = {**summed_sizes(spec.sums, sizes), **sizes}
     missing = [dimension for dimension in spec.shape if isinstance(dimension, str) and dimension not in sizes]
     if missing:

@@ -312,13 +312,15 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
             f"{source}: no array for input {missing[0]!r}",
             hint=f"The graph takes {', '.join(f'{item.name} {item.words}' for item in inputs)}.",
         )
-    feeds = {item.name: _fit_array(item, arrays[item.name], source) for item in inputs}
+    feeds = {item.name: _check_array(item, arrays[item.name], source) for item in inputs}
     _check_shared_names(inputs, feeds, source)
     return feeds
 
 
-def _fit_array(item: InputTensorSpec, array: Array, source: str) -> Array:
-    """Return the array as the input takes it; only what loses nothing is changed.
+def _check_array(item: InputTensorSpec, array: Array, source: str) -> Array:
+    """Return the array if its dtype and shape fit the input.
+
+    bfloat16 values and strings, which numpy files store untyped, are restored; no other dtype is converted.
 
     Raises:
         UsageError: dtype or shape does not fit.

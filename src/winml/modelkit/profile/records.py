@@ -83,7 +83,7 @@ class Measurement:
     options: LatencyOptions
 
     def benchmark_info(self) -> dict[str, object]:
-        """Entries of ``benchmark_info`` common to all measurements."""
+        """Entries of ``benchmark_info``: model, versions, provider, threads, warmup, duration, seed, input source."""
         return {
             "model": self.model,
             "tool_version": self.tool_version,

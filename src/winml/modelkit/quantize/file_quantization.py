@@ -231,8 +231,9 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
             self._refuse_small_share(prepared.model, prepared.modules)
 
     def _refuse_small_share(self, model: ir.Model, modules: GraphModules) -> None:
-        """Refuse a mode that quantizes little; in one of several parts only note it, since options apply to all
-        parts.
+        """Refuse a mode that quantizes a small share of the weights if another mode quantizes more.
+
+        For one of several parts, a note is added instead, since options apply to all parts.
         """
         try:
             planning.refuse_small_share(model, self.options, modules)

@@ -298,7 +298,7 @@ def plan_sensitivity(request: QuantizeRequest) -> SensitivityPlan:
     request.refuse_options()
     source = request.find_source()
     model = source if isinstance(source, Path) else source.only_part(f"{opt.sensitivity} requires one graph")
-    _refuse_combinations(request)
+    _refuse_beside_sensitivity(request)
     if not model.is_file():
         raise ModelPathError(f"{model}: no such file", hint="Pass the path of an ONNX file.")
     outputs = [path for path in (request.output, request.report, request.exclude_list) if path is not None]
@@ -364,7 +364,8 @@ def _refuse_graph(request: QuantizeRequest, model: Path, outputs: Sequence[Path]
     check_source(GraphFileTask(model, model), Quantization(model, options, request.sizes or {}))
 
 
-def _refuse_combinations(request: QuantizeRequest) -> None:
+def _refuse_beside_sensitivity(request: QuantizeRequest) -> None:
+    """Refuse options that contradict a sensitivity analysis, and an output of it that is not JSON."""
     from winml.modelkit.tags.selector import Selector
 
     if request.options.bit_budget is not None:

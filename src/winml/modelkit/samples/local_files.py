@@ -72,6 +72,11 @@ def _make_audio_table(columns: dict[str, list[Any]], paths: list[str], split: st
 
 
 def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]:
+    """Return column → values of the metadata file of a folder of files.
+
+    Raises:
+        InputError: the file is missing, has no column of file names, or names a file outside the folder.
+    """
     try:
         metadata = file_below(folder, name)
     except ForeignNameError as error:

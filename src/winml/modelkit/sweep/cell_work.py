@@ -369,6 +369,7 @@ class _CellWork:
             raise _UnsuccessfulStepError(evaluation_words(result), 3)
 
     def _compare(self) -> None:
+        """Compare the file with its source and add the measures; raises an error if no output can be compared."""
         from winml.modelkit.compare.comparing import CompareOptions, compare_models
         from winml.modelkit.ort.opened_model import RunOptions
 

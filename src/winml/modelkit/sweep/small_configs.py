@@ -370,6 +370,7 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
     head_size_divisor = width_divisor // head_count_divisor
 
     def cut(key: str, value: object) -> Any:
+        """Return the reduced value of a key that counts widths, heads or experts; other values are unchanged."""
         if _PER_HEAD.search(key):
             return _map_counts(value, lambda width: max(width // head_size_divisor, min(width, 1)))
         if _is_heads(key):

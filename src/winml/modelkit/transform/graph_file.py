@@ -354,7 +354,10 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
-    """Return True if the unmodified source can be the result of work that changes nothing."""
+    """Return True if the source has the form of an output, so that work without changes can copy it.
+
+    The work is not examined.
+    """
     if checked.notes:
         return False
     if task.copies_any_form and task.skip_normalization:

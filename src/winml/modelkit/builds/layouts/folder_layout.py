@@ -77,8 +77,8 @@ class FolderLayout:
             files: The transaction.
 
         Returns:
-            The names of the files in the folder, the model first; a model that is not deployed shares data files with
-                its stages, which are omitted.
+            The names of the written files, the model first. Data files that a model shares with its stages are not
+                listed.
         """
         from winml.modelkit.onnx.files import writing
         from winml.modelkit.onnx.files.placing import place_copy
@@ -202,7 +202,9 @@ class BuildCompanions:
         self._sources = sources
 
     def reserve(self, files: OutputFiles) -> None:
-        """Copy missing and outdated files, and claim their names; the caller saves the manifest.
+        """Copy missing and outdated files, and claim their names; files that the user changed are kept and disowned.
+
+        Sets :attr:`placed`; the caller saves the manifest.
 
         Raises:
             WriteError: a file cannot be written.

@@ -505,7 +505,7 @@ def compare_at_varied_sizes(
 
 
 def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Sizes], bool]) -> dict[str, int]:
-    """Dimension of a far sample → largest size at which the file is correct."""
+    """Find, by bisection, the largest correct size of the only dimension in which ``failed`` differs from the trace."""
     traced = written.draw.sizes
     (name,) = (name for name, size in failed.sizes.items() if size != traced[name])
     accepted = [draw.sizes[name] for draw in (written.draw, *written.proof.draws, failed)]

@@ -201,7 +201,11 @@ def defer_coded(tensor: CodedTensor) -> DeferredTensor:
 def _origin_of_output(
     recorded: RecordedOperation, output: torch.Tensor
 ) -> StoredTensor | CodedTensor | RecordedOperation:
-    """Return the origin of an output: a stored tensor if the operation changes nothing or only casts."""
+    """Return the origin of an output.
+
+    It is the origin of the argument if the operation keeps its values, a cast of the argument if the cast is exact, one
+    coded tensor for merged codes, else the operation.
+    """
     source = recorded.arguments[0] if recorded.arguments else None
     if isinstance(source, (list, tuple)) and (coded := _merge_codes(recorded)) is not None:
         return coded

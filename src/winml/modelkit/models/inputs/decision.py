@@ -167,6 +167,7 @@ class _ChosenParameters:
 
 
 def _choose_parameters(context: InputContext) -> _ChosenParameters:
+    """Assign parameters of the forward to the modalities that know them."""
     media = {modality: modality.media_parameters(context) for modality in MODALITIES}
     media = {modality: names for modality, names in media.items() if names}
     owners: dict[str, Modality] = {}

@@ -178,6 +178,7 @@ def _replace_members(template: object, members: Mapping[str, object]) -> Any:
 
 
 def _try_copy(make: Callable[[object, Mapping[str, Any]], Any], template: object, members: Mapping[str, Any]) -> Any:
+    """Return the copy that ``make`` creates; `None` if it fails or the copy does not hold exactly these members."""
     try:
         created = make(template, members)
         return (

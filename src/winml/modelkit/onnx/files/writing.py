@@ -286,6 +286,8 @@ def _counting_bytes(tensors: Iterable[ir.TensorProtocol]) -> Callable[[ir.Tensor
 def _untyped_initializers(model: ir.Model) -> Iterator[None]:
     """Remove type and shape of initializers inside the block; their tensors have both.
 
+    Initializers that are graph inputs or have metadata keep them.
+
     onnx_ir would write a ``value_info`` for each. A tool that changes a weight but not that entry, such as
     ``onnxruntime.quantization``, leaves an inconsistent file.
     """

@@ -182,13 +182,14 @@ def _spread_sizes(graph: ir.Graph) -> None:
     attention is one operator, values after it have known sizes again.
     """
     for node in graph:
-        shape = _shape_of(node)
+        shape = _derive_shape(node)
         output = node.outputs[0]
         if shape is not None and rank_of(output) in (None, len(shape)):
             output.shape = ir.Shape(shape)
 
 
-def _shape_of(node: ir.Node) -> list[int | ir.SymbolicDim] | None:
+def _derive_shape(node: ir.Node) -> list[int | ir.SymbolicDim] | None:
+    """Return the shape of the first output, derived from the input shapes; `None` for unknown operators or shapes."""
     first = node.inputs[0] if node.inputs else None
     if first is None or first.shape is None:
         return None

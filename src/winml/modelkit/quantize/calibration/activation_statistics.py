@@ -177,7 +177,7 @@ def measure_statistics(
     for number, sample in enumerate(read_samples(inputs), start=1):
         if suspect := extremes.add(session.run(sample, extremes.outputs)):
             _refuse_not_finite(model, observed.values(suspect), sample, suspect, number)
-    _refuse_missing_ranges(model, extremes.ranges)
+    _refuse_empty_values(model, extremes.ranges)
     statistics = {name: ValueStatistics(low, high) for name, (low, high) in extremes.ranges.items()}
     if not with_histograms:
         return statistics
@@ -396,8 +396,8 @@ def _refuse_not_finite(model: ir.Model, session: Session, sample: Arrays, suspec
         )
 
 
-def _refuse_missing_ranges(model: ir.Model, ranges: Ranges) -> None:
-    """Refuse values that are empty in every sample.
+def _refuse_empty_values(model: ir.Model, ranges: Ranges) -> None:
+    """Refuse values whose range was never set, since they are empty in every sample.
 
     Raises:
         QuantizeError: names the first in graph order.

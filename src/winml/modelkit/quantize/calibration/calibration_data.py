@@ -127,7 +127,11 @@ class Calibration:
 
     @property
     def _total_count(self) -> int:
-        """Number of samples, including held-out samples."""
+        """Number of samples, including held-out samples.
+
+        Raises:
+            UsageError: the folder has fewer samples than requested.
+        """
         requested = self.options.samples
         if not self.has_data:
             if requested is None and (self.options.solves_weights or not self.options.needs_ranges):

@@ -50,6 +50,8 @@ class WeightScales:
 def measure_scales(weight: ir.TensorProtocol, axis: int | None, integers: IntegerRange) -> WeightScales:
     """Compute scales and zero points from the smallest and the largest value.
 
+    The range always includes 0; a symmetric zero point is the middle of the integers.
+
     Args:
         weight: Floating-point values, of any shape.
         axis: Channel axis, counted from either end; ``None``: one scale for the weight.
