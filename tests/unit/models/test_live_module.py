@@ -52,7 +52,7 @@ def test_examples_of_indices_say_which_values_are_valid() -> None:
 
 
 def test_examples_win_over_input_tensors() -> None:
-    """What is at hand describes itself best."""
+    """Examples take precedence over input tensor descriptions."""
     loaded = loaded_from_module(Model(), torch.zeros(2, 3), input_tensors=(SPEC,))
     assert (2, 3) == loaded.only_part.inputs[0].shape
 
@@ -92,7 +92,7 @@ def test_plain_module_is_recorded_as_torch() -> None:
     ids=["nothing", "unknown name", "too many", "no tensor", "empty", "unknown dtype"],
 )
 def test_inputs_that_cannot_be_are_refused(inputs: Any, error: type[Exception], words: str) -> None:
-    """The error names the value and what to give instead."""
+    """The error names the value, and the hint an alternative."""
     with pytest.raises(error, match=words) as caught:
         loaded_from_module(Model(), inputs)
     assert caught.value.hint  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ def test_module_is_not_touched() -> None:
 
 
 def test_traced_module_is_refused_as_it_tells_no_inputs() -> None:
-    """A module that torch.jit traced has no Python forward; the error says what to give instead."""
+    """A module traced by torch.jit has no Python forward; the hint asks for an nn.Module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(nn.Linear(4, 2), torch.ones(1, 4))

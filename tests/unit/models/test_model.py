@@ -58,7 +58,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every attempt to reach anything fail the test, whoever would catch an OSError."""
+    """Fail the test at every network access, even if the caller catches OSError."""
 
     def refuse(*address: Any, **others: Any) -> None:
         pytest.fail(f"the network was asked for {address}")
@@ -124,7 +124,7 @@ def test_load_real_weights(minilm_folder: Path) -> None:
 
 
 def test_load_task_of_the_base_model_drops_the_head_and_says_so(saved: Path) -> None:
-    """The pooler was never trained with this head; whoever uses it is told."""
+    """The pooler was never trained with this head; a note warns of the pooled output."""
     loaded = _load(saved, task="feature-extraction")
     assert "BertModel" == loaded.info.class_name
     assert any("pooled output" in note for note in loaded.notes)
@@ -143,7 +143,7 @@ def test_weights_that_the_checkpoint_lacks_are_those_of_the_seed(saved: Path) ->
 
 
 def test_load_task_whose_head_was_never_trained_is_refused(saved: Path) -> None:
-    """Random answers are not worth a file; with --random-weights they are what was asked for."""
+    """Random outputs are not worth a file, unless --random-weights asks for them."""
     words = _refused(CheckpointError, saved, task="text-classification")
     assert "lacks 2" in words
     assert "classifier.bias, classifier.weight" in words
@@ -199,7 +199,7 @@ class _Touch:
 
 @pytest.mark.parametrize("raw", [False, True], ids=["torch.save", "pickle"])
 def test_load_pickle_with_code_is_refused_and_not_run(folder: Path, raw: bool) -> None:
-    """What a pickle could do, it does not get to do."""
+    """Code in a pickle is never executed."""
     (folder / "model.safetensors").unlink()
     path, trap = folder / "pytorch_model.bin", folder / "trap"
     if raw:
@@ -245,14 +245,14 @@ def test_load_weights_of_other_shape_name_file_and_tensor(folder: Path) -> None:
 
 
 def _store(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Change what a checkpoint holds."""
+    """Change the stored tensors of a checkpoint."""
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def test_load_checkpoint_that_is_not_whole_is_told_as_such(folder: Path) -> None:
-    """No other task helps where the class is the one it was saved from; else both reasons are told."""
+    """Another task cannot help if the class is the saved one; otherwise the message gives both reasons."""
     lost = [f"bert.encoder.layer.0.{part}.dense.weight" for part in ("intermediate", "output")]
 
     def drop(tensors: dict[str, torch.Tensor]) -> None:
@@ -271,7 +271,7 @@ def test_load_checkpoint_that_is_not_whole_is_told_as_such(folder: Path) -> None
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_load_weights_stored_too_small_are_cast_and_noted(dtype: torch.dtype, folder: Path) -> None:
-    """A weight that lost its scale is still taken as it is; nobody is left to find out from the answers."""
+    """A weight stored without its scale is used unchanged, and a note warns the user."""
     name = "bert.embeddings.word_embeddings.weight"
     _store(folder, lambda tensors: tensors.update({name: (tensors[name] * 100).to(dtype)}))
     stored = load_file(folder / "model.safetensors")[name]
@@ -349,7 +349,7 @@ def test_load_own_code_that_transformers_has_too_is_not_run(folder: Path) -> Non
 
 
 def test_load_manifest_wins_and_says_so(saved: Path) -> None:
-    """--input-specs describes everything; what it overrules is named."""
+    """A note names the options that --input-specs overrides."""
     specs = (InputTensorSpec(name="input_ids", shape=(2, 5), dtype="int64", value_range=(0, 9)),)
     loaded = _load(saved, input_specs=specs, shape_config=ShapeConfig(height=3), batch_size=7)
     assert specs == loaded.only_part.inputs
@@ -371,7 +371,7 @@ def test_load_keeps_and_reports_the_dtype_of_the_checkpoint(tmp_path: Path) -> N
 
 
 def test_load_returns_no_cache_and_named_outputs(tmp_path: Path) -> None:
-    """Whatever the config says, no cache goes out where none is wanted, and outputs have names."""
+    """The outputs have names and, without a requested cache, no cache, even if the config enables one."""
     folder = save_checkpoint("gpt2", tmp_path / "gpt2")
     _edit(folder, use_cache=True, return_dict=False)
     outputs = _run(_load(folder, cache=False))
@@ -389,7 +389,7 @@ def test_load_says_what_it_does_and_nothing_else(saved: Path, capfd: pytest.Capt
 
 
 def test_load_warns_about_nothing(saved: Path) -> None:
-    """What the user should hear is in the notes."""
+    """Messages for the user are in the notes, not in warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _load(saved)
@@ -397,7 +397,7 @@ def test_load_warns_about_nothing(saved: Path) -> None:
 
 
 def test_model_info_record_holds_what_is_known() -> None:
-    """The metadata entry leaves out what it does not know."""
+    """Unknown fields are omitted from the metadata entry."""
     info = ModelInfo("folder", "BertModel", "transformers", "5.0", task="fill-mask", random_weights=True)
     assert {
         "name_or_path": "folder",

@@ -16,7 +16,7 @@ TRACED = {"batch": 2, "height": 224, "width": 192}
 
 
 def observe(size: Size, sizes: dict[str, int]) -> Observation:
-    """Return what a model with one output of one axis does."""
+    """Return the observation of a model with one output of one axis."""
     return Observation(sizes, {"out": (size(sizes),)})
 
 
@@ -52,12 +52,12 @@ def test_size_is_explained_by_the_one_expression_that_fits(size: Size, expected:
 
 
 def test_size_nothing_explains_gets_a_readable_name() -> None:
-    """No claim is made, and the name says whose size it is."""
+    """The generated name contains the name of the output."""
     assert "out_dim_0" == explain(lambda s: (s["height"] // 16) * (s["width"] // 16))
 
 
 def test_division_that_observations_leave_open_is_not_claimed() -> None:
-    """Where nobody can be asked, several offsets stay possible."""
+    """Several offsets stay possible if no further observation can be made."""
     assert "out_dim_0" == explain(lambda s: -(-s["height"] // 32), can_ask=False)
 
 

@@ -56,7 +56,7 @@ class Record:
     ],
 )  # fmt: skip
 def test_flatten_outputs_names_tensors_by_where_they_were(outputs: Any, names: dict[str, int]) -> None:
-    """Keys and positions joined by dots, in order; what is no tensor is left out."""
+    """Names are keys and positions joined by dots, in order; values other than tensors are omitted."""
     assert list(names.items()) == [(name, tensor.numel()) for name, tensor in flatten_outputs(outputs).items()]
 
 
@@ -76,7 +76,7 @@ def test_flatten_outputs_colliding_paths_lose_no_tensor() -> None:
 
 
 def test_flat_forward_calls_by_name_with_options() -> None:
-    """Tensors reach the parameters of their names, in whatever order, beside the fixed keywords."""
+    """Tensors reach the parameters of their names in any order, beside the fixed keywords."""
 
     def forward(first: torch.Tensor, second: torch.Tensor, *, scale: int = 1) -> dict[str, torch.Tensor]:
         return {"difference": (first - second) * scale}
@@ -101,7 +101,7 @@ def test_flat_forward_positional_parameters_are_given_by_position() -> None:
 
 
 def test_flat_forward_without_tensors_is_refused() -> None:
-    """A forward that returns no tensor is an error that says what it returned."""
+    """The error names the type of the result."""
     with pytest.raises(ExportError, match="NoneType"):
         FlatForward(lambda **_tensors: None, ["x"])(A)
 
@@ -210,7 +210,7 @@ def test_prepared_for_export_compiled_parts_are_what_they_were_before() -> None:
 
 
 def test_flat_forward_gives_what_is_named_for_its_place_by_position() -> None:
-    """A wrapper that passes on whatever it is given does not know the names behind it."""
+    """A wrapper with `*inputs` does not know the names behind it."""
 
     def wrapper(*inputs: torch.Tensor, **options: int) -> torch.Tensor:
         assert {"power": 2} == options
@@ -240,7 +240,7 @@ class Inner(nn.Module):
     """Takes two tensors by name."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """Add what is there."""
+        """Add the inputs that are present."""
         return {"sum": left if right is None else left + right}
 
 

@@ -41,7 +41,7 @@ def test_random_weights_are_seeded_and_leave_the_callers_state() -> None:
 
 
 def test_random_weights_have_no_two_equal_tensors() -> None:
-    """No parameter is constant, so none equals another."""
+    """No parameter is constant, and no two parameters are equal."""
     parameters = [p.detach().flatten() for p in build_random_model(BertModel, BertConfig(**SMALL), 0).parameters()]
     assert all(len(values.unique()) > 1 for values in parameters)
     seen = {tuple(values.tolist()) for values in parameters}
@@ -94,7 +94,7 @@ def test_batch_norm_with_one_value_per_channel_is_not_erased() -> None:
 
 
 def test_batch_norms_take_the_statistics_of_several_draws() -> None:
-    """Deep layers see few pixels of an image; what they learn from one alone blows up the next."""
+    """Deep layers see few pixels of an image; statistics of one draw make the values of the next explode."""
     torch.manual_seed(0)
     layers = [
         layer for _ in range(12) for layer in (torch.nn.Conv2d(8, 8, 1), torch.nn.BatchNorm2d(8), torch.nn.SiLU())
@@ -146,6 +146,6 @@ def test_scales_that_begin_near_zero_are_lifted() -> None:
 
 
 def test_random_weights_of_impossible_config_are_refused() -> None:
-    """A config whose numbers do not fit together is the material's fault."""
+    """A config with contradictory sizes is an error of the checkpoint."""
     with pytest.raises(CheckpointError, match="BertModel cannot"):
         build_random_model(BertModel, BertConfig(**{**SMALL, "hidden_size": 15}), 0)

@@ -1,4 +1,4 @@
-"""Is it known what ``-m`` names, without any library?"""
+"""Recognition of the source named by ``-m``, without heavy libraries."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _kind(model: str, **others: object) -> tuple[str, str | None]:
     ],
 )
 def test_source_kind_follows_from_name_and_disk(place: Path, model: str, expected: tuple[str, str | None]) -> None:
-    """What exists is a path; what has a factory is a script; the rest of a Hub id's form is one."""
+    """An existing name is a path, a name with a factory is a script, and other names of the form are Hub ids."""
     assert expected == _kind(model)
 
 
@@ -65,7 +65,7 @@ def test_source_config_and_bare_folder_need_random_weights(place: Path) -> None:
 
 
 def test_source_absolute_path_of_script_is_kept(place: Path) -> None:
-    """The last colon separates the factory, whatever stands before it."""
+    """The last colon separates the factory."""
     source = resolve_source(ModelRequest(f"{place / 'make.py'}:build"))
     assert (place / "make.py", "build") == (source.path, source.factory)
 

@@ -1,4 +1,4 @@
-"""What is decided before weights are read, and what is refused then."""
+"""Decisions and refusals before weights are read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_resolve_model_unknown_task_lists_those_there_are(bert: Path) -> None:
 
 
 def test_resolve_model_config_the_class_refuses_is_told(bert: Path) -> None:
-    """What the class says comes back in one sentence."""
+    """The refusal names the class of the model."""
     content = json.loads((bert / "config.json").read_text(encoding="utf-8"))
     (bert / "config.json").write_text(json.dumps({**content, "hidden_size": 33}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="BertModel cannot"):

@@ -83,14 +83,14 @@ def test_script_input_specs_win_over_the_example(folder: Path) -> None:
 
 
 def test_script_batch_size_beside_input_specs_is_reported(folder: Path) -> None:
-    """What the manifest overrules is said."""
+    """A note says that --input-specs overrides the batch size."""
     specs = (InputTensorSpec(name="ids", shape=(2, 3), dtype="int64", value_range=(0, 9)),)
     loaded = _load(folder, "", input_specs=specs, batch_size=4)
     assert any("--input-specs" in note for note in loaded.notes)
 
 
 def test_script_factory_may_be_a_class_an_instance_or_nested(folder: Path) -> None:
-    """Whatever gives a module when called, or is one."""
+    """The name after the colon is a module instance or anything that returns one when called."""
     example = "\nnet = Net()\nclass Zoo:\n    make = staticmethod(make)\n"
     example += "def example_inputs():\n    return torch.tensor([3])\n"
     assert {"Net"} == {_load(folder, example, name).info.class_name for name in ("Net", "net", "Zoo.make")}
@@ -152,7 +152,7 @@ def test_script_mistake_is_one_error_with_its_place(
 
 
 def test_script_missing_module_is_a_wrong_name(folder: Path) -> None:
-    """No module of that name is exit code 2; a module whose own import fails is exit code 1."""
+    """A missing module is exit code 2; a module with a failing import is exit code 1."""
     with pytest.raises(ModelPathError, match=r"no module 'no_such_package.nets'"):
         load_model(ModelRequest("no_such_package.nets:make"))
     (folder / "broken_net.py").write_text("import a_module_nobody_has\n", encoding="utf-8")
@@ -169,7 +169,7 @@ def test_script_bool_example_is_drawn_as_a_flag(folder: Path) -> None:
 
 
 def test_script_compiled_model_is_the_one_it_was_compiled_from(folder: Path) -> None:
-    """Its forward says what the inputs are called; the wrapper's does not."""
+    """The inputs are named by the forward of the original model, not by that of the wrapper."""
     text = """
 def compiled():
     return torch.compile(make(), backend="eager")
@@ -191,7 +191,7 @@ def example_inputs():
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_script_model_without_values_is_refused_by_parameter(folder: Path, made: str, words: str) -> None:
-    """There is nothing to export; what to do is told."""
+    """The model has nothing to export; a hint says how to proceed."""
     text = f"""
 def empty():
     return {made}
@@ -233,7 +233,7 @@ def example_inputs():
 
 
 def test_script_examples_belong_to_factories(folder: Path) -> None:
-    """What a factory returns beside the model wins, then the function of its name, then the one of all."""
+    """An example returned by the factory comes first, then the function named after it, then example_inputs."""
     names = {
         factory: [spec.name for spec in _load(folder, NESTED, factory).only_part.inputs]
         for factory in ("nested", "with_inputs", "make")
@@ -253,7 +253,7 @@ def test_script_example_with_containers_builds_the_arguments(folder: Path) -> No
 
 
 def test_script_input_specs_keep_containers_and_constants_of_the_example(folder: Path) -> None:
-    """A manifest says sizes and types; what its names leave open, the example of the same names says."""
+    """The manifest declares sizes and types; containers and constants come from the example with the same names."""
     specs = (
         InputTensorSpec(name="features.ids", shape=(2, 3), dtype="int64", value_range=(0, 9)),
         InputTensorSpec(name="box.size", shape=(4,), dtype="float32"),

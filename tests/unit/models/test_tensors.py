@@ -25,7 +25,7 @@ def test_tensor_crosses_both_ways_unchanged(dtype: str, shape: tuple[int, ...]) 
 
 
 def test_to_numpy_takes_tensors_that_are_strided_or_require_gradients() -> None:
-    """How a tensor lies in memory and what is recorded of it does not matter."""
+    """Memory layout and recorded gradients have no effect."""
     tensor = torch.arange(6.0, requires_grad=True).reshape(2, 3).T
     np.testing.assert_array_equal([[0, 3], [1, 4], [2, 5]], to_numpy(tensor))
     half = tensor.to(torch.bfloat16)

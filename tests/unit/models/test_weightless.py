@@ -33,7 +33,7 @@ MERGED = {
     "qwen2_moe": ("Qwen2MoeForCausalLM",
                   {**_EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}),
 }  # fmt: skip
-"""Architectures whose experts lie one by one in the checkpoint, and together in the model."""
+"""Binding of models built without weights to the tensors that from_pretrained loads."""
 
 
 def _save(architecture: str, folder: Path, **options: Any) -> Path:

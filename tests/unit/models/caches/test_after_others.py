@@ -1,4 +1,4 @@
-"""How a forward reads tokens after others is seen on shapes: how many, with which mask, and what hides the rest."""
+"""Reading of tokens after earlier ones, found on shapes: number of tokens, mask and sliding windows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Single(transformers.LlamaForCausalLM):  # type: ignore[misc]
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, past_key_values: Any = None, **more: Any
     ) -> Any:
-        """Assert what is read."""
+        """Assert that at most one token follows a cache."""
         assert past_key_values is None or input_ids.shape[1] == 1
         return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
 
@@ -93,7 +93,7 @@ def layout_of_kind(kind: Any) -> CacheLayout:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would hide other tokens than it says; what that means is told."""
+    """The widened mask would hide other tokens than the mask says; a note says that attention_mask is missing."""
     monkeypatch.setattr(Widening, "widen", staticmethod(WAYS[way]), raising=False)
     layouts = [layout_of_kind(kind) for kind in (Widening, transformers.LlamaForCausalLM)]
     assert [False, True] == [layout.is_masked for layout in layouts]
@@ -106,7 +106,7 @@ def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is made beside it holds nothing of it."""
+    """The tensor made beside the mask has none of its values."""
 
     def unchanged(mask: torch.Tensor) -> torch.Tensor:
         mask.new_zeros(mask.shape[0], mask.shape[1] + 4)
@@ -125,7 +125,7 @@ def test_forward_of_one_token_after_others_is_refused() -> None:
 
 @pytest.mark.parametrize(("class_name", "is_dropping"), [("MistralForCausalLM", False), ("MoshiForCausalLM", True)])
 def test_window_that_no_mask_knows_is_seen(class_name: str, is_dropping: bool) -> None:
-    """Both keep a window; of one, it is the cache alone that hides what is beyond it."""
+    """Both models have a window of 4; in one of them, only the cache hides tokens beyond the window."""
     model_class = getattr(transformers, class_name)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 1}
     config = model_class.config_class(**sizes, vocab_size=120, head_dim=8, ffn_dim=16, sliding_window=4, pad_token_id=0)
@@ -138,7 +138,7 @@ def test_window_that_no_mask_knows_is_seen(class_name: str, is_dropping: bool) -
 
 
 class Mixed(transformers.MistralForCausalLM):  # type: ignore[misc]
-    """Keeps another window in its second layer than its masks know."""
+    """A Mistral model with a smaller window in its second layer than its masks know."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **more: Any) -> Any:
         """Make a cache."""
@@ -149,7 +149,7 @@ class Mixed(transformers.MistralForCausalLM):  # type: ignore[misc]
 
 
 def test_each_window_is_decided_by_itself() -> None:
-    """Of two windows, one may be known to a mask; a layer that sees everything has none."""
+    """Only the window that no mask knows is a dropping window; a layer with full attention has no window."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = transformers.MistralConfig(**sizes, num_hidden_layers=2, head_dim=8, vocab_size=120, sliding_window=8)
     kinds = ["sliding_attention", "full_attention"]
@@ -169,7 +169,7 @@ def test_each_window_is_decided_by_itself() -> None:
 
 
 def test_layer_shows_what_that_of_transformers_still_holds() -> None:
-    """In every run the same keys and values, and the same sizes of masks; all of them are kept."""
+    """The layer returns the same keys, values and mask sizes as DynamicSlidingWindowLayer, and keeps all tokens."""
     own = DynamicSlidingWindowLayer(sliding_window=4)
     keys, values = torch.arange(24.0).reshape(1, 1, 12, 2), -torch.arange(24.0).reshape(1, 1, 12, 2)
     start = 0
@@ -184,7 +184,7 @@ def test_layer_shows_what_that_of_transformers_still_holds() -> None:
 
 
 def test_streams_of_tokens_have_rows_of_their_own() -> None:
-    """The other inputs, and the cache, have one for all of them; their number stays as it is."""
+    """Other inputs and the cache have one row for all streams; the number of streams is fixed."""
     tokens = TOKENS.model_copy(update={"shape": (4, 8)})
     assert {"input_ids": 4, "attention_mask": 1} == streams_of((tokens, MASK))
     layout = layout_of_kind(transformers.LlamaForCausalLM)

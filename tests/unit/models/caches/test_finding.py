@@ -1,4 +1,4 @@
-"""Which cache a model keeps is read off what its forward returns; what cannot be taken is named."""
+"""Finding the cache of a model from the result of its forward, and refusals of unsupported caches."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Paired(transformers.LlamaForCausalLM):  # type: ignore[misc]
     [(Counting, "layer 1 .*CountingLayer"), (Paired, "past_key_values.0.0")],
 )
 def test_cache_of_another_kind_is_refused_by_layer_and_class(model_class: Any, reason: str) -> None:
-    """And what writes a graph all the same is named."""
+    """The hint names --no-cache."""
     model = model_class(build_model("llama").config).eval().to("meta")
     with pytest.raises(UsageError, match=reason) as caught:
         find_cache(model, (TOKENS,), KEYWORDS)
@@ -144,7 +144,7 @@ class Remembering(transformers.LlamaForCausalLM):  # type: ignore[misc]
     """Keeps sums of the tokens read in a list, one for each layer, and nothing else."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
-        """Add to what was kept."""
+        """Add the sums of the tokens to the states."""
         kept = past_key_values or [torch.zeros(input_ids.shape[0], 4) for _ in range(2)]
         outputs = super().forward(input_ids=input_ids)
         outputs.past_key_values = [state + input_ids.sum(1, keepdim=True) for state in kept]
@@ -152,7 +152,7 @@ class Remembering(transformers.LlamaForCausalLM):  # type: ignore[misc]
 
 
 def test_tensors_of_one_size_in_a_container_are_states() -> None:
-    """Each is replaced in a copy, and read again from what the forward returns."""
+    """Each state is replaced in a copy and read from the result of the forward."""
     model = Remembering(build_model("llama").config).eval()
     layout = find_cache(model, (TOKENS,), {})
     assert isinstance(layout, CacheLayout)
@@ -167,7 +167,7 @@ def test_tensors_of_one_size_in_a_container_are_states() -> None:
 
 
 def test_decoder_without_an_encoder_keeps_the_cache_of_its_own_tokens() -> None:
-    """Of a pair of caches, nothing is written to the one for the encoder."""
+    """The cache for the encoder, the second of the pair, stays empty and is left out."""
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     layout = find_cache(small("MegatronBertForCausalLM", is_decoder=True, **sizes), (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
@@ -207,7 +207,7 @@ USES: dict[str, Callable[[Any, Any, int], Any]] = {
     "rest": lambda state, before, _tokens: doubled(state, before % 2),
     "of one token": lambda state, before, tokens: state * before if tokens == 1 else state,
 }
-"""What a forward may compute of a state with the number of tokens before."""
+"""Operations of a forward on a state that counts the tokens before."""
 
 
 class Counted(Remembering):
@@ -242,7 +242,7 @@ def counting_model() -> Any:
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 @pytest.mark.parametrize("use", USES)
 def test_count_that_is_computed_with_is_refused(counting_model: Any, use: str, *, as_tensor: bool) -> None:
-    """A graph would hold the one of the run that found it."""
+    """The graph would contain the count of the run that found the state."""
     model = counting_model
     model.as_tensor, model.use, model.counted = as_tensor, USES[use], Counted.counted
     with pytest.raises(UsageError, match=r"past_key_values\.2"):
@@ -251,7 +251,7 @@ def test_count_that_is_computed_with_is_refused(counting_model: Any, use: str, *
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 def test_count_that_is_not_read_or_stays_the_same_is_no_state(counting_model: Any, *, as_tensor: bool) -> None:
-    """It is only added to, in place; or the graph holds the one there ever is, and computes with it."""
+    """A count that is only added to in place is not read, and a constant count can be part of the graph."""
     model = counting_model
     model.as_tensor, model.use, model.counted = as_tensor, None, Counted.counted
     assert isinstance(find_cache(model, (TOKENS,), {}), CacheLayout)
@@ -289,7 +289,7 @@ def test_rows_that_are_mixed_up_leave_one() -> None:
 
 
 def test_several_rows_are_refused_where_the_user_asks_for_them() -> None:
-    """By a number, or by leaving it open."""
+    """The number of rows is requested as a fixed size or left open."""
     model = Mixing(build_model("llama").config).eval()
     layout = find_cache(model, (TOKENS,), {})
     assert isinstance(layout, CacheLayout)
@@ -331,7 +331,7 @@ def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
 
 
 class Tallying(transformers.LlamaForCausalLM):  # type: ignore[misc]
-    """A module keeps what is no state of each row, and the cache is changed in place."""
+    """A model that stores the tokens in an attribute of a module and updates its cache in place."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
         """Keep the tokens."""
@@ -341,7 +341,7 @@ class Tallying(transformers.LlamaForCausalLM):  # type: ignore[misc]
 
 
 def test_attribute_that_is_no_state_of_each_row_is_refused_by_its_name() -> None:
-    """It grows with what was read, and no axis is known to count the tokens."""
+    """The attribute grows with the tokens, and no axis is known to count them."""
     model = Tallying(build_model("llama").config).eval().to("meta")
     with pytest.raises(UsageError, match=r"model\.layers\.0\.seen"):
         find_cache(model, (TOKENS,), KEYWORDS)

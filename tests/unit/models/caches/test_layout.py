@@ -1,4 +1,4 @@
-"""Is a cache found by whatever name a forward, its result and the generation loop have for it?"""
+"""Names of a cache in the arguments of a forward, in its result and in the generation loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from winml.modelkit.models.caches.layout import argument_of, cache_argument, cac
 def test_argument_takes_what_a_result_has_in_a_field(
     field: str, parameters: tuple[str, ...], argument: str | None
 ) -> None:
-    """And what it takes is read from that field again."""
+    """The argument's value is read from the same field again."""
     assert argument_of(field, parameters) == argument
     if argument is not None:
         assert cache_field({"logits": 0, field: 1}, argument) == field

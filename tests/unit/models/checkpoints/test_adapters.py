@@ -1,4 +1,4 @@
-"""What an adapter's files say is read without its weights, and refused where no formula here applies it."""
+"""Reading of adapter files without their weights, and refusals of unsupported formulas."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def changed(folder: Path, **config: Any) -> Path:
 
 
 def test_option_is_a_path_or_a_name_and_a_path(tmp_path: Path) -> None:
-    """A folder whose name holds the sign is a path where it exists."""
+    """A folder with the sign `=` in its name is a path if the folder exists."""
     odd = tmp_path / "rank=8"
     odd.mkdir()
     assert (None, tmp_path) == (named_adapter(str(tmp_path)).name, named_adapter(str(tmp_path)).folder)
@@ -67,7 +67,7 @@ def test_base_weights_are_not_needed_to_read_an_adapter(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_other_formulas_are_refused_with_key_and_value(folder: Path, key: str, value: object) -> None:
-    """One sentence names the key and what it is; the hint says how to get a merged model."""
+    """The message names key and value; the hint says how to get a merged model."""
     with pytest.raises(CheckpointError) as caught:
         read_adapters([str(changed(folder, **{key: value}))])
     assert f"adapter_config.json: {key} is {value!r}: " in caught.value.message

@@ -1,4 +1,4 @@
-"""Which files of a checkpoint go beside its ONNX file?"""
+"""Files of a checkpoint that are copied beside its ONNX file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_config_tokenizer_and_processor_files_are_companions(tmp_path: Path) -> 
 
 
 def test_files_of_the_user_stay_behind(tmp_path: Path) -> None:
-    """What no reader of a checkpoint asks for by name may be anything."""
+    """Files that no reader of a checkpoint asks for by name may be private."""
     write(tmp_path, "config.json", "aws_credentials.json", "train.json", "corpus.txt", "requirements.txt")
     assert {"config.json"} == set(companion_files(tmp_path))
 
@@ -134,7 +134,7 @@ def test_of_a_module_only_small_layers_bring_their_weights(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("text", ["{", "[[]]", "3", "[" * 100_000])
 def test_damaged_modules_json_names_no_folder(tmp_path: Path, text: str) -> None:
-    """It is copied like any other file; who reads it says what is wrong with it."""
+    """A damaged modules.json is copied like any other file; its reader reports the damage."""
     write(tmp_path, "1_Pooling/config.json")
     (tmp_path / "modules.json").write_text(text, encoding="utf-8")
     assert {"modules.json"} == set(companion_files(tmp_path))

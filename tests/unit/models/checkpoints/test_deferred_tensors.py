@@ -1,4 +1,4 @@
-"""What is done to tensors without values gives, once they are read, what it gives with values."""
+"""Operations on deferred tensors, compared with the same operations on values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_deferred_tensors_say_shape_type_and_device_and_give_their_values(deferr
     ],
 )
 def test_deferred_tensor_merely_cast_stays_a_reference(deferred: Tensors, change: Callable[[Tensors], Any]) -> None:
-    """What from_pretrained does to every tensor leaves it one that lies in the file."""
+    """The tensor operations of from_pretrained keep a reference to the file."""
     after, expected = change(deferred), change(VALUES)
     tensor = after.by_reference("name")
     assert isinstance(tensor, StoredTensor)
@@ -94,7 +94,7 @@ def test_deferred_tensor_computed_is_computed_when_it_is_read(
 
 
 def test_deferred_tensors_are_compared_by_their_values(deferred: Tensors) -> None:
-    """Whether weights are tied is decided as with values."""
+    """The decision whether weights are tied is the same as with values."""
     assert torch.equal(deferred["a"], deferred["a"].detach())
     assert not torch.equal(deferred["a"], deferred["b"])
     assert 7 == deferred["count"].item()
@@ -108,7 +108,7 @@ def test_writing_into_a_tensor_of_the_checkpoint_is_refused(deferred: Tensors, w
 
 
 def test_writing_into_a_computed_tensor_is_written_down(deferred: Tensors) -> None:
-    """Nothing else sees the memory, so it counts for that tensor alone."""
+    """The memory is not shared, so the change applies to this tensor alone."""
     computed = deferred["a"] * 2
     computed.add_(deferred["b"])
     assert torch.equal(VALUES["a"] * 2 + VALUES["b"], computed.realized())
@@ -117,6 +117,6 @@ def test_writing_into_a_computed_tensor_is_written_down(deferred: Tensors) -> No
 
 
 def test_element_type_that_torch_lacks_is_told(tmp_path: Path) -> None:
-    """So the caller can load it another way."""
+    """The error lets the caller load the tensor differently."""
     with pytest.raises(NotDeferrableError, match="w is f6_e2m3"):
         deferred_entries({"w": StoredEntry(tmp_path, 0, "f6_e2m3", (2,))})

@@ -165,7 +165,7 @@ def test_hub_id_is_fetched_once_then_read_from_the_cache(hub: SmallHub) -> None:
 
 
 def test_hub_fetches_small_files_and_one_format_of_weights(hub: SmallHub) -> None:
-    """Other formats, other folders and code stay where they are."""
+    """Other formats, other folders and code are not downloaded."""
     _snapshot()
     assert ["README.md", "config.json", "model.safetensors", "tokenizer_config.json"] == sorted(hub.asked)
 
@@ -186,7 +186,7 @@ def test_hub_random_weights_fetch_no_weights(hub: SmallHub) -> None:
 
 
 def test_hub_id_is_resolved_without_its_weights(hub: SmallHub) -> None:
-    """What is decided from the small files is what loading finds."""
+    """Resolution from the small files finds the same inputs and class as loading."""
     resolved = resolve_model(ModelRequest("owner/bert-tiny"))
     assert ["README.md", "config.json", "tokenizer_config.json"] == sorted(hub.asked)
     loaded = load_model(ModelRequest("owner/bert-tiny"))
@@ -230,7 +230,7 @@ def test_hub_interrupted_download_is_completed(hub: SmallHub) -> None:
     ],
 )
 def test_hub_refusal_is_one_sentence(hub: SmallHub, name: str, revision: str | None, words: str) -> None:
-    """Each refusal says what it is about and what to do."""
+    """Each message names its subject, and the hint says how to proceed."""
     with pytest.raises(HubError) as caught:
         _snapshot(name, revision)
     assert words in caught.value.message
@@ -247,7 +247,7 @@ def test_hub_unreachable_is_one_sentence(hub: SmallHub, monkeypatch: pytest.Monk
 
 
 def test_hub_offline_uses_the_cache_and_asks_nobody(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Offline, what is cached loads and what is not is refused."""
+    """Cached models load offline; others are refused."""
     _snapshot()
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     before = hub.requests
@@ -277,7 +277,7 @@ def test_modules_of_sentence_transformers_are_fetched(hub: SmallHub) -> None:
 
 
 def _with_onnx_file(hub: SmallHub, name: str = "onnx/model.onnx") -> Path:
-    """Add an ONNX file whose weights are in a file of a name of their own."""
+    """Add an ONNX file with weights in a data file of another name."""
     folder = hub.repositories["owner/bert-tiny"]
     weights = np.arange(600, dtype=np.float32).reshape(20, 30)
     node = ir.node(
@@ -298,7 +298,7 @@ def _with_onnx_file(hub: SmallHub, name: str = "onnx/model.onnx") -> Path:
 
 
 def test_onnx_file_is_fetched_with_its_data_and_the_tokenizer(hub: SmallHub, tmp_path: Path) -> None:
-    """The weights are found by what the file says; the second use asks nobody."""
+    """The ONNX file names its data file; a second use sends no requests."""
     original = _with_onnx_file(hub)
     file = onnx_file("owner/bert-tiny/onnx/model.onnx")
     assert file is not None
@@ -337,7 +337,7 @@ def test_onnx_file_of_the_hub_is_optimized_into_the_current_folder(hub: SmallHub
     ],
 )
 def test_onnx_file_that_is_not_on_the_hub_is_named(hub: SmallHub, name: str, words: str) -> None:
-    """The refusal says what there is instead."""
+    """The refusal lists the ONNX files that exist."""
     _with_onnx_file(hub)
     with pytest.raises(HubError) as caught:
         onnx_file(name)

@@ -42,13 +42,13 @@ class Net(nn.Module):
 
 @pytest.fixture
 def net() -> Net:
-    """A net whose values are all distinct."""
+    """A net with random values."""
     torch.manual_seed(0)
     return Net()
 
 
 def deferred(model: nn.Module, folder: Path) -> nn.Module:
-    """Return a copy of a model whose parameters lie in a file."""
+    """Return a copy of a model with parameters deferred to a file."""
     save_file({name: value.detach().clone() for name, value in model.state_dict().items()}, folder / "base.safetensors")
     tensors: Any = deferred_entries(stored_entries([folder / "base.safetensors"]))
     unread = copy.deepcopy(model)
@@ -88,7 +88,7 @@ def test_each_class_of_module_gets_its_matrices_added(
 
 
 def test_shared_weight_changes_only_in_the_module_of_the_adapter(tmp_path: Path, net: Net) -> None:
-    """What is tied becomes two weights where an adapter names one of them."""
+    """A tied weight is untied if an adapter changes one of the two modules."""
     before = net.table.weight.detach().clone()
     merge_adapters(net, read(save_adapter(tmp_path / "adapter", net, ("head",), seed=1), net))
     assert torch.equal(before, net.table.weight)
@@ -155,7 +155,7 @@ def test_merged_weights_are_those_of_peft(tmp_path: Path, net: Net, config: dict
 
 
 def damaged(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
-    """Return what changes the tensors of an adapter."""
+    """Return a function that changes the tensors of a saved adapter."""
 
     def apply(folder: Path) -> None:
         tensors = load_file(folder / "adapter_model.safetensors")
@@ -194,7 +194,7 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], tuple[str
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, net: Net, name: str) -> None:
-    """The message says which tensor or module, what it is and what was expected."""
+    """The message names the tensor or module, its value and the expected one."""
     change, words = REFUSALS[name]
     folder = save_adapter(tmp_path / "adapter", net, ("linear",), seed=1)
     damaged(change)(folder)

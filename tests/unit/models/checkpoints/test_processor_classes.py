@@ -13,7 +13,7 @@ from winml.modelkit.models.checkpoints.task import inference_class
 
 
 def test_processor_classes_of_files_win_over_the_tables(tmp_path: Path) -> None:
-    """Each file names its own; what no file names is looked up for the inputs there are."""
+    """Classes named in files come first; the other classes are looked up for the existing inputs."""
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"image_processor_type": "OwnImages", "processor_class": "OwnProcessor"}), encoding="utf-8"
     )
@@ -65,5 +65,5 @@ def test_processor_classes_malformed_file_is_told(tmp_path: Path) -> None:
 def test_inference_class_is_the_auto_class_of_the_task(
     task: str, class_name: str, model_type: str, expected: str
 ) -> None:
-    """Where a task has several auto classes, the model's own decides."""
+    """The class of the model decides if a task has several auto classes."""
     assert expected == inference_class(task, class_name, model_type)

@@ -47,7 +47,7 @@ def test_task_aliases_lead_to_tasks_and_hide_none() -> None:
 
 
 def test_task_names_cover_the_pipelines_of_transformers() -> None:
-    """What a pipeline is called is understood here, except those that drive a chat or need another model."""
+    """Every pipeline name is known, except pipelines that drive a chat or need another model."""
     from transformers.pipelines import SUPPORTED_TASKS
 
     known = {*TASKS, *TASK_ALIASES, *TASK_VARIANTS}
@@ -80,7 +80,7 @@ def test_task_unknown_names_nearest_and_lists_candidates() -> None:
     ],
 )  # fmt: skip
 def test_task_without_request_follows_the_config(config: Any, task: str, class_name: str) -> None:
-    """The architecture decides, else the model type; the rule names what decided."""
+    """The architecture decides, else the model type; the rule names the one used."""
     decision = resolve_task(config)
     assert (task, class_name) == (decision.task, decision.model_class_name)
     assert (config.architectures or [config.model_type])[0] in decision.rule
@@ -117,7 +117,7 @@ def test_task_asked_for_decides_the_class(asked: str, class_name: str) -> None:
 def test_class_asked_for_decides_the_task(
     config: Any, model_class: str, task: str | None, expected: tuple[str, str]
 ) -> None:
-    """A task beside it has to be one that it serves, which of a class in no table nobody knows better."""
+    """A task beside the class must be one of the class's tasks; a class in no table accepts any task."""
     decision = resolve_task(config, task, model_class=model_class)
     assert expected == (decision.task, decision.model_class_name)
 
@@ -132,7 +132,7 @@ def test_class_of_the_checkpoints_own_code_is_found_by_its_name() -> None:
 
 
 def test_task_asked_for_keeps_the_checkpoints_own_class() -> None:
-    """Where a task has several classes, the one the weights were saved from is taken."""
+    """The class that saved the weights is preferred if a task has several classes."""
     assert "T5EncoderModel" == resolve_task(_config("t5", "T5EncoderModel"), "embeddings").model_class_name
     teacher = _config("deit", "DeiTForImageClassificationWithTeacher")
     assert "DeiTForImageClassificationWithTeacher" == resolve_task(teacher, "image-classification").model_class_name
@@ -178,7 +178,7 @@ def test_task_of_custom_code_follows_its_auto_map() -> None:
 
 
 def test_task_is_known_by_its_name_of_before() -> None:
-    """What writes a text about a picture alone went into the tables of pictures and text."""
+    """Models that write a text about a picture alone moved to the tables of pictures and text."""
     model_class = "VisionEncoderDecoderModel"
     decision = resolve_task(_config("vision-encoder-decoder", model_class), "image-to-text")
     assert ("image-text-to-text", model_class) == (decision.task, decision.model_class_name)
@@ -198,7 +198,7 @@ def test_task_of_a_vision_language_model_is_that_of_the_whole(model_type: str, m
 
 
 def test_task_tables_of_transformers_all_exist() -> None:
-    """Every table named here is in the installed transformers, except one that left it."""
+    """Every named table exists in the installed transformers, except VISION_2_SEQ, which was removed."""
     from transformers.models.auto import modeling_auto
 
     parts = {part for tables in TASKS.values() for part in tables if part}

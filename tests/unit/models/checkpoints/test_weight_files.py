@@ -65,7 +65,7 @@ def test_safetensors_without_room_for_its_header_is_refused(tmp_path: Path, cont
 
 
 def test_find_weights_prefers_safetensors(tmp_path: Path) -> None:
-    """Of both formats the one that cannot hold code is taken."""
+    """Safetensors files cannot contain code."""
     assert find_weights(tmp_path) is None
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     assert "pickle" == getattr(find_weights(tmp_path), "format", None)

@@ -1,4 +1,4 @@
-"""Where a model handles images is found by running it on shapes, with more than one image."""
+"""Image projectors, found by running a model on shapes with more than one image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def features_image_by_image(self: Any, pixel_values: Any, spatial_shapes: Any, p
 
 
 def test_projector_that_runs_once_for_each_image_is_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one image it looks as if it made all vectors; of two, only those of the last would be left."""
+    """Such a projector passes with one image; with two, only the vectors of the last would remain."""
     monkeypatch.setattr(Lfm2VlModel, "get_image_features", features_image_by_image)
     config = Lfm2VlConfig(
         vision_config={

@@ -1,4 +1,4 @@
-"""Which axes are open beside those that were asked for, where nothing but shapes is known of the inputs?"""
+"""Axes opened beside the requested ones in models with inputs known only by shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int | str, ...]
 
 
 class Masked(torch.nn.Module):
-    """Tokens and a mask, which must be of one size; writes down what it saw."""
+    """A model of tokens and a mask of one size; records its calls and its last tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Masked(torch.nn.Module):
         self.seen: object = None
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Hide what the mask hides."""
+        """Multiply the embeddings by the mask."""
         self.calls += 1
         self.seen = ids
         return self.table(ids) * mask[..., None]
@@ -64,17 +64,17 @@ def test_mask_of_the_tokens_size_is_brought_along() -> None:
 
 
 def test_axis_of_the_same_size_that_varies_alone_is_left() -> None:
-    """What the model takes as it was asked for is what is exported."""
+    """The model accepts the request unchanged, so no other axis is opened."""
     assert [("batch", 7), (2, 7)] == shapes(opened(Apart(), {"ids": {0: "batch"}}, (2, 7), (2, 7)))
 
 
 def test_axis_of_one_is_brought_along_although_it_would_be_broadcast() -> None:
-    """A file that takes one row of a mask for many of tokens is not what anybody asks for."""
+    """A file that broadcasts one row of a mask over many rows of tokens is of no use."""
     assert [("batch", 7)] * 2 == shapes(opened(Masked(), {"ids": {0: "batch"}}, (1, 7), (1, 7)))
 
 
 def test_nothing_is_brought_along_where_the_model_takes_nothing_else() -> None:
-    """The export says what it refuses; names are those that were asked for."""
+    """The export reports the refusal; names are the requested ones."""
 
     class Fixed(torch.nn.Module):
         def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -98,12 +98,12 @@ def test_nothing_is_brought_along_where_the_model_takes_nothing_else() -> None:
     ids=["lists", "list beside names", "other sizes", "null", "minus one", "minus one beside a name"],
 )
 def test_open_axes_without_names_get_one(axes: object, ids: Shape, mask: Shape, expected: list[Shape]) -> None:
-    """In torch's own schema an axis may be left open without a name; alike axes share one."""
+    """An axis may be open without a name in torch's own schema; alike axes share a name."""
     assert expected == shapes(opened(Apart(), axes, ids, mask))
 
 
 def test_axes_of_outputs_are_kept_for_the_export() -> None:
-    """Which outputs there are is known once the model ran."""
+    """The outputs are known only after the model ran."""
     decision = opened(Apart(), {"ids": {0: "batch"}, "scores": {0: "batch"}, "other": [1]}, (2, 7), (3, 7))
     expected = (OutputAxis("scores", 0, "batch", "dynamic_axes"), OutputAxis("other", 1, "", "dynamic_axes"))
     assert expected == decision.output_axes
@@ -140,7 +140,7 @@ def test_error_names_the_option_that_was_used(dynamic: DynamicRequest, words: st
 
 
 def test_dynamic_axes_option_takes_lists_and_rejects_what_is_neither() -> None:
-    """As torch.onnx.export takes them, in JSON."""
+    """The option accepts the JSON form of the argument of torch.onnx.export."""
     assert {"ids": {0: "", 1: ""}, "x.0": {2: "w"}} == parse_dynamic_axes(['{"ids": [0, 1], "x.0": {"2": "w"}}'])
     assert {"ids": {0: "batch"}} == parse_dynamic_axes(['{"ids": [0]}', "ids:0=batch"])
     for text in ('{"ids": [true]}', '{"ids": ["batch"]}', "ids:0="):

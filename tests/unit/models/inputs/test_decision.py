@@ -1,4 +1,4 @@
-"""Are the inputs decided such that the forward takes them and its values are valid?"""
+"""Decision of the inputs: accepted by the forward, with valid values."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_inputs_token_types_need_two_types(types: int, has_types: bool) -> None:
 
 
 def test_inputs_token_types_follow_the_tokenizer_where_it_says(tmp_path: Path) -> None:
-    """The names the tokenizer makes win over what the model could take."""
+    """The tokenizer's input names take precedence over the parameters of the model."""
     (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
     model = build_model("bert")
     assert "token_type_ids" not in _shapes(decide_inputs(model, model.config, tmp_path).inputs)
@@ -166,14 +166,14 @@ def test_inputs_of_layout_model_are_boxes_in_order() -> None:
 def test_inputs_of_other_kinds_follow_config_attributes(
     class_name: str, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]
 ) -> None:
-    """Spectrograms, feature frames and videos are told by what their configs have."""
+    """Spectrograms, feature frames and videos are recognized by attributes of the config."""
     model_class = getattr(transformers, class_name)
     model_config = model_class.config_class(**config)
     assert shapes == _shapes(decide_inputs(model_class, model_config).inputs)
 
 
 def test_inputs_image_size_of_processor_wins_unless_the_model_is_fixed(tmp_path: Path) -> None:
-    """A CNN is fed what its processor makes; a model with learned positions what it was built for."""
+    """A CNN gets the size of its processor; a model with learned positions gets the size in its config."""
     content = {"size": {"shortest_edge": 96}, "crop_size": {"height": 80, "width": 88}, "do_center_crop": True}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(content))
     cnn, fixed = build_model("convnext"), build_model("vit")
@@ -225,7 +225,7 @@ def test_inputs_size_without_meaning_is_reported() -> None:
 
 
 def test_inputs_decoder_follows_the_text_unless_told_otherwise() -> None:
-    """One length is enough for both sides, and each can have its own."""
+    """Encoder and decoder have one length unless the decoder's length is set."""
     model = build_model("t5")
     same = decide_inputs(model, model.config, shape=ShapeConfig(sequence_length=16)).inputs
     own = decide_inputs(model, model.config, shape=ShapeConfig(sequence_length=16, decoder_sequence_length=4)).inputs
@@ -246,7 +246,7 @@ def test_inputs_decoder_follows_the_text_unless_told_otherwise() -> None:
     ],
 )
 def test_inputs_size_the_model_refuses_is_a_usage_error(architecture: str, shape: dict[str, int], words: str) -> None:
-    """What cannot work is told before any forward is tried."""
+    """Impossible sizes are refused before a forward is tried."""
     model = build_model(architecture)
     with pytest.raises(UsageError) as caught:
         decide_inputs(model, model.config, shape=ShapeConfig(**shape))
@@ -309,7 +309,7 @@ def _manifest(*names: str) -> list[InputTensorSpec]:
 
 
 def test_manifest_name_that_is_no_parameter_names_the_nearest() -> None:
-    """Names go to forward by keyword, so each must be one of its own."""
+    """Inputs are passed to forward by keyword, so each name must be a parameter."""
     check_input_specs(transformers.BertModel, _manifest("input_ids", "attention_mask"))
     with pytest.raises(UsageError, match="'input_id'") as caught:
         check_input_specs(transformers.BertModel, _manifest("input_id"))
@@ -317,7 +317,7 @@ def test_manifest_name_that_is_no_parameter_names_the_nearest() -> None:
 
 
 def test_manifest_without_a_required_parameter_is_refused() -> None:
-    """What forward demands must be described."""
+    """The manifest must describe every required parameter of forward."""
     with pytest.raises(UsageError, match="needs pixel_values"):
         check_input_specs(transformers.ResNetModel, [])
 

@@ -83,7 +83,7 @@ def test_shape_config_range_bounds_and_sizes_the_dimension() -> None:
 
 
 def test_limit_of_positions_becomes_the_maximum() -> None:
-    """What the model cannot count to is not asked for."""
+    """The maximum is the number of positions of the model."""
     assert (DynamicDimension(name="sequence_length", min=1, max=64, example=48),) == opened(
         "bert", DynamicRequest(sequence=True)
     ).dimensions
@@ -121,7 +121,7 @@ def test_bounds_by_name_come_through(name: str) -> None:
 def test_request_the_model_cannot_follow_is_refused(
     architecture: str, request_: dict[str, Any], left_open: dict[str, OpenSize], words: str
 ) -> None:
-    """The message names what is wrong, and what there is instead."""
+    """The message names the problem and the alternatives."""
     with pytest.raises(UsageError) as caught:
         opened(architecture, DynamicRequest(**request_), left_open)
     assert words in str(caught.value)
@@ -133,7 +133,7 @@ def described(*inputs: tuple[str, tuple[int | str, ...]]) -> InputDecision:
 
 
 def test_batch_of_an_unknown_model_is_the_first_axis_all_share() -> None:
-    """Where nothing says what axes are, rows come first."""
+    """The first axis is the batch if the meaning of the axes is unknown."""
     decision = open_axes(described(("x", (1, 8)), ("y", (1, 4))), DynamicRequest(batch=True), are_sizes_firm=True)
     assert {"x": ("batch_size", 8), "y": ("batch_size", 4)} == shapes(decision)
     assert ("batch_size is traced with 2: a size of 1 would be traced as a constant.",) == decision.notes
@@ -181,7 +181,7 @@ def test_names_that_contradict_what_axes_mean_are_refused(axes: dict[str, dict[i
 
 
 def test_option_for_sizes_of_which_one_is_fixed_tells_how_to_leave_the_other_open() -> None:
-    """Whisper takes recordings of one length, and text of any: what the message advises is accepted."""
+    """Whisper takes recordings of one length and text of any; the advised option is accepted."""
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
     special = {"decoder_attention_heads": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     config = transformers.WhisperConfig(

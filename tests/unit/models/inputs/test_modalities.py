@@ -162,7 +162,7 @@ def test_media_size_decides_the_places() -> None:
     ],
 )
 def test_media_size_that_does_not_fit_is_refused(kind: str, shape: dict[str, int], words: str) -> None:
-    """What cannot work is told before any forward is tried."""
+    """Impossible sizes are refused before a forward is tried."""
     class_name, config = MULTIMODAL[kind]
     model = build(class_name, config)
     with pytest.raises(UsageError) as caught:
@@ -196,7 +196,7 @@ def test_media_without_a_part_of_the_model_are_no_input() -> None:
 
 
 def test_media_that_leave_no_room_for_text_can_be_made_smaller() -> None:
-    """Where no config declares the size of the image, a smaller one is offered."""
+    """The hint offers --shape-config if no config declares the size of the image."""
     class_name, config = MULTIMODAL["grid"]
     model = build(class_name, config)
     with pytest.raises(UsageError) as caught:
@@ -271,7 +271,7 @@ HEADS: dict[str, tuple[str, dict[str, Any], dict[str, tuple[int, ...]], tuple[tu
 
 @pytest.mark.parametrize("kind", HEADS)
 def test_media_of_a_head_are_as_its_base_model_takes_them(kind: str) -> None:
-    """What a head leaves to a part of it is asked of that part, and a real forward takes every draw."""
+    """Decisions that a head leaves to its base model are made for the base model; a real forward accepts every draw."""
     class_name, config, expected, places = HEADS[kind]
     model = build(class_name, config)
     decision = decide_inputs(model, model.config)
@@ -295,7 +295,7 @@ def test_media_marked_in_the_text_stand_where_the_image_does(kind: str, name: st
 
 
 def test_media_marked_by_types_of_tokens_are_no_matter_of_the_tokenizer(tmp_path: Path) -> None:
-    """Which tokens are an image's the processor says, whatever its tokenizer makes."""
+    """The processor decides which tokens belong to an image, independent of the tokenizer's input names."""
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"model_input_names": ["input_ids", "attention_mask"]}), encoding="utf-8"
     )
@@ -350,7 +350,7 @@ SMALL_ENCODER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads
 def test_media_are_laid_out_as_the_forward_takes_them(
     class_name: str, config: dict[str, Any], expected: dict[str, tuple[int, ...]]
 ) -> None:
-    """Of the layouts that names leave open, one that runs is taken."""
+    """The chosen layout is one that the forward accepts, if the names allow several."""
     model = build(class_name, config)
     decision = decide_inputs(model, model.config)
     assert expected == shapes(decision)
@@ -367,7 +367,7 @@ def test_media_mask_is_as_long_as_the_recording_whose_layout_a_run_decides(tmp_p
 
 
 def test_media_nobody_can_lay_out_are_told() -> None:
-    """Where no layout runs the usual one stays, and the user hears what is not known."""
+    """The usual layout is the fallback, and a note names the unknown number of placeholder tokens."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)
     model.config.vision_config.image_size = 32

@@ -56,7 +56,7 @@ def test_flatten_arguments_names_every_tensor_by_its_path() -> None:
 
 
 def test_arguments_built_again_hold_other_tensors_in_the_same_places() -> None:
-    """Classes, constants and empty containers stay; what was given is not written to."""
+    """Classes, constants and empty containers stay; the original arguments are not changed."""
     tensors, arguments = flatten_arguments(ARGUMENTS, "inputs")
     assert arguments is not None
     built = arguments.build({name: tensor * 10 for name, tensor in tensors.items()})
@@ -93,7 +93,7 @@ def test_constants_are_said_and_none_is_not() -> None:
 
 
 def test_tensors_alone_need_no_builder() -> None:
-    """Where every argument is a tensor, nothing is built."""
+    """Arguments that are all tensors have no builder."""
     tensor = torch.zeros(1)
     assert ({"x": tensor, "y": tensor}, None) == flatten_arguments({"x": tensor, "y": tensor}, "inputs")
 
@@ -131,7 +131,7 @@ def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], words: 
 
 
 class Net(torch.nn.Module):
-    """Its annotations say what the containers are."""
+    """A model with containers declared by annotations."""
 
     def forward(
         self,
@@ -148,7 +148,7 @@ class Net(torch.nn.Module):
 
 
 def test_arguments_of_names_follow_keys_and_annotations() -> None:
-    """Without an example, a dataclass, a NamedTuple and a tuple are made of what is annotated."""
+    """Dataclasses, NamedTuples and tuples are built from annotations if there is no example."""
     names = ["images.0", "images.1", "points.xy", "pairs.0.first", "fixed.0", "fixed.1", "features.0", "anything.x.0"]
     arguments = arguments_of_names(Net(), names, "--input-specs", {"flag": 1})
     assert arguments is not None
@@ -177,7 +177,7 @@ def test_arguments_of_flat_names_need_no_builder() -> None:
     ],
 )
 def test_arguments_of_names_that_contradict_are_refused(names: list[str], words: str) -> None:
-    """The error names the container and what gave the names."""
+    """The error names the container and the option."""
     with pytest.raises(UsageError) as caught:
         arguments_of_names(Net(), names, "--input-specs")
     assert caught.value.message.startswith("--input-specs:")
@@ -185,7 +185,7 @@ def test_arguments_of_names_that_contradict_are_refused(names: list[str], words:
 
 
 class Wrapped(collections.abc.MutableMapping[str, Any]):
-    """Keeps its members in a dict of its own, and remembers more than them."""
+    """A mapping with members in an inner dict, and one further attribute."""
 
     def __init__(self, members: Any, scale: float = 1.0) -> None:
         self.members = dict(members)
@@ -218,7 +218,7 @@ class Locked(Wrapped):
 
 
 def test_mapping_of_the_user_keeps_its_own_tensors() -> None:
-    """What is built has the members of the call, and what else the mapping holds."""
+    """The built mapping has the members of the call and the other attributes of the original."""
     mine = torch.zeros(2)
     given = Wrapped({"x": mine}, scale=3.0)
     tensors, nested = flatten_arguments({"features": given}, "inputs")

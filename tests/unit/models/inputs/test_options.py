@@ -67,7 +67,7 @@ def test_input_specs_list_and_object_mean_the_same() -> None:
     ],
 )
 def test_input_specs_malformed_are_refused_by_name(text: str, words: str) -> None:
-    """The message names the input and what is wrong with it."""
+    """The message names the input and the error in its description."""
     with pytest.raises(ConfigError) as caught:
         parse_input_specs(text)
     assert words in str(caught.value)
@@ -85,6 +85,6 @@ def test_input_specs_may_stand_in_the_containers_of_the_forward() -> None:
 
 
 def test_input_specs_misspelled_key_is_no_container() -> None:
-    """What holds more than objects and lists is an input, whose keys are checked."""
+    """An object with values other than objects and lists is an input, and its keys are checked."""
     with pytest.raises(ConfigError, match="shap"):
         parse_input_specs('{"ids": {"shap": [1], "dtype": "int64"}}')

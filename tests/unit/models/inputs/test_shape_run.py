@@ -29,7 +29,7 @@ class Splitter(torch.nn.Module):
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 def test_shape_run_computes_sizes_that_follow_from_whole_numbers(device: str) -> None:
-    """A grid is a value: what is split by it has its sizes, with storage and without."""
+    """A grid is a value: parts split by the grid have their sizes, with storage and without."""
     with torch.device(device):
         model = Splitter()
     grid = _spec("grid", (2, 3), "int64", first_values=((1, 1), (4, 1), (2, 1)))
@@ -38,7 +38,7 @@ def test_shape_run_computes_sizes_that_follow_from_whole_numbers(device: str) ->
 
 
 def test_shape_run_picks_by_masks_that_are_known() -> None:
-    """What a mask shows is counted, whichever device the forward moves it to."""
+    """Selected elements of a mask are counted on every device that the forward uses."""
 
     def forward(features: torch.Tensor, mask: torch.Tensor) -> Any:
         length = torch.arange(features.shape[1], device=features.device)[None] < mask.sum(-1)[:, None] - 1
@@ -53,7 +53,7 @@ def test_shape_run_picks_by_masks_that_are_known() -> None:
 
 
 def test_shape_run_refuses_values_that_do_not_fit_the_places_picked() -> None:
-    """As many vectors are put in place as there are places."""
+    """The numbers of vectors and of masked positions must be equal."""
 
     def forward(text: torch.Tensor, features: torch.Tensor, mask: torch.Tensor) -> Any:
         text[mask.bool()] = features
@@ -66,7 +66,7 @@ def test_shape_run_refuses_values_that_do_not_fit_the_places_picked() -> None:
 
 
 def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
-    """What is made of weights alone meets what is made of inputs."""
+    """Tensors computed from weights alone and tensors computed from inputs are on one device."""
     query = torch.nn.Parameter(torch.zeros(1, 4, 8))
     project = torch.nn.Linear(8, 8)
 
@@ -79,7 +79,7 @@ def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
 
 
 def test_shape_run_takes_a_value_nobody_has_for_equal_to_no_other() -> None:
-    """An image is not padding, and what is asked for is there."""
+    """An image does not count as padding, and elements selected by a comparison are present."""
 
     def forward(images: torch.Tensor) -> Any:
         blank = (images == 0.0).sum(dim=(-1, -2)) == images.shape[-1] * images.shape[-2]

@@ -19,7 +19,7 @@ def test_trace_sizes_of_two_dimensions_differ() -> None:
 
 
 def test_trace_size_makes_way_for_firm_and_fixed_sizes() -> None:
-    """What the user asked for stays; others differ from it, and from the sizes beside them."""
+    """A size fixed by the user stays; other sizes differ from the fixed size and from neighbouring sizes."""
     wishes = [
         SizeWish("sequence", 16, beside=frozenset({15, 14})),
         SizeWish("tokens", 16, is_firm=True),
