@@ -53,17 +53,17 @@ class FixedSamples:
         return measure_channels(model, dict.fromkeys(names, -1), lambda _: self.samples).rows
 
     def as_record(self) -> dict[str, Any]:
-        """Say what they are."""
+        """Return the record of the samples."""
         return {"data": "fixed", "samples": len(self.samples)}
 
 
 def tagged_graph(body: str, tags: Sequence[str], weights: Mapping[str, Sequence[int]], opset: int = 17) -> ir.Model:
-    """Return a graph whose nodes have these tags, in order, and names like ``conv_0``.
+    """Return a graph with tagged nodes, named like ``conv_0``.
 
     Args:
         body: The graph as text, without its weights.
-        tags: One for each node.
-        weights: Name, which starts with ``w``, to shape; their values are random.
+        tags: Tag of each node, in order.
+        weights: Name, starting with ``w`` → shape; values are random.
         opset: Version of ONNX's operators.
     """
     zeros = {name: ",".join("0" * int(np.prod(shape))) for name, shape in weights.items()}

@@ -65,7 +65,7 @@ def test_budget_is_kept_and_never_worse_than_uniform(source: Path, bits: float) 
 
 @TWO_BITS
 def test_module_that_matters_gets_the_bits(source: Path) -> None:
-    """The one whose noise hardly reaches the output has fewer; the file says bits and reasons by module."""
+    """The module with little influence on the output has fewer bits; the metadata list bits and reasons per module."""
     search = searched(source, budget="6bits")
     sizes = {module.tag: module.size_bytes / module.parameters for module in search.modules}
     assert sizes["/M/MatMul"] < sizes["/M/Gemm"]
@@ -138,7 +138,7 @@ def test_bits_of_a_budget_are_those_of_inspect(tmp_path: Path, graph: str) -> No
 
 
 def test_budget_below_what_stays_float_names_the_weights(tmp_path: Path) -> None:
-    """Convolutions have no form in blocks: 16 bits are their fewest, and the refusal says which they are."""
+    """Convolutions are not quantized in blocks: they need at least 16 bits, and the refusal names them."""
     ir.save(parse(CONVOLUTIONS), tmp_path / "in.onnx")
     with pytest.raises(UsageError) as refused:
         searched(tmp_path / "in.onnx", budget="4bits")
@@ -168,7 +168,7 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
 
 
 def test_smallest_is_no_larger_than_a_budget_that_reaches_the_quality(rough: Path) -> None:
-    """What a search to a mean finds for as many bits, as well judged, is found by that for a quality."""
+    """A search with fewer mean bits does not reach the quality of the smallest result."""
     smallest = searched(rough, budget="smallest", min_sqnr_db=12.0, samples=4)
     below = searched(rough, budget=f"{smallest.mean_bits - 0.1:.2f}bits", samples=4)
     reached = [trial.sqnr_db for trial in smallest.frontier if trial.is_chosen]
@@ -265,7 +265,7 @@ def test_perplexity_is_that_of_the_held_out_texts(language: Path) -> None:
 
 
 def test_drop_of_what_has_no_perplexity_is_refused(source: Path, tmp_path: Path) -> None:
-    """The message names what the model takes and returns."""
+    """The message names the inputs and outputs of the model."""
     np.savez(tmp_path / "data.npz", x=np.ones((2, 128), np.float32))
     with pytest.raises(UsageError, match=r"takes x and returns y"):
         searched(source, max_drop="perplexity=2%", calibration_data=str(tmp_path / "data.npz"))
@@ -309,7 +309,7 @@ def test_budget_in_other_units_names_what_was_meant(budget: str, meant: str) -> 
     ids=str,
 )
 def test_limits_that_cannot_be_kept_are_refused(source: Path, options: dict[str, Any], error: type[WinMLError]) -> None:
-    """Each says what is wrong; nothing is written."""
+    """No file is written after a refusal."""
     with pytest.raises(error):
         searched(source, **options)
     assert not source.with_name("out.onnx").exists()
@@ -367,9 +367,9 @@ def test_search_tells_which_step_of_how_many(source: Path) -> None:
 
 
 def test_algorithm_and_blocks_are_chosen_by_module(source: Path) -> None:
-    """Each module says which algorithm found its blocks and what each leaves of its outputs; all keep the limit.
+    """Each module has an algorithm and its output error, and all modules together keep the limit.
 
-    Every algorithm alone is measured in the best uniform form, and none is better within the limit.
+    Every algorithm alone is measured in the best uniform variant, and none is better within the limit.
     """
     weights = ", ".join([weight("w_1", 128, 16), weight("w_2", 128, 16), weight("w_b", 16)])
     net = f"""m (float[N, 128] x) => (float[N, 16] y) <{weights}> {{

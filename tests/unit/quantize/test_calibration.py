@@ -1,4 +1,4 @@
-"""Ranges of values are those of all samples, in bounded memory; what has no range is refused with its module."""
+"""Ranges over all samples, in bounded memory, and refusals of values without a range."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_activations_do_not_outlive_their_readers(model: ir.Model) -> None:
 
 @pytest.mark.parametrize("method", ["minmax", "entropy"])
 def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> None:
-    """A range of nothing is none; one sample that has it is enough."""
+    """Empty samples give no range; one sample with elements is enough."""
     empty = {"x": np.zeros((0, 4), np.float32)}
     with pytest.raises(QuantizeError, match="/M/Up"):
         measure_ranges(model, ("h",), lambda _: [empty, empty], method)

@@ -49,7 +49,7 @@ CONVOLUTION_TAGS = ("/M/A", "/M/A", "/M/B", "/M/B", "/M/C", "/M/C")
 
 
 def _graph(body: str, tags: tuple[str, ...], weights: Mapping[str, tuple[int, ...]]) -> ir.Model:
-    """Return a graph whose weights differ from channel to channel by a factor of a hundred."""
+    """Return a graph with weights that differ from channel to channel by a factor of up to a hundred."""
     model = tagged_graph(body, tags, weights)
     generator = np.random.default_rng(7)
     for name, value in model.graph.initializers.items():
@@ -95,7 +95,7 @@ def test_smoothing_goes_into_the_constants_before_and_outputs_stay(strength: flo
 
 
 def test_smoothing_of_strength_one_makes_all_channels_of_an_activation_equal() -> None:
-    """At strength 1 every channel has the maximum 1, at strength 0 every row of the weights has."""
+    """Every channel has the maximum 1 at strength 1; every row of the weights has at strength 0."""
     model, samples = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS), _samples((2, 5, 16))
     changed, _ = _equalized(model, samples, smooth_quant=1.0)
     assert np.allclose(1, samples.channel_maxima(changed, {"h": -1})["h"], rtol=RELATIVE)
@@ -180,12 +180,12 @@ def test_quantized_outputs_come_nearer_where_a_channel_is_an_outlier() -> None:
 
 
 def test_activation_whose_layer_would_be_less_exact_is_left() -> None:
-    """Where every second token is far from the others, all channels grow together, and no factor helps a layer."""
+    """No factor helps a layer with outliers in every second token, where all channels grow together."""
     model = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS)
     samples = _samples((2, 5, 16))
 
     class WorstRows(FixedSamples):
-        """Rows in which the channel that was largest is small: what the maxima say does not hold for them."""
+        """Samples in which the channel with the largest maximum is the smallest, so the maxima mislead."""
 
         def channel_rows(self, model: ir.Model, names: Sequence[str]) -> Mapping[str, Array]:
             """Return rows with the maxima turned round."""

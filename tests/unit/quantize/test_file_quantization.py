@@ -1,4 +1,4 @@
-"""A file goes in, one of fewer bits comes out; every node says its module, and every quantized one its precision."""
+"""Quantization of a file, with a module for each node and a precision for each quantized node."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def nodes(path: Path) -> list[tuple[str, str, dict[str, str] | None]]:
 
 
 def test_every_node_says_its_module_and_its_precision(tmp_path: Path) -> None:
-    """A range belongs to the module whose value it is; what only converts types says nothing of bits."""
+    """A range belongs to the module of its value; casts have no precision."""
     result = quantized(PERCEPTRON, tmp_path)
     assert (2, {}, 100.0) == (result.quantized, result.left, result.coverage.percent)
     activation, operator = ({"precision": "int8", "kind": kind} for kind in ("activation", "operator"))
@@ -109,7 +109,7 @@ def test_excluded_nodes_stay_as_they_are(tmp_path: Path) -> None:
 
 
 def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
-    """The head reads the embedding transposed; each has its form, and who keeps it is told."""
+    """The head reads the embedding transposed; both have a quantized weight, and a note names the float reader."""
     result = quantized(TIED, tmp_path)
     assert (3, {"dynamic does not support Gemm with alpha 0.5": 1}) == (result.quantized, result.left)
     assert result.fidelity is not None
@@ -119,7 +119,7 @@ def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("excluded", ["MatMul", "Gather"])
 def test_excluded_reader_of_a_shared_weight_answers_as_before(excluded: str, tmp_path: Path) -> None:
-    """Its weight is the one it had, not what is left of it."""
+    """The weight of the excluded reader stays the original one."""
     body = f"""m (float[2, 64] x, int64[2, 3] i) => (float[2, 3, 64] g, float[2, 64] y) <{weight("w1", 64, 64)}> {{
         g = Gather (w1, i) y = MatMul (x, w1) }}"""
     result = quantized(body, tmp_path, exclude=(excluded,))
@@ -254,7 +254,7 @@ def output_there(folder: Path) -> None:
 def test_unusable_files_are_refused_and_nothing_changes(
     damage: Callable[[Path], None], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
-    """The class says who can repair it, and the message which file it is."""
+    """Each error has a class and a message of its own, and no file changes."""
     source = save(PERCEPTRON, tmp_path / "in.onnx")
     damage(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -305,13 +305,13 @@ def test_branches_and_functions_keep_weights_and_tags(tmp_path: Path) -> None:
 
 
 def test_unknown_option_is_refused(tmp_path: Path) -> None:
-    """As every options record does."""
+    """A misspelled option is refused by name."""
     with pytest.raises(UsageError, match="precison"):
         quantized(PERCEPTRON, tmp_path, precison="int8")
 
 
 def test_fused_integer_product_belongs_to_the_module_of_its_weight(tmp_path: Path) -> None:
-    """The optimizer takes conversion and product together; what was converted is the value of another module."""
+    """The optimizer fuses conversion and product, although the converted value belongs to another module."""
     quantized(PERCEPTRON, tmp_path)
     optimize_onnx(tmp_path / "out.onnx", tmp_path / "fused.onnx", level="full")
     tags = {operator: tag for operator, tag, _ in nodes(tmp_path / "fused.onnx")}

@@ -73,7 +73,7 @@ def test_float16_inside_and_float32_at_the_edges() -> None:
 
 
 def test_value_that_several_float32_nodes_read_is_cast_once() -> None:
-    """Two nodes that stay float32 share one Cast of what a float16 node made."""
+    """Two float32 nodes share one Cast of a float16 value."""
     model = weighted(CHAIN, w=(64, 64), wb=(64,))
     halved = convert_floats(model, task_for(model, "fp16", "MatMul", "Add"))
     assert ["Cast", "MatMul", "Add", "Cast", "Tanh", "Sigmoid"] == operators(halved)
@@ -81,7 +81,7 @@ def test_value_that_several_float32_nodes_read_is_cast_once() -> None:
 
 
 def test_norm_computes_its_mean_of_squares_in_float32() -> None:
-    """Activations of a thousand, whose squares float16 cannot hold, give a finite answer."""
+    """Activations around 1000, with squares beyond float16, give finite outputs."""
     model = weighted(NORM, we=(1,))
     halved = convert_floats(model, task_for(model, "fp16"))
     assert ["Pow", "ReduceMean", "Add", "Sqrt"] == [name for name in operators(halved) if name not in ("Cast", "Div")]
@@ -90,7 +90,7 @@ def test_norm_computes_its_mean_of_squares_in_float32() -> None:
 
 @pytest.mark.parametrize("body", ROTARY.values(), ids=list(ROTARY))
 def test_angles_of_positions_stay_float32(body: str) -> None:
-    """The sine of position 4096 is that of float32; what it is multiplied with is float16."""
+    """The sine of position 4096 equals that of float32; the multiplication by it is in float16."""
     model = weighted(body, w=(8,) if "Cos" in body else (1, 8, 1))
     halved = convert_floats(model, task_for(model, "fp16"))
     feeds = {"ids": POSITIONS, "x": np.ones((1, 3, 16), np.float32)}
@@ -133,7 +133,7 @@ def test_mask_of_lowest_numbers_stays_finite() -> None:
 
 
 def test_layer_before_a_sine_computes_in_float16() -> None:
-    """A sine of what a large weight makes is no position: the product is float16, the sine is not."""
+    """The sine of a product with a large weight is no position encoding: the product is float16, the sine is not."""
     model = weighted("m (float[2,160] x) => (float[2,160] y) <float[1] w = {0}> { a = MatMul (x, w)  y = Sin (a) }",
                      w=(160, 160))  # fmt: skip
     halved = convert_floats(model, task_for(model, "fp16"))
@@ -142,7 +142,7 @@ def test_layer_before_a_sine_computes_in_float16() -> None:
 
 @pytest.mark.parametrize(("target", "words"), [(9, "bool"), (7, "int64")])
 def test_cast_of_floats_to_other_types_stays(target: int, words: str) -> None:
-    """What float16 would make zero or infinite keeps its truth and its number."""
+    """Values that float16 would round to zero or infinity keep their truth value and their integer."""
     body = f"m (float[2] x) => ({words}[2] y, float[2] z) {{ y = Cast <to = {target}> (x)  z = Relu (x) }}"
     model = weighted(body)
     halved = convert_floats(model, task_for(model, "fp16"))
@@ -198,7 +198,7 @@ def test_graph_inside_a_node_reads_float32() -> None:
 
 
 def test_weights_beyond_float16_are_clipped_and_counted() -> None:
-    """What is too large becomes the largest number, what is too small the smallest, and infinity stays."""
+    """Too large values become ±65504, too small ones 2^-24, and infinity stays."""
     model = weighted(CHAIN, w=(64, 64), wb=(64,))
     values = np.ones(64, np.float32)
     values[:5] = [1e6, -1e6, 1e-12, np.inf, 0]

@@ -27,7 +27,7 @@ from winml.modelkit.quantize.precisions import MODES
     ],
 )
 def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: str) -> None:
-    """With the option, its value and the mode."""
+    """The message names the problem, and the hint begins with an option to use or to add."""
     with pytest.raises(UsageError, match=words) as caught:
         QuantizeOptions(**given).refuse_contradictions()
     assert caught.value.hint.startswith(("Use --", "Add --"))
@@ -58,7 +58,7 @@ def test_options_of_modes_are_fields() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_threshold_is_a_number(value: float) -> None:
-    """No ratio is below what is no number, so that every result would pass, or none."""
+    """Comparisons with NaN are false, so every result would pass, or none."""
     with pytest.raises(ConfigError, match="min_sqnr_db"):
         QuantizeOptions(min_sqnr_db=value)
 
@@ -74,7 +74,7 @@ def test_threshold_is_a_number(value: float) -> None:
     ],
 )
 def test_remedy_is_an_option_of_the_mode_that_is_not_used_yet(given: dict[str, Any], named: tuple[str, ...]) -> None:
-    """Channels are no remedy for float16, and what was done already is none for anything."""
+    """Per-channel scales are no remedy for float16, and an option in use is no remedy at all."""
     remedies = QuantizeOptions(**given).remedies()
     assert len(named) == len(remedies)
     assert all(option in remedy for option, remedy in zip(named, remedies, strict=True))

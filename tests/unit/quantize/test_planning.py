@@ -27,12 +27,12 @@ def plan(body: str, **options: Any) -> QuantizationPlan:
 
 
 def precisions(made: QuantizationPlan) -> dict[str, str]:
-    """Return what every node gets, by operator."""
+    """Return operator → precision, or the reason for none."""
     return {node.operator: node.requested.name if node.mode else node.reason for node in made.nodes}
 
 
 def test_exclude_and_include_hold_for_all_below() -> None:
-    """An excluded module stays, whatever else is said of it; where some are included, the others stay."""
+    """Exclusion takes precedence over all other options; modules not included stay if there is an inclusion."""
     assert {"MatMul": "int8", "Gemm": "excluded by Gemm"} == precisions(plan(PERCEPTRON, exclude=["Gemm"]))
     assert {"MatMul": "not included", "Gemm": "int8"} == precisions(plan(PERCEPTRON, include=["Gemm"]))
     both = plan(PERCEPTRON, include=["M"], exclude=["MatMul"], per_module={"MatMul": "uint8"})
@@ -73,7 +73,7 @@ def test_plan_of_nothing_is_refused_with_the_reason(body: str, options: dict[str
 
 
 def test_batch_of_matrices_has_one_scale_where_asked() -> None:
-    """The operator takes one scale and zero point, so ``--per-tensor`` reaches it."""
+    """The operator takes one scale and zero point, so ``--per-tensor`` applies."""
     body = f"m (float[2, 3, 8] x) => (float[2, 3, 8] y) <{weight('w', 2, 8, 8)}> {{ y = MatMul (x, w) }}"
     assert {"MatMul": "int8"} == precisions(plan(body, per_channel=False))
 
@@ -96,7 +96,7 @@ def test_call_of_a_function_is_left_with_its_reason() -> None:
 
 @pytest.mark.parametrize("place", ["graph", "branch", "function"])
 def test_quantized_graph_is_refused_wherever_the_node_is(place: str) -> None:
-    """What is quantized already would lose twice."""
+    """A second quantization would lose accuracy twice."""
     quantizing = "DynamicQuantizeLinear"
     bodies = {
         "graph": PERCEPTRON.replace("a = MatMul", f"q, s, z = {quantizing} (x) a = MatMul"),

@@ -1,4 +1,4 @@
-"""Which values become numbers of few bits: those around chosen layers, and those between integer kernels."""
+"""Placement of quantized values around selected layers and between integer kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = "m (float[1, 2, 8, 8] x) => (float[?, ?, ?, ?] y)"
 
 
 def _place(nodes: str, *, left_out: str = "") -> QdqPlacement:
-    """Place the values of a graph all of whose nodes may take part but one kind."""
+    """Place the values of a graph with all operator types but one selected."""
     count = nodes.count("=") - nodes.count("<")
     model = tagged_graph(f"{HEAD} {{ {nodes} }}", ["/M"] * count, KERNEL)
     names = {node.name or "" for node in model.graph if node.op_type != left_out}

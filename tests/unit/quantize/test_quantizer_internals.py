@@ -1,4 +1,4 @@
-"""What ONNX Runtime's quantizers do inside is what we build on: docs/decisions/0004-private-seams.md."""
+"""Agreement with the internals of ONNX Runtime's quantizers (docs/decisions/0004-private-seams.md)."""
 
 from __future__ import annotations
 

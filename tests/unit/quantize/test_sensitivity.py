@@ -56,7 +56,7 @@ def _quantized_sqnr_db(source: Path, output: Path, seeds: range, **flags: Any) -
 
 
 def test_every_module_of_the_tree_is_measured_alone(chain: Path, tmp_path: Path) -> None:
-    """A row holds what is left of the answers of a file in which this module is quantized and no other."""
+    """A row equals the ratio of a file with only this module quantized."""
     result = quantization_sensitivity(chain, samples=3)
     expected = {("/M", "module"), ("/M", "own nodes"), ("/M/A.0", "module"), ("/M/A.0", "own nodes"),
                 ("/M/A.0/B", "module"), ("/M/A.1", "module"), ("/M/C", "module")}  # fmt: skip
@@ -71,9 +71,9 @@ def test_every_module_of_the_tree_is_measured_alone(chain: Path, tmp_path: Path)
 
 
 def test_many_modules_are_ranked_on_few_samples_first(tmp_path: Path) -> None:
-    """Nearly as on all of them; the most sensitive ones are as if all were measured fully, and rows say what they are.
+    """The ranking nearly equals the one on all samples; the most sensitive modules are measured on all of them.
 
-    The root, four groups and 16 members are 21 forms; groups that do not matter much are estimated from their members.
+    The root, four groups and 16 members are 21 variants; groups of little influence are estimated from their members.
     """
     path = save_groups(tmp_path / "groups.onnx", groups=4, members=4)
     sizes = {"batch": 256}
@@ -95,7 +95,7 @@ def test_many_modules_are_ranked_on_few_samples_first(tmp_path: Path) -> None:
 
 
 def test_estimate_adds_the_errors_of_the_parts() -> None:
-    """Two equal errors are 3 dB more; outputs are added one by one, and the worst one counts."""
+    """Two equal errors are 3 dB more; outputs are added separately, and the worst one counts."""
     forms = [
         MeasuredVariant(OutputFidelity("a", 20.0, 1, 0, 0), 1, 90, samples=4, outputs_db={"a": 20.0, "b": other})
         for other in (30.0, 20.5)
@@ -112,7 +112,7 @@ def test_estimate_adds_the_errors_of_the_parts() -> None:
 
 
 def test_own_nodes_leave_out_the_modules_below(chain: Path) -> None:
-    """The four matrices are four units, whose nodes and parameters are those of the whole."""
+    """The four matrices are four units, and together have the nodes and parameters of the whole model."""
     result = quantization_sensitivity(chain, samples=1)
     units = [
         _row(result, "/M", "own nodes"),
@@ -145,7 +145,7 @@ def test_forms_of_the_same_nodes_are_measured_once(chain: Path) -> None:
 
 
 def test_planted_outlier_is_found(tmp_path: Path) -> None:
-    """With one scale for a weight, the module whose weight has a column of 80 times the size is the worst unit."""
+    """The module with a column of 80 times the size in its weight is the worst unit with per-tensor scales."""
     for outlier, tag, part in (("w3", "/M/A.0/B", "module"), ("w2", "/M/A.0", "own nodes")):
         source = save_chain(tmp_path / f"{outlier}.onnx", outlier=outlier)
         result = quantization_sensitivity(source, per_channel=False)
@@ -155,7 +155,7 @@ def test_planted_outlier_is_found(tmp_path: Path) -> None:
 
 
 def test_depth_counts_what_lies_below_with_the_level_above(chain: Path) -> None:
-    """At depth 2, the matrix of A.0 and that of B are one part."""
+    """The matrices of A.0 and of B are one part at depth 2."""
     result = quantization_sensitivity(chain, depth=2, samples=1)
     row = _row(result, "/M/A.0")
     assert row.form is not None
@@ -170,7 +170,7 @@ def test_selector_names_the_only_modules(chain: Path) -> None:
 
 
 def test_options_of_the_user_hold_for_each_module(chain: Path) -> None:
-    """What is excluded, not included or left by a rule is not quantized in any form."""
+    """Modules excluded, not included or set to fp32 by a rule are quantized in no variant."""
     for flags in ({"exclude": ("a.0.b",)}, {"per_module": {"a.0.b": "fp32"}}, {"include": ("a.1",)}):
         result = quantization_sensitivity(chain, samples=1, **flags)
         row = _row(result, "/M/A.0/B")
@@ -182,7 +182,7 @@ def test_options_of_the_user_hold_for_each_module(chain: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_jobs_change_nothing_but_the_time(chain: Path, jobs: int) -> None:
-    """Several at a time measure what one after the other does."""
+    """Parallel measurements equal sequential ones."""
     result = quantization_sensitivity(chain, samples=2, jobs=jobs)
     reference = quantization_sensitivity(chain, samples=2)
     for left, right in zip(reference.measured, result.measured, strict=True):
@@ -223,7 +223,7 @@ def test_target_is_reached_by_the_rules_that_are_found(chain: Path, tmp_path: Pa
 
 
 def test_target_that_no_list_meets_returns_the_best_there_was(chain: Path) -> None:
-    """At least one module must have fewer bits."""
+    """The best list tried still has one module of fewer bits."""
     listed = quantization_sensitivity(chain, target="sqnr_db=190", samples=1).exclude_list
     assert listed is not None
     assert listed.form.worst is not None
@@ -285,7 +285,7 @@ def interrupted(chain: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 def test_interrupted_run_is_taken_up_where_it_ended(chain: Path, interrupted: Path) -> None:
-    """What was measured is not measured again, and the answer is the same."""
+    """Finished measurements are reused, and the result is the same."""
     result = quantization_sensitivity(chain, samples=2, measured=interrupted)
     assert (3, 3) == (result.cost.resumed, result.cost.measured)
     reference = quantization_sensitivity(chain, samples=2)
@@ -294,12 +294,12 @@ def test_interrupted_run_is_taken_up_where_it_ended(chain: Path, interrupted: Pa
 
 
 def test_interrupted_run_goes_on_with_another_depth(chain: Path, interrupted: Path) -> None:
-    """Which modules are measured is no part of what a measurement depends on."""
+    """A measurement does not depend on the set of measured modules."""
     assert 3 == quantization_sensitivity(chain, samples=2, depth=2, measured=interrupted).cost.resumed
 
 
 def test_measurements_of_other_options_are_refused(chain: Path, interrupted: Path) -> None:
-    """The message names what differs; the file stays until it is to be overwritten."""
+    """The message names the difference; the file is replaced only with ``overwrite``."""
     with pytest.raises(UsageError, match="'int8', now 'uint8'"):
         quantization_sensitivity(chain, samples=2, precision="uint8", measured=interrupted)
     result = quantization_sensitivity(chain, samples=2, precision="uint8", measured=interrupted, overwrite=True)
@@ -387,7 +387,7 @@ def test_output_without_a_finite_value_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", '{"request": {}}', '{"request": {}, "measured": {"a": {}}}'])
 def test_damaged_measurements_are_refused(chain: Path, tmp_path: Path, content: str) -> None:
-    """Nothing is made up of what cannot be read."""
+    """An unreadable file of measurements is refused."""
     measured = tmp_path / "measured.json"
     measured.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match="file of measurements"):
@@ -395,7 +395,7 @@ def test_damaged_measurements_are_refused(chain: Path, tmp_path: Path, content: 
 
 
 def test_file_without_tags_is_measured_by_the_scopes_of_its_names(tmp_path: Path) -> None:
-    """The answer says what the modules were read from."""
+    """The result names the source of the modules."""
     result = quantization_sensitivity(save_chain(tmp_path / "chain.onnx", tagged=False), samples=1)
     assert "node names" == result.tree_source
     assert {"a.0", "a.0.b", "a.1"} <= {module.path for module in result.measured}
@@ -418,7 +418,7 @@ def _save_plain(path: Path, end: str, *, name: str = "", tagged: bool = True, ou
 
 
 def test_model_of_one_module_has_one_row(tmp_path: Path) -> None:
-    """And no list that could meet what the whole does not."""
+    """The only list tried cannot reach a target that the whole model misses."""
     source = _save_plain(tmp_path / "one.onnx", "y = MatMul (a, w)")
     result = quantization_sensitivity(source, target="sqnr_db=150", samples=1)
     assert ["/M", "/M/MatMul"] == sorted(module.tag for module in result.measured)
@@ -427,7 +427,7 @@ def test_model_of_one_module_has_one_row(tmp_path: Path) -> None:
 
 
 def test_file_that_says_nothing_of_modules_is_refused(tmp_path: Path) -> None:
-    """The hint names what brings tags."""
+    """The refusal explains that module information is missing."""
     source = _save_plain(tmp_path / "plain.onnx", "y = Relu (a)", tagged=False)
     with pytest.raises(UsageError, match="module information"):
         quantization_sensitivity(source)
@@ -441,7 +441,7 @@ def test_model_that_answers_nothing_but_nan_is_refused(tmp_path: Path) -> None:
 
 
 def test_model_with_some_nan_is_compared_where_it_has_numbers(tmp_path: Path) -> None:
-    """A form whose NaN stand elsewhere has no ratio, and is the worst."""
+    """A variant with NaN in other positions has no ratio and is ranked worst."""
     source = _save_plain(tmp_path / "log.onnx", "y = Log (a)")
     result = quantization_sensitivity(source, samples=4)
     assert any("NaN" in note for note in result.notes)
@@ -471,7 +471,7 @@ def test_quantized_file_is_refused(chain: Path, tmp_path: Path) -> None:
     ],
 )
 def test_unusable_request_is_refused(chain: Path, flags: dict[str, Any], words: str) -> None:
-    """Each is a wrong use, told with what there is."""
+    """Each request is refused with a message about its error."""
     with pytest.raises(UsageError, match=words):
         quantization_sensitivity(chain, **flags)
 
@@ -498,7 +498,7 @@ def test_weights_in_a_file_of_their_own_are_measured_alike(chain: Path, tmp_path
 
 
 def test_record_is_json_with_the_keys_that_are_promised(chain: Path) -> None:
-    """What a program reads."""
+    """Programs depend on the keys."""
     record = json.loads(json.dumps(quantization_sensitivity(chain, target="sqnr_db=190", samples=1).as_record()))
     assert 1 == record["schema_version"]
     keys = {"module", "tag", "class", "part", "precision", "sqnr_db", "cosine", "relative_error", "output", "nodes",

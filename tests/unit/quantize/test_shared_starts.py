@@ -14,7 +14,7 @@ LAYERS = 6
 
 
 def _graph(second: str = "Relu") -> ir.Model:
-    """Layers of a product and an activation; what the second one makes is an output as well."""
+    """Return a graph of layers of MatMul and activation; the second activation is a graph output too."""
     weights = ", ".join(f"float[4, 4] w{number} = {{{', '.join(['0.0'] * 16)}}}" for number in range(LAYERS))
     body, previous = "", "x"
     for number in range(LAYERS):
@@ -34,7 +34,7 @@ def _graph(second: str = "Relu") -> ir.Model:
 
 
 def _form(model: ir.Model, number: int) -> ir.Model:
-    """Return a copy in which the weight of one layer has other values, under another name."""
+    """Return a copy with rounded values, under another name, in the weight of one layer."""
     form = model.clone()
     (node,) = (node for node in form.graph if node.name == f"p{number}")
     rounded = ir.tensor(np.round(node.inputs[1].const_value.numpy()), name="rounded")
@@ -56,7 +56,7 @@ def samples() -> list[dict[str, np.ndarray]]:
 
 
 def test_rest_answers_as_the_whole_form(samples: list[dict[str, np.ndarray]]) -> None:
-    """Of a form whose fifth layer is changed only what comes later is run, on the values of each sample."""
+    """Only nodes after the changed fifth layer run, on the stored values of each sample."""
     model = _graph()
     starts = SharedStarts(model, GraphSessions(model), samples, threads=1)
     form = _form(model, 4)

@@ -1,4 +1,4 @@
-"""The summary of a quantization shows first what the user did not get."""
+"""Summary of a quantization, with unfulfilled requests first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def quantized(folder: Path, **options: Any) -> QuantizedFile:
 
 
 def lines(result: QuantizedFile, *, width: int = 200, verbose: bool = False) -> list[str]:
-    """Return what is printed."""
+    """Return the printed lines."""
     text = io.StringIO()
     print_document(quantization_document(result), Console(file=text, width=width), verbose=verbose)
     return text.getvalue().splitlines()

@@ -1,4 +1,4 @@
-"""A quantization that was stopped continues behind what it had found, and writes what it would have written."""
+"""Continuation of an interrupted quantization, to the same file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def stopped_at(words: str) -> Callable[[StepEvent], None]:
-    """Return what stops the command when it tells of something, as Ctrl-C does."""
+    """Return a step callback that raises KeyboardInterrupt at a given progress text."""
 
     def on_step(event: StepEvent) -> None:
         if event.running is not None and words in event.running.progress:
@@ -60,7 +60,7 @@ def stopped_at(words: str) -> Callable[[StepEvent], None]:
 
 
 def taken_over(result: QuantizedFile) -> list[str]:
-    """Return the notes on what an interrupted run had found."""
+    """Return the notes on results of an interrupted run."""
     return [note for note in result.notes if "interrupted" in note]
 
 
@@ -85,7 +85,7 @@ def written_by(source: Path, name: str, options: dict[str, Any]) -> tuple[bytes,
 def test_killed_run_is_continued_to_the_same_bytes(
     source: Path, options: dict[str, Any], moment: str, note: str
 ) -> None:
-    """What a killed process had finished is not done again; nothing of it is left, and a note says what was reused."""
+    """Finished work of a killed process is reused, a note names it, and its folder is removed."""
     command = [sys.executable, "-c", KILLED, source, source.with_name("out.onnx"), moment, json.dumps(options)]
     killed = subprocess.run(command, check=False)  # our own Python
     assert -signal.SIGKILL == killed.returncode
@@ -101,12 +101,12 @@ def test_killed_run_is_continued_to_the_same_bytes(
 
 
 def cut_off(path: Path) -> None:
-    """Let a file end in the middle."""
+    """Cut a file in half."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
 def changed(path: Path) -> None:
-    """Let a file have another last byte."""
+    """Change the last byte of a file."""
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
@@ -169,7 +169,7 @@ def test_damaged_measurements_are_not_used(source: Path) -> None:
 
 
 def test_refusal_leaves_nothing(source: Path) -> None:
-    """What was refused is not continued."""
+    """A refused quantization leaves no work to continue."""
     with pytest.raises(Exception, match="dB"):
         quantize_onnx(source, source.with_name("out.onnx"), **{**SOLVING, "algorithm": "gptq", "min_sqnr_db": 200.0})
     assert [source] == list(source.parent.iterdir())

@@ -1,4 +1,4 @@
-"""Samples for ranges: read from a user's files, made of texts, or drawn; what does not fit is refused in words."""
+"""Samples for ranges: read from a user's files, made of texts, or random; refusals of unusable data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _scale_of_x(path: Path) -> float:
 
 
 def test_ranges_come_from_all_files_of_a_folder(model: Path, folder: Path) -> None:
-    """The scale is that of the extremes of the five; the file says what they came from, without a path."""
+    """The scale follows from the extremes of the five files; the metadata name the data without a path."""
     result = _quantize(model, calibration_data=str(folder))
     rows = np.concatenate([_rows(seed) for seed in range(5)])
     assert (rows.max() - rows.min()) / 255 == pytest.approx(_scale_of_x(result.model_path), rel=1e-5)
@@ -79,14 +79,14 @@ def test_number_of_samples_is_that_asked_for(model: Path, folder: Path) -> None:
 
 
 def test_one_file_is_one_sample(model: Path, folder: Path) -> None:
-    """Of any number of rows."""
+    """The number of rows does not matter."""
     result = _quantize(model, calibration_data=str(folder / "3.npz"))
     assert result.calibration is not None
     assert 1 == result.calibration.record["samples"]
 
 
 def test_without_data_random_values_are_drawn_and_said(model: Path) -> None:
-    """In a note, in the summary and in the file; another seed gives other ranges."""
+    """A note, the summary and the metadata name the random values; another seed gives other ranges."""
     result = _quantize(model, samples=3)
     assert any("random values" in note and "calibration_data" in note for note in result.notes)
     assert result.calibration is not None
@@ -116,7 +116,7 @@ def test_sizes_of_random_values_are_those_given(model: Path) -> None:
 def test_array_that_does_not_fit_is_refused(
     model: Path, folder: Path, arrays: dict[str, np.ndarray[Any, Any]], words: str
 ) -> None:
-    """The message names the option, the file and what the graph takes; nothing is written."""
+    """The message names the option, the file and the expected inputs; no file is written."""
     np.savez(folder / "2.npz", **arrays)  # type: ignore[arg-type]  # numpy's stub takes them for allow_pickle
     with pytest.raises(UsageError) as caught:
         _quantize(model, calibration_data=str(folder))
@@ -137,7 +137,7 @@ def test_too_few_samples_are_refused(model: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize(("name", "error"), [("data.bin", UsageError), ("gone", UsageError), ("bad.npz", InputError)])
 def test_data_of_another_form_is_refused(model: Path, name: str, error: type[Exception]) -> None:
-    """What is not there, not read, or damaged."""
+    """Missing, damaged and unsupported files are refused by name."""
     if name != "gone":
         model.with_name(name).write_bytes(b"PAR1")
     with pytest.raises(error, match=name):
@@ -234,7 +234,7 @@ def test_values_that_the_model_refuses_are_named(text_model: Path) -> None:
 
 
 def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path) -> None:
-    """The message says what is missing."""
+    """The message names the missing tokenizer or the existing columns."""
     texts = text_model.with_name("b.csv")
     texts.write_text("label,score\n1,2\n", encoding="utf-8")
     with pytest.raises(UsageError, match="label, score"):
@@ -261,7 +261,7 @@ def test_data_set_is_closed_when_the_work_is_done(
 
 
 def test_files_that_ranges_depend_on_are_those_that_are_read(text_model: Path, folder: Path) -> None:
-    """Of a folder as many as samples are read; of texts, the tokenizer's as well."""
+    """Only files of the samples read count; the tokenizer's files count for texts."""
     texts = text_model.with_name("texts.txt")
     texts.write_text("the dog\n", encoding="utf-8")
 

@@ -32,7 +32,7 @@ def test_kind_of_data_is_that_of_its_files(arrays: Path) -> None:
 
 
 def test_files_of_a_folder_are_its_arrays_in_order(arrays: Path) -> None:
-    """By name, so that ranges do not depend on the file system."""
+    """Files are sorted by name, so ranges do not depend on the file system."""
     assert [("a.npz", arrays / "a.npz"), ("b.npz", arrays / "b.npz")] == [*calibration_files(arrays).items()]
     assert {"texts.csv": arrays / "texts.csv"} == calibration_files(arrays / "texts.csv")
 

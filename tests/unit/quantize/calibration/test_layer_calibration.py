@@ -1,4 +1,4 @@
-"""Weights are quantized by what flows through the layers, and the file computes what was measured."""
+"""Quantization of weights by the inputs of their layers, measured on samples."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NET = f"""m (float[N, 64] x) => (float[N, 64] y) <{_WEIGHTS}> {{
 """Two products with one input behind a scale by channel, then two with inputs of their own."""
 
 LEAST_GAIN_DB = 2.0
-"""Chosen: what data is worth on inputs that depend on each other."""
+"""Chosen: least gain in decibels on samples with correlated channels."""
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Samples whose channels depend on each other, some much larger than others."""
+    """Samples with correlated channels of very different sizes."""
     generator = np.random.default_rng(0)
     mixing = generator.standard_normal((8, 64)) * np.exp(generator.standard_normal(64))
     (tmp_path / "data").mkdir()
@@ -98,7 +98,7 @@ def test_data_makes_outputs_better_at_the_same_size(source: Path, data: Path, al
 
 
 def test_awq_is_folded_into_the_scale_before_and_else_multiplied(source: Path, data: Path) -> None:
-    """The products with one input divide it in the weight before them; a Relu gets a product that has a tag."""
+    """The weight before several products of one input is divided by the scale; a Relu gets a tagged Mul instead."""
     result = quantized(source, data, "awq")
     assert decibels(result) >= rounded_decibels(source, data)
     nodes = onnx.load(result.model_path).graph.node
@@ -130,7 +130,7 @@ def test_two_bits_are_written(source: Path, data: Path) -> None:
 
 
 def test_layers_are_as_many_as_one_layer(source: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one layer or in many, all weights are found, and outputs are about as near."""
+    """All weights are quantized with one layer and with many, and the outputs are about equally exact."""
     several = decibels(quantized(source, data, "gptq"))
     monkeypatch.setattr(layer_calibration, "FEWEST_LAYERS", 1)
     assert several == pytest.approx(decibels(quantized(source, data, "gptq")), abs=3.0)
@@ -190,7 +190,7 @@ PADDED = f"""m (float[1, T, 64] x, int64[1, T] attention_mask) => (float[1, T, 6
 
 
 def test_padding_does_not_count(tmp_path: Path) -> None:
-    """Rows behind the end of a text change no block, whatever they hold."""
+    """Rows after the end of a text change no block, even with large values."""
     generator = np.random.default_rng(0)
     mixing = generator.standard_normal((64, 64)).astype(np.float32)
     ir.save(parse(PADDED), tmp_path / "in.onnx")
@@ -213,7 +213,7 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
 
 
 def test_algorithm_of_a_module_wins_over_that_of_the_others(source: Path, data: Path) -> None:
-    """Products of one input are found by the algorithm of their module; one without samples is one of these."""
+    """A module's algorithm is used for its product even if another product reads the same input."""
     weights = ", ".join([weight("w_q", 64, 64), weight("w_k", 64, 64), weight("w_b", 64)])
     net = f"""m (float[N, 64] x) => (float[N, 64] y) <{weights}> {{
         q = MatMul (x, w_q) k = Gemm (x, w_k, w_b) y = Add (q, k) }}"""

@@ -1,4 +1,4 @@
-"""GPTQ and AWQ on matrices, beside what they are to beat and beside brute force."""
+"""GPTQ and AWQ on matrices, compared with plain rounding and with brute force."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEPTH, WIDTH = 96, 24
 
 
 def correlated_inputs(rows: int = 400) -> Array:
-    """Return rows whose columns depend on each other, some of them much larger than others."""
+    """Return rows with correlated columns of very different sizes."""
     generator = np.random.default_rng(0)
     mixed = generator.standard_normal((rows, 12)) @ generator.standard_normal((12, DEPTH))
     noise = 0.3 * generator.standard_normal((rows, DEPTH))
@@ -36,7 +36,7 @@ def correlated_inputs(rows: int = 400) -> Array:
 
 
 def statistics_of(inputs: Array) -> InputStatistics:
-    """Return what is held of inputs."""
+    """Return statistics of inputs, added in three parts."""
     statistics = InputStatistics.of_depth(inputs.shape[-1])
     for part in np.array_split(inputs, 3):
         statistics.add(part)
@@ -72,7 +72,7 @@ def test_factor_times_its_transpose_is_the_matrix(size: int) -> None:
 
 
 def test_factor_of_what_is_not_positive_definite_is_refused() -> None:
-    """A Gram matrix with a negative eigenvalue is an error of ours that says what to do."""
+    """A Gram matrix with a negative eigenvalue is refused."""
     with pytest.raises(QuantizeError):
         factor_in_place(-np.eye(4, dtype=np.float32))
 
@@ -91,7 +91,7 @@ def test_gptq_errs_less_than_rounding_on_correlated_inputs(bits: int, *, is_symm
 
 
 def test_gptq_is_near_the_best_there_is() -> None:
-    """Of one column with few values, brute force over all steps of the same grid finds hardly better ones."""
+    """Brute force over all steps of the same grid finds hardly better values for one short column."""
     generator = np.random.default_rng(3)
     depth = 8
     inputs = (generator.standard_normal((60, 3)) @ generator.standard_normal((3, depth))).astype(np.float32)
@@ -131,7 +131,7 @@ def test_gptq_of_a_depth_that_blocks_do_not_divide() -> None:
 
 
 def test_awq_scale_makes_outputs_better_where_inputs_differ_in_size() -> None:
-    """With the scale, rounding errs less; where all inputs are alike, none is found or it does no harm."""
+    """The scale reduces the output error; inputs of equal size need none, and a scale does no harm."""
     weights, statistics, form = matrix(), statistics_of(correlated_inputs()), form_of(4)
     scale = awq_scale([weights], statistics, [form])
     assert scale is not None

@@ -1,4 +1,4 @@
-"""Does the engine make of a graph what ONNX Runtime's quantizer makes of it, without holding the weights?"""
+"""The dynamic engine, compared with ONNX Runtime's quantizer, without holding the weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_engine_computes_integers_when_they_are_read() -> None:
 
 
 def test_engine_quantizes_gemms_that_share_a_weight() -> None:
-    """A Gemm becomes an integer product and an addition; one with a factor stays, and so does the weight it reads."""
+    """A Gemm becomes an integer product and an addition; a Gemm with a factor stays, as does its weight."""
     model = parse(GEMMS)
     x = np.random.default_rng(1).standard_normal((3, 40)).astype(np.float32)
     expected = run_onnx(ir.to_proto(model).SerializeToString(), {"x": x})
@@ -89,7 +89,7 @@ def test_engine_quantizes_gemms_that_share_a_weight() -> None:
 
 
 def test_engine_leaves_gemms_it_was_not_asked_for() -> None:
-    """The nodes that were not named stay what they are."""
+    """Nodes outside the task are not changed."""
     ours = quantized(parse(GEMMS), "/gemm/Gemm_0")
 
     assert operators(ours).count("MatMulInteger") == 1
@@ -106,7 +106,7 @@ def test_engine_reads_weights_of_a_data_file_small_ones_included(tmp_path: Path)
 
 
 def test_names_that_the_graph_has_already_are_not_taken() -> None:
-    """Initializers called as the engine would call its own keep their values and their readers."""
+    """Initializers with the names of the engine's own tensors keep their values and readers."""
     names = ("w_transposed", "w_scale", "w_quantized", "w_zero_point", "y_product", "w_transposed_scale")
     extra = ", ".join(f"float[3, 32] {name} = {{0}}" for name in names)
     sums = "".join(f"s{at} = Add ({f's{at - 1}' if at else 'z'}, {name}) " for at, name in enumerate(names))
@@ -125,7 +125,7 @@ def test_names_that_the_graph_has_already_are_not_taken() -> None:
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_branches_read_the_rows_of_a_quantized_table_as_floats(chosen: bool) -> None:
-    """A node of a subgraph stays, and so does the type that it reads."""
+    """A node of a subgraph stays and still reads floats."""
     model = parse("""g (int64[2] i, bool c) => (float[2, 40] y) <float[50, 40] w_table = {0}> {
         r = Gather <axis = 0> (w_table, i)
         y = If (c) <then_branch = t () => (float[2, 40] u) { u = Neg (r) },

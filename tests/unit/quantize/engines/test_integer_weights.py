@@ -39,7 +39,7 @@ def weight(dtype: str = "float32", shape: tuple[int, ...] = (6, 5)) -> np.ndarra
 @pytest.mark.parametrize("integer", [INT8, UINT8])
 @pytest.mark.parametrize("axis", [None, 0, -1])
 def test_integers_are_those_of_onnxruntime(dtype: str, symmetric: bool, integer: ir.DataType, axis: int | None) -> None:
-    """Scales, zero points and integers are equal bit by bit to what ONNX Runtime computes channel by channel."""
+    """Scales, zero points and integers equal ONNX Runtime's result for each channel bit by bit."""
     values = weight(dtype)
     channels = [values] if axis is None else list(np.moveaxis(values, axis, 0))
     expected = [quantize_data(channel.flatten(), integer.value, symmetric) for channel in channels]
@@ -56,7 +56,7 @@ def test_integers_are_those_of_onnxruntime(dtype: str, symmetric: bool, integer:
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 def test_integers_of_a_large_weight_do_not_depend_on_its_pieces(axis: int | None) -> None:
-    """A weight of several pieces becomes what its rows become alone."""
+    """A weight processed in several pieces has the same integers as its rows alone."""
     values = weight(shape=(5, PIECE_ELEMENTS // 2))
     scales = measure_scales(ir.tensor(values), axis, integer_range(INT8, symmetric=True))
     scale = scales.scales if axis is None else np.expand_dims(scales.scales, 1 - axis)

@@ -55,7 +55,7 @@ def _sqnr_db(expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> fl
 
 
 def test_value_belongs_to_its_maker_and_weight_to_its_reader() -> None:
-    """The pair of a graph input has the module that reads it, that of a value the module that makes it."""
+    """The pair of a graph input belongs to the module that reads the input, the pair of a value to its producer."""
     result = quantized(tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS), [{"x": X}])
     assert [
         ("QuantizeLinear x", "/M/Up"),
@@ -101,7 +101,7 @@ def test_convolutions_stay_integer_through_what_joins_them() -> None:
 
 
 def test_excluded_module_reads_what_it_read_before() -> None:
-    """Neither its weight nor a value that no integer kernel makes changes, though others read both quantized."""
+    """Weight and float inputs of an excluded module stay, although other modules read both quantized."""
     body = """m (float[N, 4] x) => (float[N, 4] y) {
         a = MatMul (x, w1) b = MatMul (x, w1) c = MatMul (b, w2) y = Add (a, c) }"""
     model = tagged_graph(body, ("/M/Chosen", "/M/Kept", "/M/Kept", "/M"), MLP_WEIGHTS)
@@ -119,7 +119,7 @@ def test_excluded_module_reads_what_it_read_before() -> None:
 
 
 def test_shared_weight_is_stored_once() -> None:
-    """Two layers of one weight read one DequantizeLinear, which belongs to the module of both."""
+    """Two layers of one weight read the same DequantizeLinear, tagged with the module of both layers."""
     body = "m (float[N, 4] x) => (float[N, 4] y) { a = MatMul (x, w1) b = MatMul (a, w1) y = Relu (b) }"
     model = tagged_graph(body, ("/M/Pair/One", "/M/Pair/Two", "/M/Pair"), {"w1": (4, 4)})
     result = quantized(model, [{"x": X}])
@@ -130,7 +130,7 @@ def test_shared_weight_is_stored_once() -> None:
 
 @pytest.mark.parametrize("batch", ["2", "N"])
 def test_bias_behind_a_product_is_an_integer_that_a_kernel_adds(batch: str, tmp_path: Path) -> None:
-    """At fixed sizes ONNX Runtime makes one Gemm of product and sum; its integer kernel takes such a bias only."""
+    """ONNX Runtime fuses product and sum of fixed sizes to a Gemm; its integer kernel requires an int32 bias."""
     body = f"""m (float[{batch}, 3, 4] x) => (float[{batch}, 3, 4] y) {{
         h = MatMul (x, w1) a = Add (wb, h) r = Sigmoid (a) i = MatMul (r, w2) b = Add (i, wb) y = Sigmoid (b) }}"""
     tags = ("/M/Up", "/M/Up", "/M", "/M/Down", "/M/Down", "/M")
@@ -151,7 +151,7 @@ def test_bias_behind_a_product_is_an_integer_that_a_kernel_adds(batch: str, tmp_
 
 
 def test_bias_of_an_excluded_sum_stays_as_it_is() -> None:
-    """The sum belongs to another module than the product, and that module keeps its numbers."""
+    """The sum belongs to an excluded module, unlike the product."""
     body = "m (float[2, 3, 4] x) => (float[2, 3, 4] y) { h = MatMul (x, w1) y = Add (h, wb) }"
     model = tagged_graph(body, ("/M/Up", "/M/Kept"), {"w1": (4, 4), "wb": (4,)})
     x = np.ones((2, 3, 4), np.float32)
@@ -234,7 +234,7 @@ def test_layer_behind_an_integer_kernel_of_another_precision_gets_its_own(base: 
 
 
 def test_weight_that_is_not_finite_is_refused() -> None:
-    """No scale says what NaN is."""
+    """NaN has no scale."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
     array = np.zeros((4, 4), np.float32)
     array[1, 2] = np.nan
@@ -253,7 +253,7 @@ def test_zero_point_for_each_channel_is_refused() -> None:
 
 
 def test_layer_without_a_form_counts_as_left() -> None:
-    """Though what it reads comes quantized out of a convolution: its only constant is what it adds."""
+    """The Gemm reads a quantized value twice, but its only constant is the addend."""
     body = """m (float[1, 2, 8, 8] x) => (float[8, 8] y) <int64[2] s = {8, 36}> {
         c = Conv (x, w1) r = Reshape (c, s) y = Gemm <transB = 1> (r, r, w2) }"""
     model = tagged_graph(body, ("/M/Conv", "/M", "/M/Left"), {"w1": (8, 2, 3, 3), "w2": (8, 8)})
@@ -307,7 +307,7 @@ def test_table_of_an_excluded_lookup_stays_beside_the_weight_of_its_head() -> No
 
 
 def test_float16_weight_is_left_with_its_reason() -> None:
-    """What integers are turned back into is float32."""
+    """DequantizeLinear would return float32."""
     body = "m (float16[N, 4] x) => (float16[N, 4] y) <float16[4, 4] w1 = {0}> { y = MatMul (x, w1) }"
     with pytest.raises(UsageError, match=r"MatMul .*float16"):
         quantized(tagged_graph(body, ("/M",), {}), [{"x": X.astype(np.float16)}])
@@ -315,7 +315,7 @@ def test_float16_weight_is_left_with_its_reason() -> None:
 
 @pytest.mark.parametrize("precision", ["int8", "uint8"])
 def test_channels_have_one_zero_point_and_a_scale_that_their_bias_fits_into(precision: str) -> None:
-    """Of three channels one holds zeros, and one has a bias too large for its weights; integer kernels run them."""
+    """One of three channels is zero, and one has a bias too large for its weights; integer kernels run all of them."""
     body = "m (float[1, 2, 8, 8] x) => (float[1, 3, 6, 6] y) { y = Conv (x, w1, wb) }"
     model = tagged_graph(body, ("/M/Stem",), {"w1": (3, 2, 3, 3), "wb": (3,)})
     array = np.random.default_rng(5).standard_normal((3, 2, 3, 3)).astype(np.float32)

@@ -141,7 +141,7 @@ def test_tied_table_for_openvino_is_two_constants_and_one_range_of_bytes(precisi
 
 
 def test_names_that_are_taken_are_not_given_again() -> None:
-    """A value that bears the name of the reshaped table keeps it, and so does one that bears that of the weight."""
+    """Values that already have the names of the new weight and of the reshaped table keep their names."""
     body = TIED.replace("e = Gather (w, ids)", "w_Q4 = Identity (ids)  w_Q4_2_table = Gather (w, w_Q4)")
     model = weighted(body.replace("(e, t)", "(w_Q4_2_table, t)"), w=(80, 64))
     quantized = quantize_weights(model, task_for(model, "int4", "Gather", "MatMul"))
