@@ -52,7 +52,7 @@ def words(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address() -> Iterator[tuple[str, list[str]]]:
-    """A server that has the file that is asked for, and what was asked of it."""
+    """A server that has every requested file, and the list of its requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,7 +94,7 @@ def test_card_names_files_of_its_folder_only(words: Path, address: tuple[str, li
 
 
 def test_card_says_which_files_of_its_folder_are_which_split(words: Path) -> None:
-    """By name and by pattern, by configuration, with the separator of the file and the names of labels."""
+    """Files are named by path or pattern and per configuration; separator and label names are read too."""
     (words / "more" / "c.csv").write_text("text;label\nlast;1\n")
     _card(
         words,
@@ -196,7 +196,7 @@ def test_links_out_of_the_folder_and_pipes_are_not_read(words: Path, tmp_path: P
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a program ``gs`` writes when it is started."""
+    """A file written whenever the program ``gs`` starts."""
     trace = tmp_path / "started"
     (tmp_path / "programs").mkdir()
     path = tmp_path / "programs" / "gs"
@@ -214,7 +214,7 @@ def _png(shade: int = 0) -> bytes:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
 def test_image_of_another_format_starts_no_program(tmp_path: Path, program: Path) -> None:
-    """In a folder, in bytes, and nested in a list; pipes and links out are left out, and the rest is read."""
+    """EPS images in a folder, in bytes and in nested lists are unreadable; pipes and outward links are skipped."""
     folder = tmp_path / "pictures"
     folder.mkdir()
     for name, content in {"a.png": _png(1), "b.png": EPS, "c.png": _png(3)}.items():
@@ -242,7 +242,7 @@ def test_image_of_another_format_starts_no_program(tmp_path: Path, program: Path
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
 def test_cells_name_regular_files_of_the_folder_only(tmp_path: Path) -> None:
-    """Of pictures and recordings: a pipe, a device, a link out and any other file of this machine are not opened."""
+    """Cells with a pipe, a device, an outward link or any other file of this machine are not opened."""
     folder = tmp_path / "data"
     (folder / "p").mkdir(parents=True)
     (folder / "p" / "x.png").write_bytes(_png())
@@ -262,7 +262,7 @@ def test_cells_name_regular_files_of_the_folder_only(tmp_path: Path) -> None:
 
 
 def _flac(frames: int) -> bytes:
-    """Return a recording of eight samples whose header says that there are more."""
+    """Return a recording of eight samples with another number in its header."""
     content = io.BytesIO()
     soundfile.write(content, np.zeros(8), 8000, format="FLAC")
     flac = bytearray(content.getvalue())
@@ -290,7 +290,7 @@ def test_recordings_whose_headers_lie_are_left_out(tmp_path: Path) -> None:
 
 
 def test_parquet_file_that_declares_too_much_is_refused(tmp_path: Path) -> None:
-    """By its footer; what that does not say, as it is read."""
+    """Size is checked in the footer and again while reading."""
     rows = 2**18
     texts = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * 1000]))
     pq.write_table(pa.table({"text": texts}), tmp_path / "repeated.parquet", store_schema=False)
@@ -320,7 +320,7 @@ def test_parquet_file_that_declares_too_much_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_saved_data_set_names_files_of_its_folder_only(tmp_path: Path, file: str, content: Any) -> None:
-    """What save_to_disk wrote and somebody changed; None is deep JSON."""
+    """Changed metadata of save_to_disk are refused; `None` stands for deeply nested JSON."""
     table = datasets.Dataset.from_dict({"text": ["secret"]})
     datasets.DatasetDict(train=table).save_to_disk(str(tmp_path / "saved"))
     shutil.copy(next((tmp_path / "saved" / "train").glob("*.arrow")), tmp_path / "secret.arrow")

@@ -1,4 +1,4 @@
-"""Metrics: their values are the libraries', and so is what resampling computes on all samples as they are."""
+"""Metrics, compared with libraries, both directly and by resampling of all samples."""
 
 from __future__ import annotations
 

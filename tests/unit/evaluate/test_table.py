@@ -1,4 +1,4 @@
-"""What is told of an evaluation on the console."""
+"""Console output of an evaluation."""
 
 from __future__ import annotations
 

@@ -39,5 +39,5 @@ def test_island_has_kernels_and_rounds_as_pytorch() -> None:
     ids=["a model in bfloat16", "rounding alone", "nothing in bfloat16"],
 )
 def test_other_graphs_stay(text: str) -> None:
-    """What has kernels, or is of the type that somebody chose."""
+    """Operators with kernels, and graphs of another type, are not changed."""
     assert not BFloat16WideningPass()(parse(text)).modified

@@ -43,7 +43,7 @@ def test_other_products_stay(factor: float, inner: str) -> None:
 
 
 def test_nodes_stay_sorted_where_the_tensor_is_made_after_the_sum() -> None:
-    """A gated form multiplies by what comes later."""
+    """A gated form multiplies by a later tensor."""
     model = parse(
         TEXT.format(factor=0.5, inner="h = Mul (half, s)").replace("y = Mul (x, h)", "z = Relu (x)  y = Mul (z, h)")
     )

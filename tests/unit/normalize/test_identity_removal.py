@@ -31,7 +31,7 @@ def test_identity_between_nodes_and_before_an_output_goes() -> None:
 
 
 def test_transposition_that_moves_no_axis_goes() -> None:
-    """One that moves axes stays, and so does one that names none: it turns them all round."""
+    """Transpositions that move axes stay, also without a permutation: the default reverses all axes."""
     model = parse(
         "m (float[2, 2] x) => (float[2, 2] y) { a = Transpose <perm = [0, 1]> (x)  b = Relu (a)"
         "  c = Transpose <perm = [1, 0]> (b)  y = Transpose (c) }"

@@ -43,7 +43,7 @@ m (float[4] x) => (float[n] y, int64[4] i)
 
 
 def test_output_that_is_left_out_stays_so() -> None:
-    """Naming it would undo what the removal of unused outputs did, round after round."""
+    """A name would undo the removal of unused outputs in every round."""
     model = parse(WITH_A_GAP)
     feeds = {"x": np.array([2, 1, 2, 3], np.float32)}
     before = answer(model, **feeds)

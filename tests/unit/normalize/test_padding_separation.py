@@ -1,4 +1,4 @@
-"""ONNX Runtime does not fuse zero padding into a pool."""
+"""Separation of zero padding from a pool, into which ONNX Runtime would fuse it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ m (float[1,1,6,6] x) => (float[1,1,3,3] y) <{PADS}, float zero = {{0}}>
 {{ a = Pad (x, pads, zero)  y = {POOL} (a) }}
 """
 NEGATIVE = -1.0 - np.arange(36, dtype=np.float32).reshape(1, 1, 6, 6)
-"""Of which zero is larger than any."""
+"""Every value is less than the zero of the padding."""
 
 
 def _answer_by_default(model: ir.Model) -> list[object]:
-    """Return what ONNX Runtime makes of a model with everything it does by itself."""
+    """Return the outputs of a model with ONNX Runtime's default optimizations."""
     outputs = run_onnx(ir.to_proto(model).SerializeToString(), {"x": NEGATIVE}, optimize=True)
     return [value.tolist() for value in outputs.values()]
 
@@ -82,7 +82,7 @@ def test_normalized_padding_survives_beside_other_zeros() -> None:
     ids=["value", "computed", "mode", "integers", "reader", "output", "no pool"],
 )
 def test_padding_separation_does_not_fire(body: str) -> None:
-    """What ONNX Runtime reads as it is written stays as it is written."""
+    """Padding that ONNX Runtime reads correctly is not changed."""
     model = parse(body)
     before = str(ir.to_proto(model))
     assert not PaddingSeparationPass()(model).modified

@@ -1,4 +1,4 @@
-"""A captured graph takes its plain form, keeps its tags and its answers."""
+"""Normalization of an exported graph, with unchanged tags and outputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ m (float[2,3] x, bool c) => (float[2,4] y, float[2,4] z, float[2,3] u, float[2] 
   ax = Constant <value_ints = [1]> ()  v = ReduceSum <keepdims=0> (y, ax)
 }
 """
-"""What torch's exporter writes: chains that compute shapes, a transposed weight, identities, a dead node, a branch."""
+"""A graph as torch's exporter writes it: shape computations, a transposed weight, identities, a dead node, a branch."""
 
 
 def _feeds(chosen: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a graph computes about its open sizes is computed once, or not at all; its answers stay at every size."""
+"""Simplification of size computations in graphs with dynamic dimensions, with equal outputs at every size."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from graphs import answer, operators, parse, tags
 from winml.modelkit.normalize.pipeline import normalize
 
 SIZES = ((1, 1), (2, 3), (3, 5))
-"""Of batch and sequence: one of each, and two pairs that differ."""
+"""Sizes of batch and sequence: one pair of ones and two pairs of different sizes."""
 
 ENDINGS = {
     "torchscript": "sh = Shape (x)  b0 = Gather (sh, zero)  s0 = Gather (sh, one)  b = Unsqueeze (b0, first)"
     "  s = Unsqueeze (s0, first)",
     "dynamo": "b = Shape <start=0, end=1> (x)  s = Shape <start=1, end=2> (x)",
 }
-"""How the exporters read the two sizes of ``x``."""
+"""Nodes with which each exporter reads the two sizes of ``x``."""
 NUMBERS = "zero = Constant <value_int=0> ()  one = Constant <value_int=1> ()  first = Constant <value_ints=[0]> ()"
 
 
@@ -45,7 +45,7 @@ def test_heads_are_split_and_joined_by_constant_shapes(ending: str) -> None:
 
 
 def test_size_that_is_needed_is_read_once() -> None:
-    """Of a table as many rows as tokens are taken, at two places."""
+    """Two slices of a table have as many rows as there are tokens."""
     body = (
         f"{ENDINGS['torchscript']}  shape2 = Shape (x)  s1 = Gather (shape2, one)  s2 = Unsqueeze (s1, first)"
         "  p = Slice (table, first, s, first)  q = Slice (table, first, s2, first)  a = Add (x, p)  y = Add (a, q)"

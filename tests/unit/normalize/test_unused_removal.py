@@ -15,7 +15,7 @@ m (float[2] x, bool c) => (float[2] y, float[1] k) <float[2] a = {1,2}, float[1]
 
 
 def test_unused_initializer_goes_in_subgraphs_too() -> None:
-    """What is read, also from a branch, or is an output, stays."""
+    """Initializers read in the graph or in a branch stay, and so do outputs."""
     model = parse(BRANCHES)
     feeds = {"x": np.ones(2, np.float32), "c": True}
     before = (answer(model, **feeds), tags(model), operators(model))

@@ -1,4 +1,4 @@
-"""Which module a kernel of several is charged to."""
+"""Attribution of a kernel fused from several modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is called, how often and in which order, when something is measured."""
+"""Number and order of the runs of a latency measurement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_latency_counts_runs_besides_the_first_and_those_to_warm_up() -> None:
 
 
 def test_latency_keeps_a_slow_first_run_apart() -> None:
-    """What only the first run pays for is not in the samples."""
+    """The cost of the first run is not in the samples."""
     calls: list[int] = []
 
     def run() -> None:

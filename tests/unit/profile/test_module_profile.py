@@ -61,7 +61,7 @@ def test_interrupted_run_of_a_kernel_moves_no_share() -> None:
 
 
 def test_node_that_runs_several_times_counts_with_its_sum() -> None:
-    """A node in a loop takes what all its runs in a run take; kernels side by side leave no time outside."""
+    """A node in a loop counts with the sum of its runs; parallel kernels leave no time outside."""
     profile = charge_modules(_profile(("/Add", "Add", 10.0), ("/Add", "Add", 20.0), runs=5), TAGS, MODULES)
     assert ([2.0], 0.03) == ([root.kernels for root in profile.roots], profile.kernel_ms)
     parallel = RunProfile(profile.profile.kernels, (20.0,) * 5)
@@ -76,14 +76,14 @@ def test_kernels_of_a_container_are_those_inside() -> None:
 
 
 def test_node_without_module_is_unattributed_by_name() -> None:
-    """What belongs to no module is named, counted and not spread over the others."""
+    """Nodes without a module are named and counted, and their time is not spread over other modules."""
     profile = _charged()
     assert {"stray": 1.5} == profile.unattributed
     assert profile.unattributed_share == pytest.approx(0.15)
 
 
 def test_module_the_tree_does_not_list_is_added_with_its_class() -> None:
-    """A deeper tag of a file whose tree is shorter gets its place, its class read off the tag."""
+    """A tag deeper than the tree is added below its parent, with the class from the tag."""
     gelu = next(module for module in _charged().modules() if module.tag.endswith("GELU"))
     assert ("GELU", "", 1.0, {"Erf": 1.0}) == (gelu.class_name, gelu.path, gelu.kernels, gelu.operators)
 
@@ -98,7 +98,7 @@ def test_class_inside_its_own_class_counts_once() -> None:
 
 
 def test_modules_keep_the_order_of_the_tree() -> None:
-    """Modules are listed as they ran, whatever the order of their kernels."""
+    """Modules are listed in the order of the tree, not of their kernels."""
     reverse = _profile(("/layer.1/MatMul", "MatMul", 1.0), ("/layer.0/MatMul", "MatMul", 1.0))
     tags = [module.tag for module in charge_modules(reverse, TAGS, MODULES).modules()]
     assert ["/Net", "/Net/Layer.0", "/Net/Layer.1"] == tags

@@ -52,7 +52,7 @@ def test_terminal_depth_top_and_classes_choose_what_is_shown() -> None:
 
 
 def test_terminal_top_of_classes_are_those_with_the_most_own_time() -> None:
-    """A class that only holds others comes last, whatever its total."""
+    """A class with inner modules but no kernels comes last, regardless of its total."""
     assert ["A", "B"] == [line.split()[0] for line in _printed(by_class=True, top=2)[1:3]]
 
 
@@ -96,7 +96,7 @@ def test_node_data_has_the_layout_model_explorer_reads() -> None:
 
 
 def test_module_that_one_phase_of_a_decoder_lacks_has_a_row() -> None:
-    """In the tree and among the longest; what only the prompt runs comes behind."""
+    """The row is in the tree and among the longest; modules that only the prompt runs come last."""
     prompt = _profile()
     step = charge_modules(prompt.profile, {**TAGS, "/b/MatMul": "/Net/C", "/b/Add": "/Net/C"}, [("/Net", "", "Net")])
     rows = [(row.name, row.level, *(time is not None for time in row.times)) for row in module_rows([prompt, step])]

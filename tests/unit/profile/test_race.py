@@ -1,4 +1,4 @@
-"""Races with given times: who drops out, and who wins."""
+"""Races with given times: dropped candidates and winners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_loser_is_slower_in_every_pair_and_drops_out() -> None:
 
 
 def test_slower_within_the_noise_stays_in_the_faster_half() -> None:
-    """Of four, two are kept for the next rung unless the whole interval lies above the noise."""
+    """Half of four candidates stay for the next rung unless the whole interval lies above the noise."""
     raced = times(first=10.0, second=10.0 * (1 + NOISE / 2), third=10.0 * (1 + NOISE / 2 + 0.001), fourth=20.0)
     assert ["third", "fourth"] == list(losers(raced, list(raced), OF_TWO))
 
@@ -48,7 +48,7 @@ def test_nobody_drops_out_before_there_is_an_interval() -> None:
 
 
 def test_clearly_slower_in_each_turn_drops_out_of_many() -> None:
-    """Eight turns are too few for an interval of twelve candidates; one turn in which it is near keeps it in."""
+    """Eight turns are too few for an interval of twelve candidates; one turn near the fastest keeps a candidate."""
     medians = {f"c{number}": 10.0 + number / 100 for number in range(10)}
     raced = times(fast=5.0, near=5.3, **medians)
     confidence = confidence_of_race(len(raced), len(RUNGS) - 1)
@@ -59,7 +59,7 @@ def test_clearly_slower_in_each_turn_drops_out_of_many() -> None:
 
 
 def test_race_is_decided_where_no_other_is_faster_than_the_simplest_beyond_the_noise() -> None:
-    """By the median of the pairs; a busy machine decides nothing."""
+    """The median of the pairs decides; times of a busy machine decide nothing."""
     raced = times(simple=10.0, other=10.0 * (1 - NOISE / 2), slow=12.0)
     assert is_decided(raced, ["simple", "other", "slow"])
     assert is_decided(raced, ["simple"])
@@ -70,7 +70,7 @@ def test_race_is_decided_where_no_other_is_faster_than_the_simplest_beyond_the_n
 
 @pytest.mark.parametrize(("rung", "candidates"), [(RUNGS[0], 3), (RUNGS[1], 20)])
 def test_rungs_are_enough_for_the_number_of_candidates_they_were_chosen_for(rung: int, candidates: int) -> None:
-    """With one more there is no interval at that rung."""
+    """A further candidate has no interval at the same rung."""
     ends = [
         compare_pairs([2.0] * rung, [1.0] * rung, confidence_of_race(count, len(RUNGS) - 1)).low
         for count in (candidates, candidates + 1)
@@ -79,7 +79,7 @@ def test_rungs_are_enough_for_the_number_of_candidates_they_were_chosen_for(rung
 
 
 def test_few_of_many_races_of_equal_ones_lose_somebody_by_chance() -> None:
-    """At most 5 % of them; with 95 % for each interval it were a third."""
+    """Chance drops a candidate in at most 5 % of the races; with 95 % per interval, more races would lose one."""
     random, names = np.random.default_rng(0), [f"c{number}" for number in range(10)]
 
     def share(confidence: float) -> float:
@@ -132,8 +132,8 @@ def test_winner_need_not_be_the_plain_one_to_be_the_simpler_one() -> None:
 
 
 def test_winner_is_beaten_by_none_also_where_the_fastest_does_not_beat_it() -> None:
-    """The medians of whole series rank otherwise than the pairs: ``steady`` beats ``plain`` in every turn, and
-    ``erratic``, whose median is the least, is slower than ``plain`` in 10 of 24.
+    """Medians of whole series rank differently from pairs: ``steady`` beats ``plain`` in every turn, and
+    ``erratic``, with the least median, is slower than ``plain`` in 10 of 24.
     """
     plain = [10.0, 12.0] * 12
     steady = [0.9 * time for time in plain]
@@ -153,7 +153,7 @@ def test_fastest_wins_where_each_is_slower_than_some_other() -> None:
 
 
 def test_ratio_takes_the_turns_that_both_were_in() -> None:
-    """Who dropped out has a shorter series."""
+    """A dropped candidate has a shorter series."""
     raced = times(plain=10.0, int8=5.0)
     raced["int8"] += [1.0] * 6
     assert (TURNS, 2.0) == (ratio_between(raced, "plain", "int8").pairs, ratio_between(raced, "plain", "int8").value)

@@ -1,4 +1,4 @@
-"""What is said about a comparison: a difference only where there is one."""
+"""Text of a comparison: a difference only if one was measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules of a tree are shown: equal ones once, deep ones not."""
+"""Modules shown in a tree: equal ones once, deep ones omitted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _layer(number: int, *, nodes: int = 5) -> _Module:
 
 
 def test_equal_layers_are_shown_once() -> None:
-    """The first stands for all, with what is inside it."""
+    """The first layer represents all, with its inner modules."""
     model = _Module("M", ("M", 30), tuple(_layer(number) for number in range(12)))
     assert ["M", "  Layer.0 … .11 × 12, equal", "    Act", "    Out"] == _words([model], TreeLimits())
     assert 1 + 12 * 3 == len(_words([model], TreeLimits(folds=False)))
@@ -60,7 +60,7 @@ def test_depth_says_how_much_it_hides() -> None:
 
 
 def test_names_that_share_nothing_are_both_written_out() -> None:
-    """Only what follows the last dot may be left out before."""
+    """Only the text after the last dot may follow an abbreviation."""
     model = [_Module(name, ("Linear", 1)) for name in ("Linear.query", "Linear.key", "Linear")]
     assert ["Linear.query … Linear × 3, equal"] == _words(model, TreeLimits())
 

@@ -172,7 +172,7 @@ def test_keys_select_and_zoom_modules(browser: Browser, page: Path) -> None:
 
 @pytest.mark.reader("chromium")
 def test_colours_stand_for_classes_or_for_self_time(browser: Browser, page: Path) -> None:
-    """The choice recolours the boxes, and the legend says what colours mean."""
+    """The choice recolours the boxes, and the legend explains the colours."""
     browser.open(page)
     legend = "document.querySelector('.legend').textContent"
     assert "Attention" in browser.run(legend)
@@ -195,7 +195,7 @@ def test_rows_of_a_module_are_shown_from_the_chart(browser: Browser, page: Path)
 
 
 def test_page_of_a_large_model_is_small() -> None:
-    """Of two thousand modules, in a chart and in a table of nine columns."""
+    """The page has two thousand modules in a chart and a table of a thousand rows."""
     boxes = [Box(f"/M.{n}", "", f"M.{n}", 1.0, 0.5, "", (LONG, "self 1.000 ms"), kind="Module") for n in range(2000)]
     page = render_html(Document([Boxes(boxes, "Time", shades=Shades("self time")), _table(1000)]))
     assert 200_000 < len(page.encode()) < MOST_BYTES
@@ -277,7 +277,7 @@ def _difference() -> Document:
 def test_pages_of_verbs_have_a_summary_a_chart_and_a_table(
     describe: Callable[[], Document], browser: Browser, tmp_path: Path
 ) -> None:
-    """At both widths nothing is wider than the page, and what a chart says in marks a table says in numbers."""
+    """No element is wider than the page at either width, and figures, marks and table rows all exist."""
     path = tmp_path / "page.html"
     path.write_text(render_html(describe()), encoding="utf-8")
     for width in (1280, 390):

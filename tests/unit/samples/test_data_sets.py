@@ -1,4 +1,4 @@
-"""Samples of data sets: files of every form, splits, draws, and what is wrong with a request, in words."""
+"""Samples of data sets: file formats, splits, random choice, and messages about unusable requests."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_lines_of_a_text_are_samples_without_the_empty_ones(opened: Any) -> None
 
 
 def test_pictures_are_opened_and_their_folders_are_labels(opened: Any) -> None:
-    """With all pixels, when their turn comes."""
+    """Images are decoded with all pixels when their row is read."""
     data_set = opened("pictures")
     rows = list(data_set.rows(match_columns(data_set, ("image", "label"))))
     assert ["cat", "dog"] == data_set.features["label"].names
@@ -130,7 +130,7 @@ def test_resampled_tone_stays_the_tone() -> None:
 
 
 def test_split_is_chosen_in_order_and_told(opened: Any) -> None:
-    """Validation before test before train; an unknown one lists those there."""
+    """Validation comes before test, test before train; the hint of an unknown split lists the existing ones."""
     data_set = opened("tables")
     assert "validation" == data_set.split
     assert ("split validation of tables is used by default; other splits: train",) == data_set.notes
@@ -143,7 +143,7 @@ def test_split_is_chosen_in_order_and_told(opened: Any) -> None:
 
 
 def test_draw_is_that_of_the_seed(opened: Any) -> None:
-    """In the order of the data; more than there are is refused."""
+    """Chosen samples keep the order of the data; more samples than rows are refused."""
 
     def texts(seed: int) -> list[str]:
         return [row["sentence"] for row in opened("a.parquet", samples=2, seed=seed).rows()]
@@ -232,7 +232,7 @@ def test_reading_leaves_no_file(data: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_column_that_is_not_there_is_refused_with_those_that_are(opened: Any) -> None:
-    """The message lists the columns and what was found."""
+    """The message lists the columns, and the hint suggests the nearest."""
     with pytest.raises(UsageError, match=r"image; .*sentence, label"):
         match_columns(opened("a.csv"), ("text", "image"))
     with pytest.raises(UsageError, match="'sentense'") as caught:

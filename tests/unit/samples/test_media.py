@@ -1,4 +1,4 @@
-"""Which pictures and recordings are too large to be opened?"""
+"""Size limits of images and recordings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def save_png(path: Path, width: int, height: int, content: bytes) -> Path:
-    """Write a PNG of a size whose pixels are these bytes, compressed."""
+    """Write a PNG of a given size, with compressed content as its pixels."""
     header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + _chunk(b"IDAT", zlib.compress(content)) + _chunk(b"IEND", b""))
     return path
@@ -34,14 +34,14 @@ def save_wav(path: Path, rate_hz: int) -> Path:
 
 
 def test_image_of_absurd_size_is_not_decoded(tmp_path: Path) -> None:
-    """By its header: 169 million pixels are 3.3 GB on their way to a model."""
+    """The header is enough: 169 million pixels would be 3.3 GB on their way to a model."""
     opened = open_image(save_png(tmp_path / "a.png", 13000, 13000, b""), None, "a.png")
     assert isinstance(opened, Unreadable)
     assert "13000 x 13000 pixels" in opened.reason
 
 
 def test_image_of_usual_size_is_opened(tmp_path: Path) -> None:
-    """With all its pixels."""
+    """The image has all its pixels."""
     opened = open_image(save_png(tmp_path / "a.png", 3, 2, bytes(2 * (1 + 9))), None, "a.png")
     assert not isinstance(opened, Unreadable)
     assert (3, 2) == opened.size

@@ -21,7 +21,7 @@ WORDS = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", "the", "dog", "saw", "a", "red", "b
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What lies beside a model of texts, pictures and recordings."""
+    """A folder of files beside a model of texts, images and recordings."""
     from transformers import BertTokenizerFast, Wav2Vec2FeatureExtractor
 
     root = tmp_path_factory.mktemp("model")
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def text_inputs(*sizes: int | str) -> list[InputTensorSpec]:
-    """What a BERT takes."""
+    """Return the inputs of a BERT."""
     return [graph_input(name, "int64", sizes) for name in ("input_ids", "attention_mask", "token_type_ids")]
 
 
@@ -45,7 +45,7 @@ def texts_of(
 
 
 def test_texts_of_a_batch_are_as_long_as_the_longest(folder: Path) -> None:
-    """And no longer than the config has positions; what is known of the tokens comes with each row."""
+    """The config's number of positions limits the length; each row has its token information."""
     samples = [{"text": "the dogs"}, {"text": "a"}, {"text": "the dog saw a red ball"}]
     first, second = texts_of(folder, text_inputs("batch", "length"), samples, 2)
     assert [[2, 4, 5, 11, 3], [2, 7, 3, 1, 1]] == first.feeds["input_ids"].tolist()
@@ -58,7 +58,7 @@ def test_texts_of_a_batch_are_as_long_as_the_longest(folder: Path) -> None:
 
 
 def test_last_batch_of_a_fixed_size_is_filled_up(folder: Path) -> None:
-    """By its last row, which is dropped from answers again; types are those of the graph."""
+    """Copies of the last row fill the batch and are dropped from outputs; element types are those of the graph."""
     inputs = [graph_input("input_ids", "int32", (2, 8))]
     _, last = texts_of(folder, inputs, [{"text": text} for text in ("the", "a", "red ball")])
     assert [[2, 8, 9, 3, 1, 1, 1, 1]] * 2 == last.feeds["input_ids"].tolist()
@@ -142,7 +142,7 @@ def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
 
 
 def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
-    """With the folder they are looked for in."""
+    """The message names the folder, or the damaged file's role."""
     with pytest.raises(
         UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"
     ):

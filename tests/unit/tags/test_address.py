@@ -14,7 +14,7 @@ def test_depth_counts_segments() -> None:
 
 @pytest.mark.parametrize("text", ["BertModel", "/", "//A", "/A/", "/A//B"])
 def test_parse_tag_malformed_is_refused(text: str) -> None:
-    """A text that is no tag is an error that names it."""
+    """A malformed tag is refused."""
     with pytest.raises(ValueError, match="not a tag"):
         address.parse_tag(text)
 
@@ -56,6 +56,6 @@ def test_sibling_segments_separator_in_a_name_is_replaced() -> None:
 
 
 def test_sibling_segments_names_that_differ_in_a_separator_stay_apart() -> None:
-    """What stands for a slash is what no other name becomes."""
+    """The replacement of a slash occurs in no other name."""
     names = ["x/y", "x_y", "x%2Fy", "x%y"]
     assert len(names) == len(set(address.sibling_segments([(name, "A") for name in names])))

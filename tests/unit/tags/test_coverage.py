@@ -40,7 +40,7 @@ def test_coverage_counts_subgraphs_and_functions() -> None:
 
 
 def test_coverage_counts_the_nodes_at_the_root_by_whatever_source() -> None:
-    """Those whose tag is the root's count, and their share is of all nodes."""
+    """Nodes with the tag of the root count from every source, and their share is of all nodes."""
     model = parse(BRANCHES, functions=TWICE, domains=', "local" : 1')
     for node in all_nodes(model):
         if node.op_type in ("Exp", "Neg"):

@@ -25,5 +25,5 @@ from winml.modelkit.tags.tagging import name_scope
     ],
 )
 def test_name_scope_tells_modules_and_no_operators(name: str, op_type: str, scope: tuple[str, ...]) -> None:
-    """What a tool appended to an operator's name is no module, and a module may bear an operator's name."""
+    """Suffixes that a tool added to an operator's name are no module; a module may have the name of an operator."""
     assert scope == name_scope(name, op_type)

@@ -1,4 +1,4 @@
-"""Which modules a selector names."""
+"""Selection of modules by name, class or address."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_select_nothing_found_lists_the_nearest(selector: str, nearest: str) -> 
 
 
 def test_select_nothing_alike_explains_selectors() -> None:
-    """Where nothing is near, the error says what a selector looks like."""
+    """The error explains selectors if no name is similar."""
     with pytest.raises(UsageError) as caught:
         select(MODULES, "zzzz")
     assert caught.value.hint.startswith("Classes: ")

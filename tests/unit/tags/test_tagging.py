@@ -58,13 +58,13 @@ def test_read_tag_of_an_untagged_node_is_none(metadata: dict[str, str]) -> None:
 
 
 def test_read_tag_unknown_source_is_refused() -> None:
-    """A source FORMATS does not know is an error that lists those it does."""
+    """The error lists the known sources."""
     with pytest.raises(ValueError, match=r"'guessed'; .* direct, parent"):
         read_tag(node(winml__hierarchy__tag="/M", winml__hierarchy__source="guessed"))
 
 
 def test_clear_tag_removes_ours_and_torchs_keys_only() -> None:
-    """Afterwards a node carries what others wrote, and nothing of the hierarchy."""
+    """Keys of other tools stay on the node; keys of the hierarchy do not."""
     tagged = node(
         namespace="M", pkg__torch__onnx__stack_trace="x", winmlish="kept", namespaces="kept", pkg__other="kept"
     )
@@ -75,7 +75,7 @@ def test_clear_tag_removes_ours_and_torchs_keys_only() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}', "[" * 100_000])
 def test_damaged_list_of_modules_is_told_with_its_key(text: str) -> None:
-    """Whoever reads the file adds its name."""
+    """The reader of the file adds the file name to the error."""
     assert ["a.b"] == listed_modules(node(winml__hierarchy__modules='["a.b"]'))
     with pytest.raises(ValueError, match=r"winml\.hierarchy\.modules"):
         listed_modules(node(winml__hierarchy__modules=text))

@@ -39,7 +39,7 @@ def test_record_calls_counts_users_hooks_as_inside() -> None:
 
 
 def test_record_calls_runs_after_hooks_that_stop_a_module() -> None:
-    """A module whose hook raises is left all the same, so the next call starts from an empty stack."""
+    """A module with a failing hook is left too, so the next call starts from an empty stack."""
     model = Pair()
 
     def stop(_module: nn.Module, _args: object) -> None:

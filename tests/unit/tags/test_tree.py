@@ -98,7 +98,7 @@ def test_build_tree_with_torch_modules_makes_them_segments() -> None:
 
 
 def test_build_tree_unknown_torch_module_is_refused_with_nearest() -> None:
-    """A class that does not run is an error that lists those that do."""
+    """The error names classes of the model that run."""
     with pytest.raises(UsageError, match="'Linear'") as caught:
         traced(Stack(), "Linaer")
     assert "Linear" in caught.value.hint
@@ -137,7 +137,7 @@ def test_build_tree_class_of_transformers_keeps_torch_modules_out() -> None:
 
 
 def test_root_of_plain_torch_class_is_in_the_tree() -> None:
-    """The root belongs to the hierarchy whatever its class."""
+    """The root is in the tree regardless of its class."""
     assert ["/Sequential"] == [node.tag for node in traced(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))]
 
 

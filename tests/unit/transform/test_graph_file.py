@@ -39,7 +39,7 @@ class ReluRemovalPass(ir.passes.InPlacePass):
         self._count = count
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Let what reads a Relu read its input."""
+        """Replace each Relu's output by its input."""
         relus = [node for node in model.graph if node.op_type == "Relu"]
         for node in relus[len(relus) - self._count :]:
             value = node.inputs[0]
@@ -58,7 +58,7 @@ class ReluRemoval(GraphWork[StageResult]):
 
     @property
     def is_requested(self) -> bool:
-        """Whether any Relu is to go."""
+        """Return True if any Relu is to be removed."""
         return self.count > 0
 
     def apply(self, model: ir.Model) -> StageResult:
@@ -110,7 +110,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path) -> None:
-    """One step follows the other, and every number is that of the written file."""
+    """The steps run in order, and every number describes the written file."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     result = transform_file(GraphFileTask(source, tmp_path / "out.onnx"), ReluRemoval()).file
     assert ["Add", "Relu", "Mul"] == operators(result.model_path)
@@ -128,7 +128,7 @@ def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path)
 
 @pytest.mark.parametrize(("version", "inputs"), [(3, ["x"]), (6, ["x", "w"])])
 def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: list[str], tmp_path: Path) -> None:
-    """IR version 3 requires it of every initializer; in later ones, such an input is a default that callers replace."""
+    """IR version 3 requires initializers among the inputs; in later versions, such an input is a default."""
     model = parse("m (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w)  y = Neg (a) }", 8)
     model.ir_version = version
     ir.save(model, tmp_path / "in.onnx")
@@ -205,7 +205,7 @@ def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("change", ["a name taken away", "a weight nobody reads"])
 def test_stamp_does_not_hold_for_a_graph_that_broke_a_promise_later(change: str, tmp_path: Path) -> None:
-    """What the plain form promises and another tool undid is mended."""
+    """Normalization repairs a normalized file that another tool changed."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     plain = transform_file(GraphFileTask(source, tmp_path / "plain.onnx"), ReluRemoval(0)).file.model_path
     model = onnx.load(plain)
@@ -222,7 +222,7 @@ def test_stamp_does_not_hold_for_a_graph_that_broke_a_promise_later(change: str,
 
 
 def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_is_allowed(tmp_path: Path) -> None:
-    """A result that was not normalized never says that it was."""
+    """A result that was not normalized has no stamp."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     task = GraphFileTask(source, tmp_path / "out.onnx", skip_normalization=True)
     written = transform_file(task, ReluRemoval(0)).file
@@ -236,7 +236,7 @@ def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_i
 
 
 def test_work_before_normalization_sees_the_graph_of_the_file(tmp_path: Path) -> None:
-    """What it leaves behind is brought into the plain form, and only keys the file has are brought up to date."""
+    """The changed graph is normalized afterwards, and only metadata keys of the file are updated."""
     model = parse(UNNORMALIZED_BODY)
     stamp(model)
     model.metadata_props[INPUTS_KEY] = "[]"
@@ -343,7 +343,7 @@ transform_file(GraphFileTask(Path(sys.argv[1]), Path(sys.argv[2]), external_data
 
 
 def test_killed_process_leaves_the_earlier_files(tmp_path: Path) -> None:
-    """What it had written lies in a hidden folder, and nothing of it under the name of the output."""
+    """The unfinished files are in a hidden folder, not under the name of the output."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     output = tmp_path / "out.onnx"
     transform_file(GraphFileTask(source, output, external_data=True), ReluRemoval())

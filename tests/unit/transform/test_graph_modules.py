@@ -19,13 +19,13 @@ def _chain(tmp_path: Path, *, tagged: bool = True) -> ir.Model:
 
 
 def test_modules_of_a_graph_without_tags_are_read_from_names_with_a_note(tmp_path: Path) -> None:
-    """Whoever selects by them is told; of tags there is nothing to tell."""
+    """A note says that modules come from names; modules from tags need no note."""
     assert [] == source_notes(graph_modules(_chain(tmp_path), "chain"))
     assert 1 == len(source_notes(graph_modules(_chain(tmp_path, tagged=False), "chain")))
 
 
 def test_selected_nodes_are_those_of_a_module_without_an_excluded_one(tmp_path: Path) -> None:
-    """What lies below a module belongs to it."""
+    """The modules below a module belong to the selection."""
     model = _chain(tmp_path)
     assert 3 == len(selected_nodes(model, ["/M/A.0"], [])[0])
     assert 2 == len(selected_nodes(model, ["/M/A.0"], ["/M/A.0/B"])[0])
@@ -33,7 +33,7 @@ def test_selected_nodes_are_those_of_a_module_without_an_excluded_one(tmp_path: 
 
 
 def test_selection_that_leaves_no_node_is_refused(tmp_path: Path) -> None:
-    """Excluding what is included is a mistake."""
+    """The same module is included and excluded."""
     with pytest.raises(UsageError, match="no node remains"):
         selected_nodes(_chain(tmp_path), ["/M/C"], ["/M/C"])
 

@@ -1,4 +1,4 @@
-"""Files whose modules are functions: how they are asked for, and what other flows make of them."""
+"""Files with modules as functions: requests, and results of other commands on such files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chain(tmp_path: Path) -> Path:
 
 
 def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path, tmp_path: Path) -> None:
-    """The root is the graph; a module inside another one is called by it."""
+    """The root is the graph, and the function of a module calls the functions of its inner modules."""
     result = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all")
     assert result.functions is not None
     assert {"M.A.0": 1, "M.A.0.B": 1, "M.C": 1, "M.A.1": 1} == result.functions.functions

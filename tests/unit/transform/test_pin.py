@@ -20,14 +20,14 @@ from winml.modelkit.transform.pin import pin_model
 
 
 class Net(nn.Module):
-    """A model whose shapes are computed in the graph while its sizes are open."""
+    """A model with shapes computed in the graph while sizes are dynamic."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Flatten what follows the rows."""
+        """Flatten all axes after the first."""
         return self.linear(x).reshape(x.shape[0], x.shape[1] * 4)
 
 

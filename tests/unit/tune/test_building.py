@@ -1,4 +1,4 @@
-"""What the candidates of a tuning are made from."""
+"""Building the candidates of a tuning."""
 
 from __future__ import annotations
 

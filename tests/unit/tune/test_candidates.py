@@ -1,4 +1,4 @@
-"""What is tried on a machine, and in which order."""
+"""Candidates for a machine and their order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_mixed_forms_stand_behind_the_whole_ones_they_are_made_of() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_a_kind_leaves_that_kind_and_the_plain_file(kind: str) -> None:
-    """Whatever is asked for, there is something to compare with."""
+    """Every plan begins with the plain file, for comparison."""
     plan = plan_candidates(TuneOptions(only=parse_kinds((kind,))), MACHINE)
     assert {PLAIN, kind} >= {candidate.kind for candidate in plan}
     assert PLAIN == plan[0].kind
@@ -110,7 +110,7 @@ def test_sizes_that_are_given_may_be_fixed_in_the_file() -> None:
 
 
 def test_this_machine_has_the_provider_of_the_cpu_and_a_core() -> None:
-    """What decides the plan is known everywhere."""
+    """Providers and cores, which decide the plan, are known on every machine."""
     machine = look_at_tuning_machine()
     assert "cpu" == machine.providers[0]
     assert machine.cores >= 1
@@ -136,7 +136,7 @@ def test_options_that_do_not_go_together_are_refused(flags: dict[str, object], w
 
 
 def test_limit_is_a_ratio_unless_a_metric_says_what_is_right() -> None:
-    """Who judges by the task need not care about decibels, and may."""
+    """Metrics replace the default limit in decibels; an explicit limit applies beside them."""
     drops = {"max_drop": {"accuracy": 0.01}, "dataset": "reviews.csv"}
     assert DEFAULT_MIN_SQNR_DB == TuneOptions().least_sqnr_db
     assert TuneOptions.model_validate(drops).least_sqnr_db is None
@@ -144,7 +144,7 @@ def test_limit_is_a_ratio_unless_a_metric_says_what_is_right() -> None:
 
 
 def test_unknown_kind_suggests_the_nearest() -> None:
-    """As every other word that is misspelled."""
+    """The hint suggests the nearest kind, as for other misspelled names."""
     with pytest.raises(UsageError, match="dynamc") as error:
         parse_kinds(("dynamc",))
     assert "dynamic" in error.value.hint
@@ -167,7 +167,7 @@ def test_provider_that_is_named_gets_its_placement_in_each_precision_it_takes() 
 
 
 def test_groups_in_float_together_have_the_rules_of_the_candidate_behind_them() -> None:
-    """The first rule that matches a module wins, so modules that were in float for their quality stay so."""
+    """The first matching rule of a module wins, so modules kept in float for quality stay float."""
     best = Candidate("qdq", "qdq", "int8", {"quant": {"precision": "int8"}}, part_of="whole")
     placed = placed_candidate(best, {"pooler": "fp32"}, {"a.*": "fp32", "b": "fp32"}, "qdq~placed")
     assert ["a.*", "b", "pooler"] == list(placed.sections["quant"]["per_module"])

@@ -1,4 +1,4 @@
-"""How long modules that stay in float are looked for."""
+"""Duration of the search for modules that stay float."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 200.0, "y")
 
 
 def test_search_ends_when_the_time_is_up_and_goes_on_from_there(tmp_path: Path) -> None:
-    """What was measured is not measured again, and a search that was cut off is neither lost nor won."""
+    """Finished measurements are reused, and an interrupted search counts as neither failed nor successful."""
     plain = save_chain(tmp_path / "chain.onnx", outlier="w2")
     state = TuneState(tmp_path, {}, overwrite=False)
     state.keep_facts(PLAIN, FACTS)

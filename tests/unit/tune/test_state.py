@@ -1,4 +1,4 @@
-"""What a tuning keeps in its folder, and to whom it belongs."""
+"""State of a tuning in its folder, and ownership of the folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_measurements_are_there_for_the_next_run_of_the_same_request(tmp_path: P
 
 
 def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: Path) -> None:
-    """With ``overwrite`` they are replaced, and the builds with them."""
+    """Measurements and builds are replaced with ``overwrite``."""
     TuneState(tmp_path, REQUEST, overwrite=False).keep_facts("int8", FACTS)
     (tmp_path / "best").mkdir()
     other = {**REQUEST, "target": "size"}
@@ -104,7 +104,7 @@ def raced(state: TuneState, **medians: float) -> Race:
 
 
 def test_race_that_was_run_is_not_run_again(tmp_path: Path) -> None:
-    """Who dropped out follows from the times that are kept; no file is asked for."""
+    """The dropped candidates follow from the stored times; no model file is requested."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     race = raced(state, plain=10.0, level=5.0, other=5.01)
 
@@ -119,7 +119,7 @@ def test_race_that_was_run_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_turns_that_all_took_part_in_together_count_for_the_next_race(tmp_path: Path) -> None:
-    """Of a race with somebody new, or in which somebody dropped out, none do: a turn is of files side by side."""
+    """A turn compares files side by side, so turns with new or dropped candidates do not count."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     plain, level, wrong = (Candidate(name, "level", name) for name in (PLAIN, "level", "wrong"))
     forms = {PLAIN: [10.0] * 6, "level": [5.0] * 6, "wrong": [1.0] * 6, "out": [2.0] * 3}
@@ -148,7 +148,7 @@ def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race
 
 
 def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
-    """A warm session beside a cold one would win by that; what is open already is not counted twice."""
+    """A warm session would win against a cold one; memory of open sessions is not counted twice."""
     save_chain(tmp_path / "chain.onnx")
     running = Contestants(tmp_path)
     candidates = [Candidate(PLAIN, "plain", ""), Candidate("level", "level", "")]

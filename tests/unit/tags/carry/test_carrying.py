@@ -49,7 +49,7 @@ def original(text: str = MLP, places: tuple[str, ...] = PLACES) -> ir.Model:
 
 
 def rebuilt(text: str, names: dict[str, str]) -> ir.Model:
-    """Build what a tool made: no metadata, nodes named by the value they make."""
+    """Build a model as a tool would write it: no metadata, nodes named by a table of output names."""
     text = text.replace("WEIGHTS", WEIGHTS)
     model = ir.from_onnx_text(f'<ir_version: 10, opset_import: ["" : 17, "com.microsoft" : 1]>\n{text}')
     for node in all_nodes(model):
@@ -119,14 +119,14 @@ def test_carry_fused_node_gets_the_common_module_of_what_it_replaced() -> None:
 
 
 def test_carry_shared_output_alone_shows_no_kinship() -> None:
-    """What makes a value from inside the original was found again; what shares but the end with it was not."""
+    """A node between two original values is matched; a node that shares only the last value is not."""
     text = "agraph (float[2, 4] x) => (float[2, 4] z) { {} = Exp(x)  z = Tanh({}) }"
     kin, stranger = (rebuilt(text.replace("{}", name), {}) for name in ("r", "q"))
     assert (1, 0) == (carry_tags(original(), kin).matched, carry_tags(original(), stranger).matched)
 
 
 def test_carry_node_that_took_over_a_value_is_more_than_its_name_says() -> None:
-    """A node with the name of one original and the value of another replaced both."""
+    """A node with the name of one original and the value of another replaced two nodes."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) WEIGHTS {
             m = MatMul(x, w)
@@ -206,7 +206,7 @@ def test_carry_new_node_inherits_from_those_that_read_it() -> None:
 
 
 def test_carry_constants_computed_ahead_do_not_pull_a_node_to_the_root() -> None:
-    """What a tool computed from shapes and constants says nothing about where the work is done."""
+    """Constants computed in advance from shapes do not tell where the work is done."""
     before = original(
         """agraph (float[2, 4] x) => (float[8] z) {
             s = Shape(x)
@@ -226,13 +226,13 @@ def test_carry_constants_computed_ahead_do_not_pull_a_node_to_the_root() -> None
 
 
 def test_carry_identical_nodes_that_became_one_keep_the_tag_of_the_one_that_stayed() -> None:
-    """A node that reads what another module computed still is that node."""
+    """A node with an input from another module is still the same node."""
     after = rebuilt(MLP, {**SAME, "m": ""})
     assert ("/M/Fc1", "direct") == carried(after)["m"]
 
 
 def test_carry_untagged_model_gives_nothing() -> None:
-    """Without tags before there are none after, and the report says that nothing is known."""
+    """A model without tags gives a result without tags, and the report says so."""
     before, after = original(), rebuilt(MLP, SAME)
     for node in all_nodes(before):
         clear_tag(node)
@@ -270,7 +270,7 @@ def test_carry_reaches_subgraphs() -> None:
 
 
 def test_carry_branch_that_was_flattened_keeps_the_tags_of_its_nodes() -> None:
-    """A node of a branch that now makes what the ``If`` made is still that node."""
+    """A branch node that now makes the output of the ``If`` is still the same node."""
     before = original(IF, IF_PLACES)
     after = rebuilt(
         "agraph (float[2] x, bool c) => (float[2] z) { u = Relu(x)  y = Neg(u)  z = Exp(y) }",
@@ -327,7 +327,7 @@ def test_carry_function_nobody_called_before_belongs_to_its_callers() -> None:
 
 
 def test_carry_twice_changes_nothing() -> None:
-    """What was carried is kept the second time, list of modules included."""
+    """Transferred tags and the list of modules are kept in the second transfer."""
     before, after = original(), rebuilt(MLP.replace("r = Relu(a)", "r = Elu(a)"), {})
     carry_tags(before, after)
     first = [dict(node.metadata_props) for node in all_nodes(after)]
@@ -347,7 +347,7 @@ def half_tagged(model: ir.Model) -> None:
 
 @pytest.mark.parametrize("damage", [damaged_tree, half_tagged])
 def test_carry_from_a_damaged_original_still_covers_every_node(damage: Callable[[ir.Model], None]) -> None:
-    """What the original does not say is told by the rest of it."""
+    """Missing tags of the original are inferred from its other nodes."""
     before = original()
     damage(before)
     tags = carried(rebuilt(MLP, {name: node for name, node in SAME.items() if name != "a"}), before)
@@ -396,7 +396,7 @@ def test_carry_blocked_layout_names_the_value_a_node_makes() -> None:
 
 
 def test_carry_convolutions_in_the_layout_of_this_machine(tmp_path: Path) -> None:
-    """Whatever layout ONNX Runtime chooses for this processor, an activation alone between them stays where it was."""
+    """An activation alone between convolutions keeps its module in every layout of ONNX Runtime for this processor."""
     before = original(CONVOLUTIONS, CONVOLUTION_PLACES)
     for node in all_nodes(before):
         node.name = f"{node.name}_{node.outputs[0].name}"
