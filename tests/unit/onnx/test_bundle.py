@@ -1,4 +1,4 @@
-"""What files say about the parts of a model."""
+"""Descriptions of the parts of a model in the metadata of files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECODER = PartDescription("decoder", ("encoder", "decoder"), (PartFeed("present.
 
 
 def write(path: Path, metadata: str | None) -> Path:
-    """Write a model with what it says about its part."""
+    """Write a model with the metadata of its part."""
     model = onnx.parser.parse_model(TEXT)
     if metadata is not None:
         model.metadata_props.add(key="winml.part", value=metadata)
@@ -42,7 +42,7 @@ def test_description_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_file_that_says_nothing_holds_a_model_of_its_own(tmp_path: Path) -> None:
-    """As all files of models of one part."""
+    """Files of models with one part have no description."""
     assert read_part_description(write(tmp_path / "m.onnx", None)) is None
 
 
@@ -59,13 +59,13 @@ def test_file_that_says_nothing_holds_a_model_of_its_own(tmp_path: Path) -> None
     ],
 )
 def test_damaged_description_is_refused_with_the_file(text: str, tmp_path: Path) -> None:
-    """What is written there by somebody else is no part."""
+    """The refusal names the file and the key."""
     with pytest.raises(InputError, match=r"m\.onnx: winml\.part is damaged"):
         read_part_description(write(tmp_path / "m.onnx", text))
 
 
 def test_bundle_has_the_order_in_which_parts_run(tmp_path: Path) -> None:
-    """Whatever the order of the files."""
+    """The order of the files does not matter."""
     encoder = PartDescription("encoder", DECODER.part_names, text=TextTokens(3, (4, 5)))
     paths = [write(tmp_path / f"{part.name}.onnx", json.dumps(part.as_record())) for part in (DECODER, encoder)]
     bundle = ModelBundle.read(paths)
@@ -77,7 +77,7 @@ def test_bundle_has_the_order_in_which_parts_run(tmp_path: Path) -> None:
 
 
 def test_only_part_is_refused_where_there_are_several() -> None:
-    """With the names of the parts."""
+    """The refusal names the parts."""
 
     @dataclass(frozen=True)
     class Part:

@@ -72,7 +72,7 @@ def test_cut_of_chain_has_the_values_that_cross_its_boundary() -> None:
 
 
 def test_exact_cut_has_its_nodes_and_no_other() -> None:
-    """What lies between stays outside, and so do constants; sizes are kept for a part that is put back."""
+    """Nodes between and constants stay outside; sizes are kept for a part that is put back."""
     model = parse(CHAIN)
     cut = Cutter(model).cut_exactly(_nodes_making(model, "a", "e"))
     assert (["x", "c"], ["a", "e"], ["w1"]) == tuple(map(_value_names, (cut.inputs, cut.outputs, cut.initializers)))
@@ -120,8 +120,8 @@ def test_cut_model_types_inner_values_as_the_graph_does() -> None:
 
 
 def test_cut_model_names_dimensions_that_are_expressions() -> None:
-    """What follows from another size inside the whole is free in the part, so it is called by a plain name, everywhere
-    the same.
+    """A size computed inside the whole model is free in the part, so the expression becomes a plain name,
+    equal at each use.
     """
     model = parse(CHAIN)
     for node in model.graph:
@@ -132,7 +132,7 @@ def test_cut_model_names_dimensions_that_are_expressions() -> None:
 
 
 def test_cut_brings_constant_computations_along() -> None:
-    """What depends on no input of the model crosses no boundary, wherever it is made and however many read it."""
+    """Values independent of the model's inputs cross no boundary, regardless of producer and number of readers."""
     model = parse("""
         g (float[2,3] x) => (float[2,3] b, float[3] s)
         <float[3] w1 = {0, 0, 0}, float[3] w2 = {0, 0, 0}>
@@ -151,7 +151,7 @@ def test_cut_brings_constant_computations_along() -> None:
 
 
 def test_cut_draws_in_shape_computations_between_its_nodes() -> None:
-    """Nodes that compute sizes of what the part makes, for the part, come along though they belong elsewhere."""
+    """Nodes that compute sizes for the part come along from other modules."""
     model = parse("""
         g (float[2,6] x, float[2,6] y) => (float[6,2] d)
         <int64[1] last = {-1}, int64[1] first = {0}>
@@ -201,7 +201,7 @@ g (float[2,3] x, bool[2,3] m) => (float[2,3] z)
 
 
 def test_cut_leaves_out_a_light_node_that_others_need_first() -> None:
-    """What an optimizer shares between modules, and one of them happens to own, becomes an input."""
+    """A tensor shared between modules by an optimizer, and owned by one of them, becomes an input."""
     cut = _cut_out(parse(SHARED_MASK), "mask", "c", "d", "e", "f", "z")
     assert ["mask"] == [node.outputs[0].name for node in cut.left_out]
     assert ["b", "mask"] == _value_names(cut.inputs)
@@ -248,7 +248,7 @@ g (float[2] x, bool p, float[2] y) => (float[2] d)
 
 
 def test_cut_with_subgraphs_reads_what_they_capture() -> None:
-    """What a branch takes from around it is an input or a weight of the part."""
+    """Values captured by a branch are inputs or weights of the part."""
     model = parse(IF)
     cut = _cut_out(model, "b", "c")
     assert ["p", "a", "y"] == _value_names(cut.inputs)

@@ -1,4 +1,4 @@
-"""Nodes that need their own result are found, in whatever graph of a file they stand."""
+"""Detection of cycles in every graph of a file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_cycle_is_named(model: onnx.ModelProto, words: str) -> None:
 
 
 def test_cycle_names_the_modules_of_its_nodes() -> None:
-    """Where the file says them."""
+    """The message has the module if the file has one."""
     node = _node("Add", "x y", "y")
     node.metadata_props.add(key="winml.hierarchy.module", value="encoder.layer.0")
     assert "encoder.layer.0)" in str(cycle_words(_model([node])))
@@ -83,12 +83,12 @@ def test_cycle_names_the_modules_of_its_nodes() -> None:
     ids=["any order", "from outside", "hidden name", "diamonds"],
 )
 def test_graph_without_a_cycle_is_accepted(nodes: list[onnx.NodeProto]) -> None:
-    """In whatever order its nodes stand."""
+    """The order of the nodes does not matter."""
     assert cycle_words(_model(nodes)) is None
 
 
 def test_loop_is_found_in_a_graph_deeper_than_the_stack_of_python() -> None:
-    """At its far end."""
+    """The loop is at the far end."""
     last = 100_000
     assert [last, last - 1] == find_loop(
         range(last + 1), lambda item: iter([min(item + 1, last) if item < last else last - 1])

@@ -48,7 +48,7 @@ def test_dynamic_axes_file_equals_inline_text(tmp_path: Path) -> None:
     ],
 )
 def test_dynamic_axes_malformed_are_refused(texts: list[str], words: str) -> None:
-    """The message names the option, the place and what is wrong there."""
+    """The message names the option, the position and the error."""
     with pytest.raises(ConfigError) as caught:
         parse_dynamic_axes(texts)
     assert words in str(caught.value)
@@ -71,7 +71,7 @@ def test_open_size_contradiction_is_refused(values: dict[str, int], words: str) 
 
 
 def test_request_joined_with_another_holds_both_and_own_names_win() -> None:
-    """What either asks for is asked for; of two names for an axis the first is taken."""
+    """The result contains both requests; the first name of an axis is used."""
     first = DynamicRequest(batch=True, axes={"x": {0: "n"}})
     other = DynamicRequest(sequence=True, axes={"x": {0: "m", 1: "k"}}, dimensions=(DynamicDimension(name="k"),))
     assert DynamicRequest(

@@ -1,4 +1,4 @@
-"""A new name is one that neither the graph nor its subgraphs have."""
+"""New names that neither a graph nor its subgraphs contain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BRANCHES = """m (float[2] x, bool c) => (float[2] y) <float[2] w = {0, 0}> {
 
 
 def test_fresh_name_is_the_wish_or_the_wish_with_a_number() -> None:
-    """Inputs, initializers, outputs and nodes are known at every depth, and so is what was given before."""
+    """Names of inputs, initializers, outputs and nodes at every depth are known, and so are earlier new names."""
     model = parse(BRANCHES)
     names = FreshNames.of_graph(model.graph)
     taken = ["x", "w", "a", "u", "wi", "v", model.graph[0].name or ""]

@@ -1,4 +1,4 @@
-"""Which weights are in a graph for sizes alone?"""
+"""Weights in a graph that are read for their sizes only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ g (float[batch, 3] x) => (float[batch, 3] y, int64[batch] z)
 
 
 def test_weights_behind_a_shape_are_idle() -> None:
-    """Six numbers of four bytes; what an output is made of, and numbers that are sizes themselves, are none."""
+    """Six numbers of four bytes are idle; weights that contribute to an output and tensors of sizes are not."""
     model = ir.from_proto(onnx.parser.parse_model(_GRAPH))
     assert 6 * 4 == idle_weight_bytes(model)
     model.graph.outputs.append(next(node for node in model.graph if node.op_type == "MatMul").outputs[0])

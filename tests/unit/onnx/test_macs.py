@@ -119,7 +119,7 @@ def test_count_macs_attention_counts_scores_and_values() -> None:
 def test_count_macs_without_static_shapes_or_definition_is_unknown(
     operator: str, inputs: list[Sizes | None], domain: str
 ) -> None:
-    """What cannot be known is not zero."""
+    """Unknown counts are not zero."""
     assert _count_node_macs(operator, inputs, ("batch", 5), domain=domain) is None
 
 
@@ -127,6 +127,6 @@ def test_count_macs_without_static_shapes_or_definition_is_unknown(
     ("operator", "domain"), [("Add", ""), ("LayerNormalization", ""), ("FastGelu", "com.microsoft"), ("If", "")]
 )
 def test_count_macs_of_other_operators_is_zero(operator: str, domain: str) -> None:
-    """Only products that are added up count, whatever the shapes."""
+    """Only products that are added up count, for every shape."""
     assert 0 == _count_node_macs(operator, [("batch",)], ("batch",), domain=domain)
     assert not is_counted(helper.make_node(operator, [], [], domain=domain))

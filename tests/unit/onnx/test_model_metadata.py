@@ -1,4 +1,4 @@
-"""What a file says about itself."""
+"""Metadata of a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_output_specs_are_what_the_graph_declares() -> None:
 
 
 def test_write_model_metadata_keys_and_values_are_those_of_formats() -> None:
-    """Five keys, each compact JSON, with what is unknown left out."""
+    """The five entries are compact JSON, without unknown values."""
     with record_calls(module := nn.Linear(2, 2)) as trace:
         module(torch.ones(1, 2))
     model = parse("agraph (float[1, 2] x) => (float[1, 2] y) { y = Relu (x) }")

@@ -1,4 +1,4 @@
-"""Which modules become functions, what the functions hold, and what a file with functions is read as."""
+"""Modules as functions: selection, content, and reading of files with functions."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LAYERS = """layers (float[2] x) => (float[2] y) <float[2] w0 = {0, 0}, float[2] 
   e = Mul (d, w2)
   y = Tanh (e)
 }"""
-"""Two layers that compute the same with other weights, and one that computes something else."""
+"""Two equal layers with different weights, and a different third layer."""
 
 
 def _tagged(body: str, modules: dict[str, tuple[str, str]], *, functions: str = "", domains: str = "") -> ir.Model:
-    """Return a graph whose nodes have the tag and module path of what they make; the others are the root's."""
+    """Return a graph of nodes with the tag and module path of their output; others have the tag of the root."""
     model = parse(body, functions=functions, domains=domains)
     for node in model.graph.all_nodes():
         tag, path = modules.get(str(node.outputs[0].name), ("/M", ""))
@@ -72,7 +72,7 @@ def test_equal_layers_share_a_function_and_weights_are_its_inputs() -> None:
 
 
 def test_call_has_the_tag_and_a_shared_body_is_relative_to_it() -> None:
-    """Whoever inlines without knowing it gives every node the tag of its layer, not that of another one."""
+    """Inlining by another tool gives every node the tag of its own layer."""
     model = _fold(_layers(), "class").model
     tags = [tag.tag for node in model.graph if (tag := read_tag(node))]
     assert ["/M/Layer.0", "/M/Layer.1", "/M/Layer.2"] == tags
@@ -82,7 +82,7 @@ def test_call_has_the_tag_and_a_shared_body_is_relative_to_it() -> None:
 
 
 def test_each_module_has_a_function_named_by_its_tag() -> None:
-    """Where none share, nodes inside bear their own tags."""
+    """Nodes inside have their own tags if no function is shared."""
     folded = _fold(_layers())
     assert {"M.Layer.0": 1, "M.Layer.1": 1, "M.Layer.2": 1} == folded.functions
     body = folded.model.functions[FUNCTION_DOMAIN, "M.Layer.1", ""]
@@ -90,7 +90,7 @@ def test_each_module_has_a_function_named_by_its_tag() -> None:
 
 
 def test_functions_of_modules_call_those_of_modules_inside() -> None:
-    """A module inside another one is a call in its function."""
+    """An inner module is a call in the function of the outer module."""
     modules = {"a": ("/M/A", "a"), "b": ("/M/A/B", "a.b"), "c": ("/M/A", "a")}
     folded = _fold(_tagged(LAYERS, modules))
     assert {"M.A": 1, "M.A.B": 1} == folded.functions
@@ -106,7 +106,7 @@ def test_module_with_a_node_of_another_one_between_is_left_out() -> None:
 
 
 def test_function_holds_most_nodes_where_few_are_apart() -> None:
-    """One of five is needed before a node of another module, so the function holds the four after it."""
+    """One of five nodes is needed before a node of another module, so the function has the four after it."""
     folded = _fold(_tagged(LAYERS, dict.fromkeys("acdey", ("/M/A", "a"))))
     (part,) = folded.plan.all_parts
     assert (["/a/Add_a"], 4) == ([node.name for node in part.outside], len(part.nodes))
@@ -156,7 +156,7 @@ def functions_file(tmp_path: Path) -> Path:
 
 
 def test_file_is_read_as_the_graph_it_was_made_of(functions_file: Path) -> None:
-    """Its functions are seen only by who asks for the file as it is written."""
+    """Functions are visible only in the file as written."""
     structure = read_structure(functions_file)
     assert [node.name for node in _layers().graph] == [node.name for node in structure.graph.node]
     assert not structure.functions

@@ -1,4 +1,4 @@
-"""The nodes of a module are found and divided into its calls."""
+"""Finding the nodes of a module and dividing them into its calls."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from winml.modelkit.onnx.cutting import Cut, ModuleCall, ModuleParts, Refusal
 from winml.modelkit.tags.tagging import NodeTag, clear_tag, write_tag
 
 WEIGHTS = "{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}"
-"""Of more elements than an operand has."""
+"""A constant of more elements than an operand may have."""
 
 
 def _tagged_model(text: str, tags: Mapping[str, str], calls: Mapping[str, int] | None = None) -> ir.Model:
-    """Return the model of a text whose nodes carry these tags, by the value they make; others belong to the root.
+    """Return a model of nodes with tags, by output name; other nodes belong to the root.
 
     Args:
         text: The graph.
         tags: Value → tag below ``/M``.
-        calls: Number of calls by tag below ``/M``, as the metadata records it.
+        calls: Number of calls by tag below ``/M``, as in the metadata.
     """
     model = parse(text)
     for node in model.graph.all_nodes():
@@ -107,13 +107,13 @@ g (float[20] x) => (float[20] d)
 
 
 def test_module_called_with_others_between_is_divided_there() -> None:
-    """Calls that do not even run the same operators are divided by what stands between them."""
+    """Calls with different operators are divided at the nodes between them."""
     model = _tagged_model(BETWEEN, {"a": "/L", "b": "/L", "c": "/L"}, {"/L": 2})
     assert [["a", "b"], ["c"]] == _values_by_call(model, "/M/L")
 
 
 def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
-    """Calls whose nodes an optimizer mixed are told apart by the values that pass between them."""
+    """Interleaved calls are divided by the values that connect their nodes."""
     model = _tagged_model(
         f"""
         g (float[20] x, float[20] y) => (float[20] e)
@@ -133,7 +133,7 @@ def test_module_whose_calls_cannot_be_told_apart_is_refused() -> None:
 
 
 def test_module_parts_that_read_other_weights_are_no_two_calls() -> None:
-    """Where what stands between divides a module into parts with different weights, they are not its calls."""
+    """Parts with different weights are not two calls of the module."""
     text = BETWEEN.replace("<float[20] w", f"<float[20] v = {WEIGHTS}, float[20] w").replace("Mul(r, w)", "Mul(r, v)")
     model = _tagged_model(text, dict.fromkeys("abc", "/L"), {"/L": 2})
     assert "2 times" in _refusal_reason(model, "/M/L")
@@ -157,7 +157,7 @@ g (float[2] x, bool p) => (float[2] c)
 
 
 def test_module_around_an_if_is_cut_with_its_branches() -> None:
-    """What runs inside a node of the module belongs to the cut."""
+    """Nodes in branches of a module's node belong to the cut."""
     assert [["b", "c"]] == _values_by_call(_tagged_model(IF, {"b": "/A", "u": "/A/B", "v": "/A", "c": "/A"}), "/M/A")
 
 

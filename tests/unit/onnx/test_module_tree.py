@@ -97,7 +97,7 @@ def test_read_tree_torch_metadata_gives_the_tags_an_export_would() -> None:
 
 
 def test_read_tree_of_plain_torch_network_has_its_modules() -> None:
-    """Where only the root is of another class, modules of torch.nn are in the tree, as in an export."""
+    """Modules of torch.nn are in the tree if only the root has another class, as in an export."""
     convolution, group = "torch.nn.modules.conv.Conv2d", "torch.nn.modules.container.Sequential"
     nodes = [
         _torch_node(["", "stem", "stem.0", "conv2d"], ["models.Net", group, convolution, "aten.conv2d"]),
@@ -110,7 +110,7 @@ def test_read_tree_of_plain_torch_network_has_its_modules() -> None:
 
 
 def test_read_tree_of_transformers_model_keeps_torch_modules_out() -> None:
-    """Its classes name its parts, also where torch.nn is directly inside of its root."""
+    """Modules of torch.nn are left out, even directly below the root."""
     root, linear = "transformers.models.bert.modeling_bert.BertForMaskedLM", "torch.nn.modules.linear.Linear"
     nodes = [
         _torch_node(["", "head", "linear"], [root, linear, "aten.linear"]),
@@ -197,7 +197,7 @@ def test_selector_of_onnxscript_layer_excludes_all_of_it() -> None:
 
 
 def test_read_tree_of_several_outermost_modules_has_the_graph_as_root() -> None:
-    """Modules that are called one by one are siblings."""
+    """Modules called one after another are siblings."""
     nodes = [_make_node("n", **_builder_keys(["a", "x"], ["A", "X"])), _make_node("m", **_builder_keys(["b"], ["B"]))]
     assert ["", "a", "a.x", "b"] == [module.path for module in read_tree(nodes, {}, "main").modules]
 
@@ -207,7 +207,7 @@ def _builder_keys(names: list[str], classes: list[str]) -> dict[str, str]:
 
 
 def test_read_tree_placeholder_of_torch_passes_is_no_module() -> None:
-    """A node whose module torch does not know belongs to none."""
+    """A node with a module unknown to torch belongs to none."""
     placeholder = "_empty_nn_module_stack_from_metadata_hook"
     nodes = [
         _torch_node(["", "a", "relu"], ["models.M", "models.A", "aten.relu"]),

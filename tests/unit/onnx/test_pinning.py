@@ -12,7 +12,7 @@ from winml.modelkit.onnx.specs import resolve_names
 
 
 def model() -> ir.Model:
-    """``x[batch, 3, samples]`` → Relu → Relu → ``y``, whose last size is an expression."""
+    """Return ``x[batch, 3, samples]`` → Relu → Relu → ``y``, with an expression as its last size."""
     text = """
         <ir_version: 10, opset_import: ["" : 17]>
         agraph (float[batch, 3, samples] x, float[batch] z) => (float[batch, 3, frames] y)
@@ -36,7 +36,7 @@ def test_open_dimensions_are_named_with_their_inputs() -> None:
 
 
 def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:
-    """Numbers stand wherever the name stood; what follows inside is forgotten."""
+    """Numbers replace the names everywhere; derived shapes inside the graph are removed."""
     pinned_model = model()
     pin_dimensions(pinned_model, {"batch": 2, "samples": 16_000})
     assert [[2, 3, 16_000], [2]] == [dims(value) for value in pinned_model.graph.inputs]
@@ -73,7 +73,7 @@ def test_sizes_may_be_named_by_key_of_shape_config() -> None:
     ],
 )
 def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], words: str) -> None:
-    """The message names what there is."""
+    """The message lists the existing names."""
     with pytest.raises(UsageError) as caught:
         resolve_names(wanted, ["batch", "samples"])
     assert words in str(caught.value)

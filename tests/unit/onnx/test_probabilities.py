@@ -1,4 +1,4 @@
-"""Which outputs of a graph are probabilities?"""
+"""Outputs of a graph that are probabilities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from winml.modelkit.onnx.operators import probability_outputs
 
 
 def test_outputs_of_sigmoid_and_softmax_are_probabilities_however_they_are_moved() -> None:
-    """Not what is computed of them, nor what moves something else."""
+    """Values computed from probabilities, and values joined with others, are not probabilities."""
     model = parse("""m (float[2, 3] x)
         => (float[2, 3] s, float[3, 2] t, float[2, 6] c, float[2, 3] twice, float[2, 6] d) {
         s = Sigmoid (x)

@@ -85,7 +85,7 @@ def _run(change: Callable[[ir.Model], bool], policy: TagPolicy) -> bool:
 def test_broken_promise_names_step_pass_and_what_was_done(
     change: Callable[[ir.Model], bool], policy: TagPolicy, reason: str
 ) -> None:
-    """The error says which step of how many, which pass, what it did, and which passes came before."""
+    """The error names the step and the number of steps, the pass, its action and the earlier passes."""
     with pytest.raises(NormalizeError, match=rf"step 2 of 2, _Pass, .*{reason}.* \(done before: IdlePass\)") as raised:
         _run(change, policy)
     if change is _fail:
@@ -96,7 +96,7 @@ def test_broken_promise_names_step_pass_and_what_was_done(
     ("change", "policy"), [(_clear, "drops"), (_append, "drops"), (_append_tagged, "creates"), (_retag, "merges")]
 )
 def test_kept_promise_passes(change: Callable[[ir.Model], bool], policy: TagPolicy) -> None:
-    """What a pass declares it may do."""
+    """A pass may make its declared changes."""
     assert _run(change, policy)
 
 

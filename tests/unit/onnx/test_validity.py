@@ -32,7 +32,7 @@ HEADER = '<ir_version: 10, opset_import: ["" : 17, "f" : 1]>\n'
     ],
 )
 def test_value_that_nothing_makes_is_named(body: str, words: str) -> None:
-    """In the graph, in what it gives, in a subgraph and in a function."""
+    """The value is in the graph, its outputs, a subgraph or a function."""
     with pytest.raises(InputError, match=rf"m\.onnx: .*{words}"):
         refuse_invalid(onnx.parser.parse_model(HEADER + body), Path("m.onnx"))
 

@@ -13,7 +13,7 @@ from winml.modelkit.onnx.weights import SMALLEST_BYTES, to_weightless
 
 
 def counting_model() -> tuple[ir.Model, list[str]]:
-    """Return a model whose first weight says when it is read."""
+    """Return a model with a recording first weight, and the list of its reads."""
     model, read = parse(PERCEPTRON), []
     value = model.graph.initializers["w1"]
     values = value.const_value.numpy()

@@ -54,7 +54,7 @@ def test_files_are_copied_with_their_folders(tmp_path: Path) -> None:
 
 
 def test_file_of_somebody_else_stays_and_is_named(tmp_path: Path) -> None:
-    """What is equal is no matter, and does not become ours either."""
+    """An equal file of another owner is not replaced and is not recorded as ours."""
     source = fill(tmp_path / "from", config="new", vocab="same", merges="m")
     target = fill(tmp_path / "to", config="old", vocab="same")
     companions = place(source, target)
@@ -64,7 +64,7 @@ def test_file_of_somebody_else_stays_and_is_named(tmp_path: Path) -> None:
 
 
 def test_file_of_the_run_before_is_replaced(tmp_path: Path) -> None:
-    """Which ones these are is said by the sidecar."""
+    """The sidecar lists the files of the earlier run."""
     source, target = fill(tmp_path / "from", config="new", vocab="same"), tmp_path / "to"
     fill(target, config="old", vocab="same")
     assert ("config.json", "vocab.json") == place(source, target, "config.json", "vocab.json").names
@@ -104,7 +104,7 @@ def test_companion_that_was_changed_since_is_the_users(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../config.json", "..", "a/../../b", "/config.json", "C:config.json", "..\\b"])
 def test_name_that_leads_out_is_never_written(tmp_path: Path, name: str) -> None:
-    """Whoever chose the names."""
+    """Names that lead out of the folder are an internal error."""
     source = fill(tmp_path / "from", config="c") / "config.json"
     with OutputFiles() as files, pytest.raises(InternalError, match="leads out"):
         reserve_companions(files, tmp_path / "to", {name: source})
@@ -145,7 +145,7 @@ def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bo
 
 
 def test_obsolete_companions_go_unless_another_model_may_need_them(tmp_path: Path) -> None:
-    """With their folders, where nothing else is in them."""
+    """Their folders are removed too if they are empty."""
     folder = fill(tmp_path / "to", config="c", pool_config="p", dense_config="d", dense_own="o")
     model, other = folder / "model.onnx", folder / "other.onnx"
     names = ["config.json", "pool/config.json", "dense/config.json", "missing.json"]

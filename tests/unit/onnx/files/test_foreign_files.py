@@ -1,4 +1,4 @@
-"""Which files of a folder may a library open, and what becomes of the errors of a parser?"""
+"""Files of a folder that libraries may open, and errors of parsers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_folder(tmp_path: Path) -> Path:
 
 
 def test_files_that_libraries_open_are_listed(folder: Path) -> None:
-    """Files of other names, and a folder that is not there, are left alone."""
+    """Files of other names and a missing folder are ignored."""
     (folder / "merges.txt").mkdir()
     names = [path.relative_to(folder).as_posix() for path in check_library_files(folder)]
     assert ["additional_chat_templates/rag.jinja", "config.json", "vocab.txt"] == names
@@ -55,7 +55,7 @@ def test_link_that_leads_out_is_refused(folder: Path, name: str, target: str) ->
 def test_listed_file_of_another_version_outside_the_folder_is_refused(
     folder: Path, holder: str, key: str, name: str
 ) -> None:
-    """The libraries open whatever path such a list holds."""
+    """Libraries open every path in such a list."""
     name = name.format(above=folder.parent)
     (folder / holder).write_text(json.dumps({key: ["tokenizer.json", name]}))
     with pytest.raises(CheckpointError, match="leads out of the folder") as caught:
@@ -65,7 +65,7 @@ def test_listed_file_of_another_version_outside_the_folder_is_refused(
 
 
 def test_listed_files_of_other_versions_inside_the_folder_pass(folder: Path) -> None:
-    """Also those that are missing; a damaged list, which is reported by its reader, names none."""
+    """Missing files pass too; a damaged list, reported by its reader, names no files."""
     (folder / "config.4.0.json").write_text("{}")
     (folder / "config.json").write_text(json.dumps({"configuration_files": ["config.4.0.json", "config.9.0.json", 3]}))
     assert folder / "config.4.0.json" in check_library_files(folder)
@@ -107,7 +107,7 @@ def test_links_inside_the_folder_and_of_the_hub_cache_pass(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("raised", [ZeroDivisionError("x"), MemoryError(), RecursionError("x"), KeyError("x")])
 def test_any_error_of_a_parser_names_the_file(raised: Exception) -> None:
-    """With the reason, and the error itself as the cause."""
+    """The message has the reason, and the error is the cause."""
     with pytest.raises(CheckpointError) as caught, foreign_parser("a.bin cannot be read", error=CheckpointError):
         raise raised
     assert caught.value.message.startswith("a.bin cannot be read: ")

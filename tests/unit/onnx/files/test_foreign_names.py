@@ -1,4 +1,4 @@
-"""Where may a name lead that another file holds?"""
+"""Paths of names that are read from another file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_name_below_the_folder_is_found(folder: Path, name: str | Path) -> None:
     ],
 )
 def test_name_that_is_no_file_below_the_folder_is_refused(folder: Path, name: object, problem: str) -> None:
-    """By what is wrong with it."""
+    """The refusal states the problem of the name."""
     assert name_problem(folder, name) == problem
     with pytest.raises(InputError, match=r"index\.json: names"):
         file_within(folder, name, folder / "index.json")
@@ -76,7 +76,7 @@ def test_folder_is_found_where_one_is_expected(folder: Path) -> None:
 
 @needs_links
 def test_links_and_pipes_are_followed_below_the_folder_only(folder: Path) -> None:
-    """A link that stays inside is a file; one that leaves, a loop, a pipe and a device are none."""
+    """A link within the folder is a file; outward links, loops, pipes and devices are refused."""
     (folder / "inside.bin").symlink_to("sub/weights.bin")
     (folder / "leaves.bin").symlink_to("../outside.bin")
     (folder / "up").symlink_to("..")
@@ -110,7 +110,7 @@ def test_place_to_write_is_below_the_folder_whatever_is_there(folder: Path) -> N
 
 @needs_links
 def test_folder_that_is_a_link_itself_is_no_way_out(folder: Path, tmp_path: Path) -> None:
-    """The user named it; what lies below its target is inside."""
+    """The user named the link, so files below its target are inside."""
     (tmp_path / "link").symlink_to(folder)
     assert name_problem(tmp_path / "link", "sub/weights.bin") is None
 

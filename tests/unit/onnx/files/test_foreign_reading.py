@@ -19,7 +19,7 @@ from winml.modelkit.onnx.files.stored_tensors import StoredTensor
 
 
 def model_with(*entries: tuple[str, str]) -> onnx.ModelProto:
-    """Build a model whose only node, in a branch, carries these entries in this order."""
+    """Build a model of an If with one node in its branches, which has metadata entries in the given order."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy")
     inner = helper.make_node("Relu", ["x"], ["z"], name="inner")
     for key, value in entries:
@@ -54,7 +54,7 @@ DUPLICATES = (
 
 
 def test_merge_duplicate_keys_gives_the_common_module_and_names_the_sources() -> None:
-    """Two tags on a node are what it was fused from: it belongs to the module both lie in."""
+    """Two tags of a fused node give the module common to both."""
     model = model_with(*DUPLICATES)
     assert (2, ()) == merge_duplicate_keys(model), "both branches"
     found = metadata(model)

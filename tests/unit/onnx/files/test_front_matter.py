@@ -1,4 +1,4 @@
-"""One key of the facts in front of a README, read in bounded time whatever the others are."""
+"""Reading of one key in the front matter of a README, in bounded time for any other keys."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_no_card_needs_is_refused(tmp_path: Path, value: str) -> None:
 
 
 def test_large_facts_cost_no_time(tmp_path: Path) -> None:
-    """Of four megabytes that YAML would be parsed of for minutes, the line of the tag is."""
+    """The line of the tag is found in four megabytes, which YAML would parse for minutes."""
     facts = "".join(f"- [{{name: x{number}, dtype: string}}]\n" for number in range(100_000))
     (tmp_path / "README.md").write_text(f"---\nfacts:\n{facts}pipeline_tag: fill-mask\n---\n", encoding="utf-8")
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a killed command had finished is put in place; what it had not goes, and nothing else is ever touched."""
+"""Completion of files that a killed command had finished, and removal of unfinished ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_finished_files_are_put_in_place_by_the_next_command(tmp_path: Path, kil
 
 
 def test_reader_is_told_what_waits_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
-    """Of the folder, or of a file in it; nothing is said where all is in place, or somebody went on."""
+    """A folder or a file in the folder is enough; completed or replaced files give no note."""
     before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     (note,) = unfinished_notes([tmp_path, tmp_path / "a.json"])
     assert "a.json, b.json" in note
@@ -68,7 +68,7 @@ def test_reader_is_told_what_waits_and_changes_nothing(tmp_path: Path, killed: P
 
 
 def test_reader_is_told_of_a_file_that_is_aside(tmp_path: Path, killed: Path) -> None:
-    """Where links fail, an earlier file has no place at one moment."""
+    """An earlier file has no name at one moment on file systems without links."""
     (killed / JOURNAL_NAME).unlink()
     (killed / MOVED_ASIDE).mkdir()
     (tmp_path / "a.json").replace(killed / MOVED_ASIDE / "a.json")
@@ -76,7 +76,7 @@ def test_reader_is_told_of_a_file_that_is_aside(tmp_path: Path, killed: Path) ->
 
 
 def test_refusal_counts_what_is_finished_as_there_and_changes_nothing(tmp_path: Path, killed: Path) -> None:
-    """Who runs the killed command again need not wonder why; only a run recovers."""
+    """Finished but unpublished files count as existing; only a run recovers them."""
     before = sorted((path, path.lstat().st_mtime_ns) for path in tmp_path.rglob("*"))
     assert killed.exists()
     with pytest.raises(OutputExistsError, match=r"b\.json exists"):
@@ -94,7 +94,7 @@ def test_unfinished_files_are_removed(tmp_path: Path, killed: Path) -> None:
 
 @pytest.mark.parametrize("changed", ["a.json", "b.json"])
 def test_files_of_somebody_who_went_on_are_left_alone(tmp_path: Path, killed: Path, changed: str) -> None:
-    """A file that was replaced or made since then is newer than what was to be put there."""
+    """A file replaced or made since then is newer than the staged one."""
     (tmp_path / changed).write_text("made by hand since then")
     expected = _contents(tmp_path)
     assert () == settle_interrupted(tmp_path)
@@ -111,7 +111,7 @@ def test_file_that_is_not_as_it_was_finished_is_not_put_in_place(tmp_path: Path,
 
 @pytest.mark.parametrize("name", ["../precious", "/etc/hostname", "..", "", "a/b", 7, "a\0b"])
 def test_journal_never_leads_out_of_its_folder(tmp_path: Path, killed: Path, name: object) -> None:
-    """Whoever wrote it: nothing is moved or removed, and the folder is left as it is."""
+    """No file is moved or removed, and the folder stays, for any content of the journal."""
     (tmp_path.parent / "precious").write_text("mine")
     record = json.loads((killed / JOURNAL_NAME).read_text())
     for key in ("moves", "removals"):
@@ -124,7 +124,7 @@ def test_journal_never_leads_out_of_its_folder(tmp_path: Path, killed: Path, nam
 
 @pytest.mark.parametrize("name", [".bashrc", "conftest.py", "json.pyc", "run.sh", "Makefile", ".winml-build.lock"])
 def test_journal_moves_no_file_that_no_command_writes(tmp_path: Path, killed: Path, name: str) -> None:
-    """A downloaded folder may hold a journal: neither are its files put in place, nor those it says were aside."""
+    """A downloaded folder may contain a journal: its staged files and files moved aside are ignored."""
     (killed / STAGED / name).write_text("theirs")
     (killed / MOVED_ASIDE).mkdir()
     record = json.loads((killed / JOURNAL_NAME).read_text())
@@ -139,7 +139,7 @@ def test_journal_moves_no_file_that_no_command_writes(tmp_path: Path, killed: Pa
 
 
 def test_files_beside_models_and_weights_have_output_names() -> None:
-    """What commands put in place together is completed after a kill."""
+    """Files that commands publish together are completed after a kill."""
     models = ["model.onnx", "m.onnx.0123456789ab.data", "model.onnx_data", "model.onnx_data_1", "french.onnx_adapter"]
     texts = ["model_htp_metadata.json", "build_manifest.json", "results.csv", "tune.html", "LICENSE", "values.npz"]
     assert [] == [name for name in (*models, *texts, *COMPANION_NAMES) if not is_output_name(name)]
@@ -147,7 +147,7 @@ def test_files_beside_models_and_weights_have_output_names() -> None:
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"version": 99}', "[" * 100_000])
 def test_journal_of_another_version_is_left_for_that_version(tmp_path: Path, killed: Path, content: str) -> None:
-    """Its files are not known, so none is removed."""
+    """The files of an unknown version are unknown too, so no file is removed."""
     (killed / JOURNAL_NAME).write_text(content)
     assert () == settle_interrupted(tmp_path)
     assert (killed / STAGED / "b.json").exists()
@@ -164,7 +164,7 @@ def test_size_that_is_no_number_of_bytes_is_left_alone(tmp_path: Path, killed: P
 
 
 def test_removals_are_weights_of_the_models_that_are_moved(tmp_path: Path, killed: Path) -> None:
-    """No other file can be made to go by what stands in a folder that somebody downloaded."""
+    """A journal in a downloaded folder cannot remove any other file."""
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
     status = precious.stat()
@@ -180,7 +180,7 @@ def test_removals_are_weights_of_the_models_that_are_moved(tmp_path: Path, kille
 def test_links_in_a_hidden_folder_are_not_followed(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, killed: Path, what: str
 ) -> None:
-    """This tool makes none there: files of another folder stay where they are, with what is in them."""
+    """The tool makes no links there; files and contents of another folder stay."""
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "there"
     (killed / what).rename(elsewhere)
     (killed / what).symlink_to(elsewhere)
@@ -235,7 +235,7 @@ def _replace_and_die(target: Path, number: int) -> None:
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: int, is_damaged: bool) -> None:
-    """When it is moved aside, and when the new one has its place; the earlier one comes back if the new one is cut."""
+    """The kill happens before or after the new file is published; a truncated new file is rolled back."""
     target = tmp_path / "model.onnx"
     target.write_text("old")
     child = multiprocessing.get_context("fork").Process(target=_replace_and_die, args=(target, number))

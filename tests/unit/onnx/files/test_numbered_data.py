@@ -19,7 +19,7 @@ SIZES = {"a": 100, "b": 300, "c": 50, "d": 40}
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model whose weights are outside; the last one is where another is, too."""
+    """A model with external weights, the last two of which share their data."""
     weights = [numpy_helper.from_array(np.full(size, size, np.float32), name) for name, size in SIZES.items()]
     nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in (*SIZES, "tied")]
     outputs = [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None) for name in (*SIZES, "tied")]
@@ -42,7 +42,7 @@ def model(tmp_path: Path) -> Path:
     [(10_000, ["model.onnx_data"]), (800, ["model.onnx_data", "model.onnx_data_1", "model.onnx_data_2"])],
 )
 def test_weights_are_the_same_in_pieces(model: Path, tmp_path: Path, limit: int, pieces: list[str]) -> None:
-    """No tensor is split: one larger than a piece has one of its own; a tied one is written once."""
+    """No tensor is split: a tensor larger than a piece has its own file; a tied tensor is written once."""
     made = place_numbered(model, tmp_path / "model.onnx", piece_bytes=limit)
     assert ["model.onnx", *pieces] == [path.name for path in made]
     loaded = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(made[0]).graph.initializer}

@@ -1,4 +1,4 @@
-"""Only data that a replaced model named, and that nobody else names, goes with it."""
+"""Removal of data files that only a replaced model referenced."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_data_that_another_model_names_stays(tmp_path: Path) -> None:
 
 
 def test_data_stays_where_another_model_cannot_be_read(tmp_path: Path) -> None:
-    """It may be the one that names it."""
+    """The unreadable model may reference the data."""
     before = save(tmp_path, "model.onnx")
     (tmp_path / "other.onnx").write_bytes(b"damaged")
     written = replace(tmp_path / "model.onnx")
@@ -79,14 +79,14 @@ def test_data_that_is_not_called_after_the_model_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no model", bytes(range(256)) * 40])
 def test_data_that_no_model_names_stays(tmp_path: Path, content: bytes) -> None:
-    """What is replaced need not be a model, whatever its name says."""
+    """A replaced file need not be a model, in spite of its name."""
     (tmp_path / "model.onnx").write_bytes(content)
     (tmp_path / "model.onnx.data").write_text("mine")
     assert replace(tmp_path / "model.onnx") | {"model.onnx.data"} == names(tmp_path)
 
 
 def test_kept_data_stays(tmp_path: Path) -> None:
-    """What a command reads is not removed by it."""
+    """A command does not remove the files that it reads."""
     before = save(tmp_path, "model.onnx", "model.onnx.data")
     with OutputFiles() as files:
         save(files.reserve(tmp_path / "model.onnx").parent, "model.onnx")

@@ -73,7 +73,7 @@ def test_output_files_without_commit_write_nothing(tmp_path: Path) -> None:
 def test_commit_failing_midway_puts_earlier_files_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """When a file cannot be put in place, those before it are taken back and earlier ones are as they were."""
+    """Published files are removed again and earlier files restored if a file cannot be published."""
     targets = [tmp_path / name for name in ("first", "second", "third")]
     for target in targets[:2]:
         target.write_text(f"earlier {target.name}")
@@ -101,7 +101,7 @@ def test_commit_failing_midway_puts_earlier_files_back(
 
 
 def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a disk fails in the middle, and again while that is undone, the next command completes what was begun."""
+    """The next command completes the rollback if the disk fails during the commit and during the rollback."""
     targets = [tmp_path / name for name in ("first.txt", "second.txt")]
     for target in targets:
         target.write_text(f"earlier {target.name}")
@@ -130,7 +130,7 @@ def test_earlier_files_that_cannot_be_put_back_are_not_lost(tmp_path: Path, monk
 def test_commit_on_a_file_system_without_links_replaces_and_rolls_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where no second name can be given, the earlier file is moved aside instead."""
+    """The earlier file is moved aside if links are not supported."""
 
     def no_links(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
@@ -208,7 +208,7 @@ def _make_special(path: Path, kind: str) -> None:
     "kind", ["a named pipe", "a socket", "a device", "to a file", "to nothing", "to itself", "to a device"]
 )
 def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
-    """Early where it is there already, and at the commit where it came meanwhile; it stays what it was."""
+    """An existing special file is refused early, one made meanwhile at the commit; neither is changed."""
     target = tmp_path / "out"
     words = kind if kind.startswith("a ") else "a symbolic link to "
 
@@ -240,7 +240,7 @@ def test_files_module_imports_the_standard_library_only() -> None:
 
 
 def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: Path) -> None:
-    """Of two commands that write one file at once, the later is refused, and the earlier file stays whole."""
+    """The later of two commands that write one file is refused, and the earlier file stays whole."""
     target = tmp_path / "model.onnx"
     with OutputFiles() as files:
         files.reserve(target).write_text("second", encoding="utf-8")
@@ -252,7 +252,7 @@ def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: P
 
 
 def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: Path) -> None:
-    """By another spelling and by a symbolic link; another name of the same bytes, and a missing file, are no harm."""
+    """Another spelling and a symbolic link are the input; a hard link and a missing file are allowed."""
     source = tmp_path / "model.onnx"
     source.write_bytes(b"model")
     (tmp_path / "link.onnx").symlink_to(source)
@@ -267,7 +267,7 @@ def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: 
 
 
 def test_file_that_another_program_has_open_is_a_write_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Windows, where no rename onto such a file works, not even that of its own second name."""
+    """No rename onto an open file works on Windows, not even from a hard link of the same file."""
     target = tmp_path / "held.json"
     target.write_text("earlier")
     replace = Path.replace
@@ -293,7 +293,7 @@ def test_file_that_another_program_has_open_is_a_write_error(tmp_path: Path, mon
 def test_path_without_an_existing_folder_above_is_a_write_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows, where a drive or a share may not be connected."""
+    """A drive or a share may be disconnected on Windows."""
     monkeypatch.setattr(os.path, "lexists", lambda _path: False)
     with pytest.raises(WriteError, match="does not exist"):
         refuse_existing([tmp_path / "model.onnx"], overwrite=False)

@@ -45,7 +45,7 @@ def test_for_output_without_an_ending_may_have_meant_a_folder() -> None:
 
 @pytest.mark.parametrize("name", ["folder", "folder.onnx"])
 def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) -> None:
-    """A directory is no file, whatever it is called."""
+    """A directory is refused regardless of its name."""
     (tmp_path / name).mkdir()
     with pytest.raises(UsageError, match="directory") as caught:
         paths(tmp_path / name)
@@ -54,7 +54,7 @@ def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"])
 def test_refuse_existing_names_the_file_that_is_there(name: str, tmp_path: Path) -> None:
-    """Any file of the export that exists stops it, unless it may be replaced."""
+    """Any existing file of the export is refused without ``overwrite``."""
     (tmp_path / name).write_text("earlier")
     with pytest.raises(OutputExistsError, match=name):
         paths(tmp_path / "model.onnx").refuse_existing(overwrite=False)

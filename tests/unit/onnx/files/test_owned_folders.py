@@ -37,7 +37,7 @@ def _remove_abandoned(directory: Path, *, with_unlocked: bool = False) -> None:
 
 
 def test_folder_goes_when_its_process_was_killed_and_not_before(tmp_path: Path) -> None:
-    """While the owner lives, nobody else takes it; afterwards it is removed with all that is in it."""
+    """The folder stays while its owner lives, and is removed with all its files afterwards."""
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
@@ -52,7 +52,7 @@ def test_folder_goes_when_its_process_was_killed_and_not_before(tmp_path: Path) 
 
 
 def test_folder_that_its_owner_leaves_is_abandoned(tmp_path: Path) -> None:
-    """Whoever comes next may take what is in it, in the same process or another."""
+    """Every later process, and the same one, may take over the content."""
     folder = OwnedFolder.make(tmp_path, PREFIX)
     (folder.path / "weights").write_bytes(b"many")
     folder.release()
@@ -62,7 +62,7 @@ def test_folder_that_its_owner_leaves_is_abandoned(tmp_path: Path) -> None:
 
 
 def test_folder_of_this_process_is_not_abandoned(tmp_path: Path) -> None:
-    """Two commands in one process do not take each other's; whoever made it removes it."""
+    """Commands in one process do not take over each other's folders; the creator removes its folder."""
     folder = OwnedFolder.make(tmp_path, PREFIX)
     assert [] == list(abandoned_folders(tmp_path, PREFIX))
     folder.remove()
@@ -70,7 +70,7 @@ def test_folder_of_this_process_is_not_abandoned(tmp_path: Path) -> None:
 
 
 def test_folder_whose_owner_was_killed_before_it_locked_it_goes_where_it_is_empty(tmp_path: Path) -> None:
-    """What is in an unlocked folder may be another version's, until a day has passed."""
+    """An unlocked folder with files may belong to another version until a day has passed."""
     for name in ("empty", "full"):
         (tmp_path / f"{PREFIX}{name}").mkdir()
     (tmp_path / f"{PREFIX}full" / "weights").touch()

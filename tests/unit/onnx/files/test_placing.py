@@ -35,7 +35,7 @@ def test_place_copy_that_may_link_is_another_name(tmp_path: Path) -> None:
 
 
 def test_place_copy_is_a_file_of_its_own(tmp_path: Path) -> None:
-    """What is written into the copy does not reach the source."""
+    """Changes of the copy do not affect the source."""
     source = written(tmp_path, external=False)
     place_copy(source, tmp_path / "other.onnx")
     assert not (tmp_path / "other.onnx").samefile(source)
@@ -67,7 +67,7 @@ def test_place_copy_that_shares_data_names_that_of_the_source(tmp_path: Path) ->
 
 
 def test_place_copy_keeps_several_data_files_apart(tmp_path: Path) -> None:
-    """A model whose weights lie in files of their own each keeps them apart."""
+    """Each weight stays in a data file of its own."""
     body = "m (float[4] x) => (float[4] y) <float[4] w0 = {1, 2, 3, 4}, float[4] w1 = {5, 6, 7, 8}> "
     model = ir.to_proto(parse(body + "{ z = Add(x, w0) y = Mul(z, w1) }"))
     for tensor in model.graph.initializer:
@@ -105,7 +105,7 @@ def test_external_files_outside_the_folder_are_refused(tmp_path: Path, location:
 
 
 def test_external_files_of_nothing_is_a_wrong_path(tmp_path: Path) -> None:
-    """A model that is not there is told as such."""
+    """A missing model is reported as missing."""
     with pytest.raises(ModelPathError, match="no such"):
         external_files(tmp_path / "missing.onnx")
 

@@ -84,7 +84,7 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_path: Path) -> None:
-    """What comes back is the model, less the values of tensors of a page or more, wherever they stand."""
+    """The structure is the model without the values of tensors of a page or more, at every depth."""
     path = tmp_path / "model.onnx"
     onnx.save(_model_with_large_tensors(), path)
     read = read_structure(path)
@@ -130,7 +130,7 @@ def test_read_structure_of_truncated_file_says_it_is_cut_off(tmp_path: Path, sha
     ],
 )
 def test_read_structure_of_another_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
-    """Whatever the bytes are, the answer is one sentence that names the file."""
+    """The refusal is one sentence with the name of the file, for any bytes."""
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(InputError, match=reason) as caught:

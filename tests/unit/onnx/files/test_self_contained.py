@@ -1,4 +1,4 @@
-"""A model gets another name, under which it needs no file of another model."""
+"""Copying of a model under another name, with its weights."""
 
 from __future__ import annotations
 

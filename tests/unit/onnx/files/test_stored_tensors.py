@@ -52,7 +52,7 @@ def test_stored_tensor_gives_the_bytes_of_the_file(tmp_path: Path, dtype: Any, s
 def test_stored_tensor_cast_and_transposed_equals_numpy(
     tmp_path_factory: pytest.TempPathFactory, source: Any, target: Any, rows: int, columns: int, seed: int
 ) -> None:
-    """Whatever the shape is to the tiles, and in whatever type."""
+    """The result is equal for every shape relative to the tiles and every element type."""
     drawn = np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
     values = drawn.astype(source)
     path = tmp_path_factory.getbasetemp() / f"weights-{np.dtype(source)}-{np.dtype(target)}"
@@ -63,7 +63,7 @@ def test_stored_tensor_cast_and_transposed_equals_numpy(
 
 @pytest.mark.parametrize("orders", [[(2, 0, 1)], [(1, 0, 2), (2, 1, 0)], [(1, 2, 0), (2, 0, 1)]])
 def test_stored_tensor_transposed_again_is_transposed_once(tmp_path: Path, orders: Sequence[tuple[int, ...]]) -> None:
-    """Orders of axes follow each other; one that leads back is none."""
+    """Several transpositions are combined, and inverse ones cancel."""
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     tensor, expected = _write_and_refer(values, tmp_path / "weights"), values
     for order in orders:
@@ -73,13 +73,13 @@ def test_stored_tensor_transposed_again_is_transposed_once(tmp_path: Path, order
 
 
 def test_stored_tensor_too_large_for_its_type_is_infinite_without_a_warning(tmp_path: Path) -> None:
-    """As in torch; pytest makes errors of warnings."""
+    """The overflow is infinite as in torch; pytest turns warnings into errors."""
     tensor = _write_and_refer(np.array([1e6, 1.0], np.float32), tmp_path / "weights").cast(ir.DataType.FLOAT16)
     assert [np.inf, 1.0] == tensor.numpy().tolist()
 
 
 def test_stored_tensor_is_written_in_pieces(tmp_path: Path) -> None:
-    """To cast, a few pieces are in memory; to transpose, the stored tensor besides; otherwise next to nothing."""
+    """A cast needs a few pieces in memory, a transposition the stored tensor besides, a copy next to nothing."""
     values = np.ones((4096, 4 * PIECE_ELEMENTS // 1024), np.float16)
     tensor = _write_and_refer(values, tmp_path / "weights")
     piece = 4 * PIECE_ELEMENTS

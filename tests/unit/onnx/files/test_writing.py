@@ -98,7 +98,7 @@ def _values_in_file(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]
 
 
 def test_write_model_inline_equals_what_onnx_ir_saves(various: ir.Model, tmp_path: Path) -> None:
-    """The file is, message for message, what the library would have written, but for the types of weights."""
+    """The file equals the library's, message for message, except for the value types of weights."""
     assert (tmp_path / "ours.onnx",) == write_model(various, tmp_path / "ours.onnx")
     ir.save(various, tmp_path / "theirs.onnx")
     theirs = onnx.load(tmp_path / "theirs.onnx")
@@ -199,7 +199,7 @@ def test_write_model_brings_in_data_that_lies_in_another_file(various: ir.Model,
 
 
 class _Counted:
-    """How many of the tensors made on demand are alive."""
+    """Count of the living tensors made on demand."""
 
     def __init__(self) -> None:
         self.alive = self.most = self.made = 0
@@ -240,7 +240,7 @@ def test_write_model_to_a_place_that_is_not_there_names_path_and_reason(tmp_path
 
 
 def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) -> None:
-    """A file that would depend on another one is not written."""
+    """The file would depend on another file."""
     model = _model_with_initializers([])
     tensor = ir.ExternalTensor("elsewhere", 0, 4, ir.DataType.FLOAT, shape=ir.Shape([1]), name="t")
     model.graph.insert_before(model.graph[0], ir.node("Constant", [], attributes={"value": tensor}, name="/Constant"))
