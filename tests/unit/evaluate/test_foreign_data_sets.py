@@ -1,4 +1,4 @@
-"""Data sets made by somebody else: they reach no network, leave no folder, start no program and fill no memory."""
+"""Foreign data sets: no network access, no path out of the folder, no program and bounded memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _texts(folder: Path, **asked: Any) -> list[str]:
 
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
-    """A folder with one table, beside a table that is nobody's business."""
+    """A folder with a table, an inner folder and a table outside."""
     folder = tmp_path / "words"
     (folder / "more").mkdir(parents=True)
     (folder / "a.csv").write_text("text\ninside\n")
@@ -151,7 +151,7 @@ language: [en
     ],
 )
 def test_damaged_card_is_refused_in_words(words: Path, facts: str) -> None:
-    """One sentence that names the folder, and no error of ours."""
+    """The message is about the folder, without an internal error."""
     _card(words, facts)
     with pytest.raises(WinMLError) as caught:
         _texts(words)

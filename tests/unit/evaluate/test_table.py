@@ -31,7 +31,7 @@ def _told(limit: Limit, *, is_disturbed: bool = False) -> str:
     ],
 )
 def test_limit_inside_the_interval_is_not_resolved_by_the_samples(limit: Limit, is_resolved: bool) -> None:
-    """The verdict counts the values; the words tell that other samples may decide otherwise."""
+    """The verdict uses the values; the text warns that other samples may decide differently."""
     told = _told(limit)
     assert "met: accuracy" in told
     assert is_resolved == ("too few samples to be sure" not in told)

@@ -99,7 +99,7 @@ def test_inputs_that_cannot_be_are_refused(inputs: Any, error: type[Exception], 
 
 
 def test_module_is_not_touched() -> None:
-    """Describing a module changes nothing on it."""
+    """The description of a module does not change the module."""
     model = Model().train()
     before = dict(vars(model))
     loaded_from_module(model, torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Does a request become a model ready to be called, from every kind of source?"""
+"""Loading of a model from every kind of source."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_load_folder_gives_the_saved_model(architecture: str, tmp_path: Path) ->
 
 
 def test_load_real_weights(minilm_folder: Path) -> None:
-    """A checkpoint as the Hub has it: its answer to fixed values is the one transformers gives."""
+    """The output for fixed values equals the output of transformers."""
     loaded = _load(minilm_folder, task="sentence-similarity", shape_config=ShapeConfig(sequence_length=16))
     assert ("BertModel", "feature-extraction", ()) == (loaded.info.class_name, loaded.info.task, loaded.notes)
     assert ["input_ids", "attention_mask", "token_type_ids"] == [spec.name for spec in loaded.only_part.inputs]
@@ -132,7 +132,7 @@ def test_load_task_of_the_base_model_drops_the_head_and_says_so(saved: Path) -> 
 
 
 def test_weights_that_the_checkpoint_lacks_are_those_of_the_seed(saved: Path) -> None:
-    """So that two exports are equal, and a comparison with the checkpoint is one of the same weights."""
+    """Two exports are equal for the same seed, and so are the weights of a comparison."""
     before = torch.random.get_rng_state()
     first, again, other = (_load(saved, task="feature-extraction", seed=seed) for seed in (0, 0, 1))
     assert torch.equal(before, torch.random.get_rng_state())
@@ -214,7 +214,7 @@ def test_load_pickle_with_code_is_refused_and_not_run(folder: Path, raw: bool) -
 
 @pytest.mark.parametrize("damage", ["half", "garbage"])
 def test_load_damaged_pickle_is_refused(folder: Path, damage: str) -> None:
-    """A cut file is told by its name."""
+    """The message has the path of the truncated or replaced file."""
     path = folder / "pytorch_model.bin"
     torch.save(_load(folder).model.state_dict(), path)
     (folder / "model.safetensors").unlink()
@@ -235,7 +235,7 @@ def test_load_sharded_checkpoint_needs_every_shard(folder: Path) -> None:
 
 
 def test_load_weights_of_other_shape_name_file_and_tensor(folder: Path) -> None:
-    """Config and weights that do not fit are told with both shapes."""
+    """The message has the file, the tensor and both shapes."""
     _edit(folder, intermediate_size=96)
     words = _refused(CheckpointError, folder)
     assert str(folder / "model.safetensors") in words
@@ -322,7 +322,7 @@ def test_load_config_without_model_type_is_told_by_its_name(folder: Path, tmp_pa
 
 
 def test_load_own_code_is_refused_then_run_and_announced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code of the checkpoint runs only if allowed, and then it is told."""
+    """Code of the checkpoint runs only if allowed, and a note announces the run."""
     monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
     (folder / "my_code.py").write_text(OWN_CODE + f"\nopen({str(folder / 'ran')!r}, 'w').close()\n", encoding="utf-8")
     auto_map = {"AutoConfig": "my_code.MyConfig", "AutoModel": "my_code.MyModel"}
@@ -342,7 +342,7 @@ def test_load_own_code_is_refused_then_run_and_announced(folder: Path, monkeypat
 
 
 def test_load_own_code_that_transformers_has_too_is_not_run(folder: Path) -> None:
-    """Models that moved into transformers still carry their code; it is not needed."""
+    """The code that comes with such a checkpoint is not needed."""
     _edit(folder, auto_map={"AutoModelForMaskedLM": "my_code.BertForMaskedLM"})
     loaded = _load(folder)
     assert any("not run" in note for note in loaded.notes)
@@ -360,7 +360,7 @@ def test_load_manifest_wins_and_says_so(saved: Path) -> None:
 
 
 def test_load_keeps_and_reports_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
-    """Half-precision weights stay so, and the inputs match them."""
+    """Half-precision weights stay in half precision, and the inputs have the same type."""
     folder = save_checkpoint("vit", tmp_path / "vit")
     model = transformers.ViTForImageClassification.from_pretrained(folder).to(torch.bfloat16)
     model.save_pretrained(folder)

@@ -47,7 +47,7 @@ def explain(size: Size, *, can_ask: bool = True) -> int | str:
     ],
 )
 def test_size_is_explained_by_the_one_expression_that_fits(size: Size, expected: int | str) -> None:
-    """Floor and ceiling are told apart."""
+    """Floor and ceiling are distinguished."""
     assert expected == explain(size)
 
 

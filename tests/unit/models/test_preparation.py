@@ -130,7 +130,7 @@ class Layer(nn.Module):
 
 
 def test_prepared_for_export_evaluates_without_gradients_inside() -> None:
-    """Inside the block the module is called with tensors, gives a flat tuple, in evaluation mode, without gradients."""
+    """The module returns a flat tuple in evaluation mode, without gradients, inside the block."""
     model = Layer()
     with prepared_for_export(model, ["values"]) as flat:
         (output,) = model(torch.ones(4, requires_grad=True))
@@ -174,7 +174,7 @@ def test_prepared_for_export_attention_is_plain_inside_and_as_it_was_afterwards(
 
 
 def test_prepared_for_export_attribute_of_the_class_is_not_shadowed() -> None:
-    """Afterwards the class decides about forward again."""
+    """No ``forward`` remains in the attributes of the module."""
     model = Layer()
     with prepared_for_export(model, ["values"]):
         pass
@@ -200,7 +200,7 @@ def test_prepared_for_export_scripted_module_is_refused_by_its_path(path: str, p
 
 
 def test_prepared_for_export_compiled_parts_are_what_they_were_before() -> None:
-    """Inside, names are the user's; afterwards the compiled one is back."""
+    """The names are the user's inside the block, and the compiled module returns afterwards."""
     model = nn.Sequential(nn.Linear(2, 2))
     compiled = torch.compile(model[0], backend="eager")
     model[0] = compiled  # type: ignore[assignment]  # torch.compile returns a module
@@ -245,7 +245,7 @@ class Inner(nn.Module):
 
 
 class Outer(nn.Module):
-    """Holds others in a list, which is never called."""
+    """A module with inner modules in a list, which is never called."""
 
     def __init__(self) -> None:
         super().__init__()

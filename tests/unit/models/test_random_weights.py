@@ -1,4 +1,4 @@
-"""Do models without weights still show mistakes?"""
+"""Random weights that do not hide mistakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL = {
 
 
 def test_random_weights_are_seeded_and_leave_the_callers_state() -> None:
-    """The seed decides the weights, and nobody else's random numbers move."""
+    """The seed decides the weights, and the caller's random state is unchanged."""
     before = torch.get_rng_state()
     first, again, other = (build_random_model(BertModel, BertConfig(**SMALL), seed) for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
@@ -129,7 +129,7 @@ def test_batch_norms_of_a_librarys_own_class_are_calibrated() -> None:
 
 
 def test_batch_norms_of_a_model_that_refuses_its_inputs_are_left() -> None:
-    """It is told where the model is run for its outputs, with the names and shapes it was given."""
+    """The error is left to the later run of the model, where names and shapes are reported."""
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(4)).eval()
     calibrate_batch_norms(model, [{"input": torch.randn(1, 3, 2, 2)}], {})
     with pytest.raises(RuntimeError):
@@ -137,7 +137,7 @@ def test_batch_norms_of_a_model_that_refuses_its_inputs_are_left() -> None:
 
 
 def test_scales_that_begin_near_zero_are_lifted() -> None:
-    """They train from there; untrained, a stack of them lets nothing through."""
+    """Scales near zero grow in training; without training, a stack of such layers lets no values through."""
     config = EfficientNetConfig(image_size=32, hidden_dim=64, width_coefficient=0.2, depth_coefficient=0.2)
     model = build_random_model(EfficientNetModel, config, 0)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]

@@ -58,7 +58,7 @@ def test_source_kind_follows_from_name_and_disk(place: Path, model: str, expecte
 
 
 def test_source_config_and_bare_folder_need_random_weights(place: Path) -> None:
-    """Without weights there is only the config to build from."""
+    """The config is enough to build a model with random weights."""
     assert ("config", None) == _kind("bare/config.json", random_weights=True)
     assert ("folder", None) == _kind("bare", random_weights=True)
     assert resolve_source(ModelRequest("whole", random_weights=True)).weights is None
@@ -131,7 +131,7 @@ def test_source_flag_without_meaning_is_refused(place: Path, request_: ModelRequ
 
 
 def test_source_resolving_imports_no_heavy_library(place: Path) -> None:
-    """A wrong path is told without paying for torch."""
+    """The error for a wrong path does not wait for the import of torch."""
     program = (
         "import sys\n"
         "from winml.modelkit.errors import ModelPathError\n"

@@ -42,7 +42,7 @@ def test_resolve_model_that_will_be_loaded_needs_its_weights(bert: Path) -> None
 
 
 def test_resolve_model_without_a_dtype_says_what_it_takes(bert: Path) -> None:
-    """Nothing tells: neither config nor headers."""
+    """A note says that float32 is assumed if neither config nor weights declare a type."""
     (bert / "model.safetensors").unlink()
     content = json.loads((bert / "config.json").read_text(encoding="utf-8"))
     content.pop("dtype")

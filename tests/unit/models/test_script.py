@@ -1,4 +1,4 @@
-"""Does a factory of the user become a model with inputs, and its mistakes one sentence?"""
+"""Loading of a model from a user's factory, and messages about mistakes in the script."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_script_in_a_package_is_found_from_the_working_directory(folder: Path) -
 def test_script_mistake_is_one_error_with_its_place(
     folder: Path, text: str, factory: str, error: type[WinMLError], words: str
 ) -> None:
-    """The user's mistakes name file and line, ours are none."""
+    """The message names the mistake, and the hint says how to proceed."""
     with pytest.raises(error) as caught:
         _load(folder, text, factory)
     assert words in str(caught.value)
@@ -290,7 +290,7 @@ def test_script_returning_something_beside_the_model_is_refused(folder: Path) ->
 
 
 def test_script_dict_that_is_the_only_argument_is_explained(folder: Path) -> None:
-    """A dict is taken by parameter; how to give one as an argument is told."""
+    """A dict is spread over the parameters; the message explains how to pass one as an argument."""
     text = """
 class Only(torch.nn.Module):
     def forward(self, features):
@@ -305,7 +305,7 @@ def only():
 
 
 def test_script_example_that_is_no_function_is_told(folder: Path) -> None:
-    """It is not passed over."""
+    """An ``example_inputs`` other than a function is refused, not ignored."""
     with pytest.raises(InputError, match="example_inputs") as caught:
         _load(folder, "\nexample_inputs = {'ids': torch.tensor([3])}\n")
     assert "def example_inputs(): return" in (caught.value.hint or "")

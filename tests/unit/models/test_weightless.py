@@ -1,4 +1,4 @@
-"""A model built without its weights is bound to the very tensors from_pretrained would have loaded."""
+"""Binding of models built without weights to the tensors that from_pretrained would load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MERGED = {
     "qwen2_moe": ("Qwen2MoeForCausalLM",
                   {**_EXPERTS, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 24}),
 }  # fmt: skip
-"""Binding of models built without weights to the tensors that from_pretrained loads."""
+"""Architectures with separate experts in the checkpoint and merged experts in the model."""
 
 
 def _save(architecture: str, folder: Path, **options: Any) -> Path:
@@ -194,7 +194,7 @@ def test_weightless_model_tells_what_the_real_loading_tells(tmp_path: Path, dama
 
 
 def test_weightless_model_whose_loading_needs_values_is_loaded_for_real(tmp_path: Path) -> None:
-    """Code that comes with a checkpoint may write into loaded weights: they are held in memory then, and it is said."""
+    """Code of the checkpoint may write into loaded weights, so weights are held in memory, and a note says so."""
     folder = _save("bert", tmp_path / "checkpoint")
     shutil.copy(Path(__file__).with_name("writing_model.py"), folder / "writing_model.py")
     config = json.loads((folder / "config.json").read_text())

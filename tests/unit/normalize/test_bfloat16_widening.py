@@ -17,7 +17,7 @@ X = np.random.default_rng(0).standard_normal((2, 3), dtype=np.float32)
 
 
 def test_island_has_kernels_and_rounds_as_pytorch() -> None:
-    """Without the pass ONNX Runtime's CPU provider opens no such graph."""
+    """ONNX Runtime's CPU provider opens such a graph only after the pass."""
     model = parse(ISLAND)
     with pytest.raises(WinMLError):
         answer(model, x=X)

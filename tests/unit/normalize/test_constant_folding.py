@@ -144,7 +144,7 @@ def test_split_sequence_becomes_a_split_of_the_opset(split: str, opset: int) -> 
 
 @pytest.mark.parametrize("opset", [11, 12, 13, 18])
 def test_stacked_sequence_becomes_a_concat_of_the_opset(opset: int) -> None:
-    """Before opset 13, the axes of an Unsqueeze are an attribute."""
+    """The axes of Unsqueeze are an attribute before opset 13."""
     model = parse(
         "m (float[2,3] x) => (float[2,2,3] y)"
         " { r = Relu (x)  s = SequenceConstruct (x, r)  y = ConcatFromSequence <axis=0, new_axis=1> (s) }",

@@ -33,7 +33,7 @@ def test_half_is_multiplied_last() -> None:
     ids=["another factor", "no Erf", "read twice"],
 )
 def test_other_products_stay(factor: float, inner: str) -> None:
-    """Their order would round differently, or they are no GELU."""
+    """Another order would round differently, or the graph has no GELU."""
     model = parse(TEXT.format(factor=factor, inner=inner))
     before = [
         [value.name for value in node.inputs if value is not None] for node in model.graph if node.op_type == "Mul"

@@ -1,4 +1,4 @@
-"""Identity nodes are removed, where their names allow it."""
+"""Removal of identity nodes if their names allow it."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_normalization_settles_where_an_output_is_left_out() -> None:
 
 
 def test_values_without_a_name_get_one() -> None:
-    """Those are used."""
+    """A value without a name may be in use."""
     model = parse(BODY)
     model.graph.node(0).outputs[0].name = None
     assert ValueNamesPass()(model).modified

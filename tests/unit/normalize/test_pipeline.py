@@ -74,7 +74,7 @@ def test_normalize_gives_every_value_a_shape_and_every_node_a_name(tmp_path: Pat
 
 @pytest.mark.parametrize("fold_constants", [True, False])
 def test_normalize_done_again_changes_nothing(tmp_path: Path, fold_constants: bool) -> None:
-    """Neither in memory nor after a save."""
+    """A second normalization changes nothing, in memory or after a save."""
     options = NormalizeOptions(fold_constants=fold_constants)
     model = parse(CAPTURED)
     assert normalize(model, options).changed
@@ -92,7 +92,7 @@ def test_normalize_without_folding_computes_nothing() -> None:
 
 
 def test_normalize_failing_in_a_pass_names_it() -> None:
-    """An error of a library comes out as ours, with the pass and its place."""
+    """An error of a library becomes a NormalizeError with the pass and its position."""
     model = parse("m (float[2] x) => (float[2] y) <int64[1] a = {0}> { y = Relu (x) }")
     # Three sizes for a tensor of rank one: no evaluator expects it.
     del model.graph.opset_imports[""]

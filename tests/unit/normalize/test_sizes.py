@@ -127,7 +127,7 @@ def test_keys_are_transposed_at_once() -> None:
 
 
 def test_axis_that_may_be_empty_is_computed() -> None:
-    """Beside the empty axis of a cache, -1 says nothing; with a cache of no token the graph still runs."""
+    """The size -1 is ambiguous beside an empty cache axis; the graph still runs with an empty cache."""
     body = (
         "two = Constant <value_ints=[2]> ()  one1 = Constant <value_ints=[1]> ()  four = Constant <value_ints=[4]> ()"
         "  sh = Shape (past)  b = Slice (sh, first, one1)  p = Slice (sh, one1, two)  rows = Mul (b, two)"
@@ -177,7 +177,7 @@ def test_what_looks_alike_is_told_apart(case: str) -> None:
 
 
 def test_parts_of_a_split_have_their_own_sizes() -> None:
-    """Before opset 13 an attribute says them."""
+    """The sizes of Split are an attribute before opset 13."""
     body = "a, c = Split <axis=1, split=[2,4]> (x)  z = Shape (a)  y = Relu (c)"
     model = parse(f"m (float[b,6] x) => (float[b,n] y, int64[2] z) {{ {body} }}", opset=12)
     feeds = {"x": np.ones((3, 6), np.float32)}

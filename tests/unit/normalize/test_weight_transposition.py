@@ -54,7 +54,7 @@ def test_transposition_of_a_torch_weight_reads_nothing_and_copies_nothing() -> N
 
 
 def test_transposition_of_a_stored_weight_reads_nothing(tmp_path: Path) -> None:
-    """It is transposed while it is written; the file it lies in is not opened before."""
+    """The weight is transposed while it is written; its file is not opened before."""
     model = parse(TWICE)
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     stored = StoredValues(tmp_path / "weights", 4, ir.DataType.FLOAT, values.shape)

@@ -48,7 +48,7 @@ def _graph() -> ir.Model:
 
 @pytest.mark.parametrize("is_external", [False, True])
 def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None:
-    """Without it, ONNX Runtime's CPU provider opens no such graph. The file stays as it is."""
+    """ONNX Runtime's CPU provider opens such a graph only after widening. The file stays as it is."""
     path = tmp_path / "model.onnx"
     write_model(_graph(), path, external=is_external)
     before = path.read_bytes()
@@ -66,7 +66,7 @@ def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None
 
 
 def test_weights_are_cast_when_they_are_read() -> None:
-    """Nothing but their type changes until then."""
+    """Only the type of the weights changes before they are read."""
     model = _graph()
     widen_bfloat16(model)
     assert not computes_in_bfloat16(model)
@@ -83,5 +83,5 @@ def test_weights_are_cast_when_they_are_read() -> None:
     ids=["nothing in bfloat16", "weights stored in bfloat16"],
 )  # fmt: skip
 def test_graphs_that_the_cpu_runs_are_none(text: str) -> None:
-    """They are compared as they are."""
+    """Such graphs are compared unchanged."""
     assert not computes_in_bfloat16(parse(text))

@@ -58,7 +58,7 @@ def _function(name: str, *nodes: onnx.NodeProto) -> onnx.FunctionProto:
     ids=["itself", "two nodes", "in a subgraph", "through a subgraph", "in a function", "function"],
 )
 def test_cycle_is_named(model: onnx.ModelProto, words: str) -> None:
-    """Its nodes, with their operators."""
+    """The message names the nodes of the cycle and their operators."""
     found = cycle_words(model)
     assert found is not None
     assert words in found

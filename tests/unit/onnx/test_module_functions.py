@@ -106,7 +106,7 @@ def test_module_with_a_node_of_another_one_between_is_left_out() -> None:
 
 
 def test_function_holds_most_nodes_where_few_are_apart() -> None:
-    """One of five nodes is needed before a node of another module, so the function has the four after it."""
+    """Of five nodes, the first is needed before a node of another module, so the function has four."""
     folded = _fold(_tagged(LAYERS, dict.fromkeys("acdey", ("/M/A", "a"))))
     (part,) = folded.plan.all_parts
     assert (["/a/Add_a"], 4) == ([node.name for node in part.outside], len(part.nodes))
@@ -224,7 +224,7 @@ def test_record_is_not_used_once_another_tool_changed_more_than_metadata(other: 
     ids=str,
 )
 def test_damaged_record_changes_nothing(damage: dict[str, object]) -> None:
-    """It is read as a whole before any of it is used."""
+    """The record is validated as a whole before use."""
     model = _layers()
     model.metadata_props[FUNCTIONS_KEY] = json.dumps({"graph": graph_digest(model), **damage})
     restore_recorded(model)

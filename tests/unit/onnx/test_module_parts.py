@@ -72,7 +72,7 @@ def test_module_whose_name_starts_like_another_is_another() -> None:
 
 
 def test_module_without_nodes_has_no_calls() -> None:
-    """Nothing is invented for a module that left nothing in the graph."""
+    """A module without nodes in the graph has no calls."""
     assert [] == _values_by_call(_tagged_model(NESTED, {"b": "/A"}), "/M/B")
 
 
@@ -127,7 +127,7 @@ def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
 
 
 def test_module_whose_calls_cannot_be_told_apart_is_refused() -> None:
-    """A guess would be a model nobody ever called."""
+    """A guessed division would give a part that was never called."""
     model = _tagged_model(BETWEEN, dict.fromkeys("abrc", "/L"), {"/L": 2})
     assert "2 times" in _refusal_reason(model, "/M/L")
 
@@ -183,7 +183,7 @@ def test_module_inside_a_function_is_refused() -> None:
 
 
 def test_damaged_record_of_calls_is_no_record() -> None:
-    """A tree nobody can read says nothing about calls."""
+    """An unreadable tree says nothing about calls."""
     model = _tagged_model(CHAINED, LAYER)
     model.metadata_props[TREE_KEY] = '[{"tag": '
     assert 3 == len(ModuleParts(model).cut("/M/L"))

@@ -72,7 +72,7 @@ def test_read_tree_damaged_record_is_told_and_the_nodes_answer() -> None:
 
 
 def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
-    """A malformed tag belongs to nobody, and is told."""
+    """A malformed tag belongs to no module, and a note reports the tag."""
     tree = read_tree([_winml_node("/M"), _winml_node("M//x")], {}, "main")
     assert ("/M", "") == tree.tags
     assert 1 == tree.coverage.tagged

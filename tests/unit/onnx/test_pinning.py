@@ -53,7 +53,7 @@ def test_names_left_out_stay_open() -> None:
 
 
 def test_foreign_words_for_a_size_are_kept() -> None:
-    """A name that is no expression of ours does no harm."""
+    """A name that cannot be parsed as an expression is kept."""
     pinned_model = model()
     pinned_model.graph.outputs[0].shape = ir.Shape(["batch", 3, "what/ever+"])
     pin_dimensions(pinned_model, {"batch": 2})
@@ -80,7 +80,7 @@ def test_name_the_graph_lacks_and_two_sizes_are_refused(wanted: dict[str, int], 
 
 
 def test_graph_without_open_dimensions_says_so() -> None:
-    """Nothing is left to pin."""
+    """The graph has no dimension left to pin."""
     with pytest.raises(UsageError, match="none;"):
         resolve_names({"batch": 1}, [])
 

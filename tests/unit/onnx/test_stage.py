@@ -24,7 +24,7 @@ class _Pass(ir.passes.InPlacePass):
 
 
 class IdlePass(_Pass):
-    """Does nothing."""
+    """A pass without effect."""
 
     def __init__(self) -> None:
         super().__init__(lambda _model: False)

@@ -47,7 +47,7 @@ def test_valid_graph_passes_whatever_the_order_of_its_nodes() -> None:
 
 
 def test_operators_of_no_version_are_refused() -> None:
-    """Those of other domains are somebody else's."""
+    """Operators of other domains are not checked."""
     model = onnx.parser.parse_model(HEADER + "m (float[2] x) => (float[2] y) { y = Neg (x) }")
     del model.opset_import[:]
     with pytest.raises(InputError, match=r"m\.onnx: has Neg, .*opset_import"):

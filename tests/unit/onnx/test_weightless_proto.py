@@ -1,4 +1,4 @@
-"""A library gets the structure of a graph; its weights stay where they are."""
+"""Structure of a graph for libraries, without copies of its weights."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from winml.modelkit.profile.latency import PAIRS, LatencyOptions, measure_altern
 
 
 def test_latency_counts_runs_besides_the_first_and_those_to_warm_up() -> None:
-    """One first, three to warm up, five counted."""
+    """The runs are one first run, three for warm-up and five counted."""
     calls: list[int] = []
     result = measure_latency(lambda: calls.append(len(calls)), LatencyOptions(iterations=5, warmup=3))
     assert (9, 5) == (len(calls), len(result.samples_ms))
@@ -50,7 +50,7 @@ def test_latency_is_measured_for_the_requested_duration() -> None:
 
 
 def test_garbage_collector_rests_and_comes_back() -> None:
-    """It is off while samples are taken and as before after, also when a run fails."""
+    """The collector is off during sampling and in its earlier state afterwards, even after an error."""
     seen: list[bool] = []
     measure_latency(lambda: seen.append(gc.isenabled()), LatencyOptions(iterations=2, warmup=0))
     assert [True, False, False] == seen

@@ -105,7 +105,7 @@ def test_disturbed_times_let_nobody_drop_out_and_nobody_win() -> None:
 
 
 def test_single_one_wins_without_times() -> None:
-    """Nothing is computed of no samples."""
+    """No statistics are computed without samples."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "plain" == choose({"plain": []}, ["plain"]).winner
@@ -146,7 +146,7 @@ def test_winner_is_beaten_by_none_also_where_the_fastest_does_not_beat_it() -> N
 
 
 def test_fastest_wins_where_each_is_slower_than_some_other() -> None:
-    """Pairs that go round say nothing, and there is an answer still."""
+    """Pairs in a circle decide nothing, and still the race has a winner."""
     going_round = {"a": [1.0, 2.0, 3.0] * 8, "b": [1.1, 2.2, 2.0] * 8, "c": [1.2, 1.9, 2.1] * 8}
     choice = choose(going_round, list(going_round))
     assert choice.winner in going_round

@@ -16,7 +16,7 @@ def test_summary_has_the_values_computed_by_hand() -> None:
 
 
 def test_summary_of_one_sample_is_that_sample() -> None:
-    """One run has no spread, and every percentile is it."""
+    """A single run has no spread, and every percentile equals its time."""
     record = summarize([3.5]).as_record()
     assert 0.0 == record.pop("std")
     assert {3.5} == set(record.values())

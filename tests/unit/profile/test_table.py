@@ -20,5 +20,5 @@ from winml.modelkit.profile.table import ratio_words
     ],
 )
 def test_ratio_words_include_the_interval(ratio: Ratio, words: str) -> None:
-    """And never without."""
+    """A ratio is never written without its interval."""
     assert ratio_words(ratio, "a", "b").startswith(words)

@@ -215,7 +215,7 @@ LANGUAGE = f"""m (int64[1, N] input_ids) => (float[1, N, 64] logits) <
     r = Relu (a)
     s = Mul (r, small)
     logits = MatMul (s, w_2) }}"""
-"""A model of the token that follows one."""
+"""A model that predicts the next token."""
 
 
 @pytest.fixture
@@ -252,7 +252,7 @@ def test_smallest_within_a_drop_of_perplexity(language: Path, algorithm: str) ->
 
 
 def test_perplexity_is_that_of_the_held_out_texts(language: Path) -> None:
-    """It is computed here by hand, on every fourth file."""
+    """The test computes the perplexity by hand, on every fourth file."""
     texts = language.with_name("texts")
     search = searched(language, max_drop="perplexity=5%", calibration_data=str(texts))
     session, losses = Session(language), []
@@ -331,7 +331,7 @@ def test_remedies_of_a_limit_that_is_too_small_work(source: Path, option: str, v
 
 @pytest.mark.parametrize("options", [{"budget": "32bits"}, {"max_size": "1MB"}], ids=str)
 def test_part_within_a_limit_stays_float_beside_larger_ones(source: Path, options: dict[str, str]) -> None:
-    """Alone it is refused, as the plan refuses it; the limit of a part that stays is no search."""
+    """The part alone is refused; with permission to stay float, no search is made."""
     task = GraphFileTask(source, source.with_name("out.onnx"))
     asked = QuantizeOptions(**options)
     with pytest.raises(UsageError):

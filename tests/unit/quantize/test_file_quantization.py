@@ -179,7 +179,7 @@ def test_graph_without_tags_is_quantized_by_the_scopes_of_its_names(tmp_path: Pa
 
 @pytest.mark.parametrize("names", [[""] * 3, ["n0", "n1", "n2"]])
 def test_graph_without_scopes_is_quantized_as_a_whole(names: list[str], tmp_path: Path) -> None:
-    """Nodes without names get some; nobody can tell them apart by module, which is said."""
+    """Nodes without names get names, and a note says that module information is missing."""
     model = parse(PERCEPTRON)
     for node, name in zip(model.graph, names, strict=True):
         node.metadata_props.clear()
@@ -266,7 +266,7 @@ def test_unusable_files_are_refused_and_nothing_changes(
 
 @pytest.mark.parametrize("output", ["in.onnx", "weights.onnx"])
 def test_what_is_read_is_never_replaced(output: str, tmp_path: Path) -> None:
-    """Not the source, nor a file that holds its weights, though it may be called like a model."""
+    """Neither the source nor its weights file is replaced, even if the weights file has the name of a model."""
     source = tmp_path / "in.onnx"
     ir.save(parse(PERCEPTRON), source, external_data="weights.onnx", size_threshold_bytes=0)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -276,7 +276,7 @@ def test_what_is_read_is_never_replaced(output: str, tmp_path: Path) -> None:
 
 
 def test_answers_that_suffer_are_no_result(tmp_path: Path) -> None:
-    """The ratio is that of the precision, or the one asked for; the file is written only where nobody asks."""
+    """A result below the requested ratio is not written, unless verification is off."""
     with pytest.raises(VerificationError, match=r"^y .*SQNR of \d+\.\d+ dB.* 90 dB"):
         quantized(PERCEPTRON, tmp_path, min_sqnr_db=90.0)
     assert not (tmp_path / "out.onnx").exists()
@@ -291,7 +291,7 @@ def test_open_sizes_are_compared_where_asked(tmp_path: Path) -> None:
 
 
 def test_branches_and_functions_keep_weights_and_tags(tmp_path: Path) -> None:
-    """They are left, counted, and answer as before."""
+    """Nodes in branches and functions stay float and are counted, and the outputs stay equal."""
     body = f"""m (float[2, 64] x, bool c) => (float[2, 64] y) <{weight("w1", 64, 64)}> {{
         h = MatMul (x, w1) r = f.Double (h)
         y = If (c) <then_branch = t () => (float[2, 64] a) <{weight("w2", 64, 64)}> {{ a = MatMul (r, w2) }},

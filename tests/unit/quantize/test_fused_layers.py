@@ -90,7 +90,7 @@ def test_separated_layer_has_the_same_outputs(model: ir.Model, operators: list[s
     ids=["operator that no mode takes", "unknown activation", "not fused"],
 )  # fmt: skip
 def test_other_layers_stay(model: ir.Model, operators: set[str]) -> None:
-    """Nothing changes if the layer cannot be quantized without the activation."""
+    """A layer that cannot be quantized without the activation is not changed."""
     before = [node.op_type for node in model.graph]
     assert not separate_activations(model, operators)
     assert before == [node.op_type for node in model.graph]

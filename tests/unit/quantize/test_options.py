@@ -45,7 +45,7 @@ def test_option_that_would_be_ignored_is_refused(given: dict[str, Any], words: s
     ],
 )
 def test_option_that_one_of_the_modes_reads_is_taken(given: dict[str, Any]) -> None:
-    """Also where the rest of the modules has another mode, and where nothing is quantized."""
+    """One of the modes is enough, also if other modules have another mode or nothing is quantized."""
     QuantizeOptions(**given).refuse_contradictions()
 
 

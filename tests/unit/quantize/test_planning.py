@@ -79,7 +79,7 @@ def test_batch_of_matrices_has_one_scale_where_asked() -> None:
 
 
 def test_node_of_a_branch_is_counted_and_left() -> None:
-    """It has a weight and a module as others do; engines work on the main graph."""
+    """A node in a branch has a weight and a module, but engines work on the main graph."""
     made = plan(IF)
     assert ["", "dynamic does not quantize subgraphs and functions"] == [node.reason for node in made.nodes]
     assert ["/M/MatMul"] * 2 == [node.tag for node in made.nodes]

@@ -236,7 +236,7 @@ def test_target_that_no_list_meets_returns_the_best_there_was(chain: Path) -> No
 
 
 def test_target_that_the_whole_meets_needs_no_list(chain: Path) -> None:
-    """One measurement says so."""
+    """The measurement of the whole model is enough."""
     listed = quantization_sensitivity(chain, target="cosine=0.5", samples=1, iterations=2).exclude_list
     assert listed is not None
     assert listed.is_met
@@ -320,7 +320,7 @@ def _save_values(folder: Path, scale: float) -> Path:
 
 
 def test_measurements_depend_on_what_the_calibration_data_holds(chain: Path, tmp_path: Path) -> None:
-    """Not on where it lies."""
+    """The location of the data does not matter."""
     flags = {"mode": "qdq", "samples": 1, "measured": tmp_path / "measured.json"}
     first = _save_values(tmp_path / "first", 2.0)
     result = quantization_sensitivity(chain, calibration_data=str(first), **flags)
@@ -451,7 +451,7 @@ def test_model_with_some_nan_is_compared_where_it_has_numbers(tmp_path: Path) ->
 
 
 def test_quantized_file_is_refused(chain: Path, tmp_path: Path) -> None:
-    """There is no float graph to compare with."""
+    """A quantized file has no float graph for comparison."""
     quantize_onnx(chain, tmp_path / "few.onnx", verify=False)
     with pytest.raises(InputError):
         quantization_sensitivity(tmp_path / "few.onnx")
@@ -489,7 +489,7 @@ def test_relative_error_is_a_target_from_above() -> None:
 
 
 def test_weights_in_a_file_of_their_own_are_measured_alike(chain: Path, tmp_path: Path) -> None:
-    """Small ones lie there as well."""
+    """Small weights are in the data file as well."""
     apart = tmp_path / "apart.onnx"
     onnx.save(onnx.load(chain), apart, save_as_external_data=True, location="apart.data", size_threshold=0)
     reference = quantization_sensitivity(chain, samples=1)

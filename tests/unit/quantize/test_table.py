@@ -65,6 +65,6 @@ def test_narrow_terminal_loses_no_name(width: int, tmp_path: Path) -> None:
 
 
 def test_skipped_comparison_is_said(tmp_path: Path) -> None:
-    """Nobody takes a file that was not compared for a verified one."""
+    """A file without a comparison must not look verified."""
     (verified,) = (line for line in lines(quantized(tmp_path)) if line.startswith("verified"))
     assert "skipped" in verified

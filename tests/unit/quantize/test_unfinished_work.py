@@ -136,7 +136,7 @@ def test_damaged_state_of_a_walk_is_not_used(source: Path, pattern: str, damage:
 
 @pytest.mark.parametrize("other", [{"seed": 2}, {"samples": 9}, {"algorithm": "awq"}, {"block_size": 64}])
 def test_state_of_other_samples_or_options_is_not_used(source: Path, other: dict[str, Any]) -> None:
-    """It belongs to another result; it is gone with the rest afterwards."""
+    """The state belongs to another result and is removed afterwards."""
     options = {**SOLVING, "algorithm": "gptq"}
     with pytest.raises(KeyboardInterrupt):
         quantize_onnx(source, source.with_name("out.onnx"), on_step=stopped_at("layer 3 of 4"), **options)

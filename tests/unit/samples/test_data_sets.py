@@ -30,7 +30,7 @@ TEXTS = ["the first", "the second", "a third", "and the last"]
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small data set in every form that is read."""
+    """A small data set in every supported format."""
     root = tmp_path_factory.mktemp("data")
     rows = [{"sentence": text, "label": number % 2} for number, text in enumerate(TEXTS)]
     (root / "a.csv").write_text("sentence,label\n" + "".join(f"{r['sentence']},{r['label']}\n" for r in rows))
@@ -157,7 +157,7 @@ def test_draw_is_that_of_the_seed(opened: Any) -> None:
 
 
 def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None:
-    """The others are read; where none opens, that is an error."""
+    """Other images are read; if no image opens, the data set is refused."""
     _save_pictures(tmp_path / "p")
     files = sorted((tmp_path / "p").rglob("*.png"))
     files[0].write_bytes(files[0].read_bytes()[:40])
@@ -177,7 +177,7 @@ def test_pictures_that_do_not_open_are_counted_and_named(tmp_path: Path) -> None
 
 
 def test_table_may_name_files_of_pictures(tmp_path: Path) -> None:
-    """Relative to the table; the role says that they are pictures."""
+    """Paths are relative to the table; the role declares the column as images."""
     _save_pictures(tmp_path / "p")
     (tmp_path / "list.csv").write_text("path,label\np/cat/10.png,0\np/cat/gone.png,0\n")
     with open_data_set(DataSetRequest(str(tmp_path / "list.csv"), columns={"image": "path"})) as data_set:
@@ -221,7 +221,7 @@ def test_path_with_an_error_in_it_is_no_name_of_the_hub(text: str) -> None:
 
 
 def test_reading_leaves_no_file(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither beside the data nor among temporary files."""
+    """No file remains beside the data or among temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = sorted(data.rglob("*"))
     with open_data_set(DataSetRequest(str(data / "a.csv"))) as data_set:
@@ -244,7 +244,7 @@ def test_column_that_is_not_there_is_refused_with_those_that_are(opened: Any) ->
 
 
 def test_missing_package_is_said_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is read."""
+    """The error comes before the data are read."""
     (tmp_path / "a.csv").write_text("text\nthe\n")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(UsageError, match="package datasets") as caught:

@@ -89,7 +89,7 @@ def test_decoder_begins_each_text_with_an_empty_cache(folder: Path) -> None:
 
 
 def test_long_context_is_read_in_windows(folder: Path) -> None:
-    """Each is a row of the sample, which says which tokens are the context's."""
+    """Each window is a row of the sample, with a mask of the context's tokens."""
     samples = [{"question": "who", "context": "the dog saw a red ball"}, {"question": "who", "context": "a dog"}]
     batches = texts_of(folder, text_inputs(1, 8), samples)
     assert [0, 0, 1] == [row.number for batch in batches for row in batch.rows]
@@ -107,7 +107,7 @@ def test_pairs_and_words_are_told_apart(folder: Path) -> None:
 
 
 def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
-    """Grey ones have three channels; the size before is kept; a graph of another size has them resized, and told."""
+    """Grey images get three channels; the original size is kept; a note reports resizing for another graph size."""
     samples = [{"image": Image.fromarray(np.full((20, 40), 255, np.uint8))}]
     (batch,) = Preprocessor.of(folder, [graph_input("pixel_values", "float16", ("b", 3, "h", "w"))]).batches(samples)
     assert ((1, 3, 16, 16), np.float16) == (batch.feeds["pixel_values"].shape, batch.feeds["pixel_values"].dtype)

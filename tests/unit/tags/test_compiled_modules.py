@@ -27,7 +27,7 @@ def test_compiled_module_stands_for_the_one_inside() -> None:
 
 
 def test_compiled_parts_are_put_back_after_an_error() -> None:
-    """Inside the block names are those of the user, and nothing is called compiled; afterwards all is as it was."""
+    """Names are the user's inside the block, with no compiled module; afterwards the model is unchanged."""
     part, called = compiled(nn.Linear(2, 2)), nn.Linear(2, 2)
     called.compile(backend="eager")
     model = nn.ModuleDict({"part": part, "called": called})

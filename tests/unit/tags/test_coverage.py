@@ -61,7 +61,7 @@ def test_coverage_notices_one_bare_node_wherever_it_is(operator: str) -> None:
 
 
 def test_coverage_counts_each_source() -> None:
-    """Sources nobody used are absent."""
+    """Unused sources are absent."""
     model = parse(BRANCHES, functions=TWICE, domains=', "local" : 1')
     first, second, *_ = all_nodes(model)
     write_tag(first, NodeTag("/M", "", "root"))
@@ -70,6 +70,6 @@ def test_coverage_counts_each_source() -> None:
 
 
 def test_coverage_of_nothing_is_complete() -> None:
-    """There is nothing that lacks a tag."""
+    """A model without nodes has no node without a tag."""
     empty = count_coverage([])
     assert (100.0, True) == (empty.percent, empty.is_complete)

@@ -38,7 +38,7 @@ def test_write_tag_takes_the_place_of_an_earlier_one() -> None:
 
 
 def test_write_tag_refuses_what_is_no_tag() -> None:
-    """A text that does not split into segments is a mistake of ours."""
+    """A text that cannot be split into segments is an internal error."""
     with pytest.raises(ValueError, match="not a tag"):
         write_tag(node(), NodeTag("BertModel", "", "root"))
 

@@ -12,7 +12,7 @@ from winml.modelkit.tags.torch_modules import joined_traces, record_calls
 
 
 class Pair(nn.Module):
-    """Two layers, one of which is never called here."""
+    """A model of two layers, one of which is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_record_calls_tied_parameter_is_held_by_its_first_owner() -> None:
 
 
 def test_record_calls_modules_that_never_ran_have_no_order() -> None:
-    """They are listed, without order, calls or stack."""
+    """Uncalled modules are listed, without order, calls or stack."""
     with record_calls(model := Pair()) as trace:
         model(torch.ones(1, 2))
     assert ["", "layer", "probe"] == [module.path for module in trace.modules]

@@ -14,7 +14,7 @@ from winml.modelkit.tags.tree import ModuleTree, build_tree
 
 
 class Leaf(nn.Module):
-    """One linear layer."""
+    """A module with a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()

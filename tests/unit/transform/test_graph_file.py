@@ -142,7 +142,7 @@ def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: 
 
 
 def test_work_that_changes_the_answer_writes_nothing(tmp_path: Path) -> None:
-    """The comparison with the source finds it, unless nobody compares."""
+    """The comparison with the source finds the change, unless verification is off."""
     source = save(tmp_path / "in.onnx", stamped=True)
     before = files(tmp_path)
     with pytest.raises(VerificationError) as raised:
@@ -274,7 +274,7 @@ def test_weights_go_where_they_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_copy_shares_the_data_of_its_source_where_it_may(tmp_path: Path) -> None:
-    """Else it gets data of its own."""
+    """The copy has data of its own if sharing is not allowed."""
     source = save(tmp_path / "in.onnx", stamped=True, data=True)
     shared = GraphFileTask(source, tmp_path / "shared.onnx", shares_files=True)
     assert ["shared.onnx"] == [file.path.name for file in transform_file(shared, ReluRemoval(0)).file.files]

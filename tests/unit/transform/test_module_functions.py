@@ -56,7 +56,7 @@ def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path
     ],
 )
 def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
-    """Nothing is written."""
+    """No file is written."""
     with pytest.raises(UsageError, match=message):
         optimize_onnx(chain, tmp_path / "functions.onnx", functions=selector)
     assert not (tmp_path / "functions.onnx").exists()

@@ -1,4 +1,4 @@
-"""Does a file with open dimensions become an equal one with fixed sizes?"""
+"""Fixing the dynamic dimensions of a file, with equal outputs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_source_stays_as_it_is(dynamic: Path, tmp_path: Path) -> None:
 
 
 def test_unknown_name_existing_output_and_no_model_are_refused(dynamic: Path, tmp_path: Path) -> None:
-    """Nothing is written where the request is wrong."""
+    """A refused request writes no file."""
     with pytest.raises(UsageError, match="'tokens'"):
         pin_model(dynamic, tmp_path / "static.onnx", {"token": 5})
     (tmp_path / "other.onnx").touch()
@@ -92,7 +92,7 @@ def test_unknown_name_existing_output_and_no_model_are_refused(dynamic: Path, tm
 
 
 def test_sizes_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
-    """Nothing is written, and the hint is to give other sizes; a refused request names no step."""
+    """No file is written, and the hint asks for other sizes; a refused request names no step."""
     body = """m (float[N, 4] x) => (float[M, 8] y) <int64[2] s = {2, 8}, float[4] w = {1, 2, 3, 4}>
         { a = Mul (x, w) y = Reshape (a, s) }"""
     ir.save(parse(body), tmp_path / "in.onnx")

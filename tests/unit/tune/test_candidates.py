@@ -28,7 +28,7 @@ def names(options: TuneOptions, machine: TuningMachine = MACHINE) -> list[str]:
 
 
 def test_plan_is_the_same_each_time_and_begins_with_the_plain_file() -> None:
-    """Nothing is drawn, and no name stands twice."""
+    """No candidate is random, and no name occurs twice."""
     first = plan_candidates(TuneOptions(), MACHINE)
     assert first == plan_candidates(TuneOptions(), MACHINE)
     assert PLAIN == first[0].name
@@ -100,7 +100,7 @@ def test_variation_of_few_bits_has_the_highest_level_below_it() -> None:
 
 
 def test_sizes_that_are_given_may_be_fixed_in_the_file() -> None:
-    """Without any there is nothing to fix; the batch size is one of them."""
+    """The plan has such a candidate only if sizes are given; the batch size is one of the sizes."""
     options = TuneOptions(sizes={"sequence": 128}, batch_size=2, only=("fixed",))
     plain = plan_candidates(options, MACHINE)[0]
     (fixed,) = plan_variations(plain, options, MACHINE)

@@ -23,7 +23,7 @@ FACTS = CandidateFacts(100, 1.5, 10, 20, 30, 0.5, 31.5, "y")
 
 
 def test_measurements_are_there_for_the_next_run_of_the_same_request(tmp_path: Path) -> None:
-    """Facts, rules, failures and turns; their number is told."""
+    """Facts, rules, failures and turns are read again and counted."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     state.keep_facts("int8", FACTS)
     state.keep_rules("int8-part", {"b": "fp32", "a": "fp32"})
@@ -50,7 +50,7 @@ def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: P
 
 
 def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    """Half of a file is nobody's."""
+    """A truncated file is refused."""
     (tmp_path / "tune_state.json").write_text('{"request": {', encoding="utf-8")
     with pytest.raises(UsageError, match="be read"):
         TuneState(tmp_path, REQUEST, overwrite=False)
@@ -78,7 +78,7 @@ def test_export_that_lies_elsewhere_is_refused(tmp_path: Path, name: object) -> 
 
 
 def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> None:
-    """Nothing that no tuning wrote is ever in its way."""
+    """Files of other origin are never replaced or removed."""
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputExistsError, match=r"thesis\.txt"), held_tune_folder(tmp_path):
         pass
@@ -137,7 +137,7 @@ def test_turns_that_all_took_part_in_together_count_for_the_next_race(tmp_path: 
 
 
 def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race(tmp_path: Path) -> None:
-    """Without the plain file there is nothing to compare with."""
+    """The race needs the plain file for comparison."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     race = Race("right", [Candidate("level", "level", ""), Candidate(PLAIN, "plain", "")], state, 1)
     with closing(Contestants(tmp_path)) as running, pytest.raises(MeasureError, match=r"nothing\.onnx"):
@@ -192,7 +192,7 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
     ids=str,
 )
 def test_damaged_state_is_refused_as_a_whole(tmp_path: Path, damage: dict[str, Any]) -> None:
-    """Before any of it is used; with ``overwrite`` the tuning starts anew."""
+    """Damage is detected before any measurement is used; ``overwrite`` starts the tuning anew."""
     state = TuneState(tmp_path, REQUEST, overwrite=False)
     state.keep_facts("int8", FACTS)
     state.keep_values(SharedValues({}, [], QualitySamples("random", 2, 0), 1, is_as_drawn=True, run_ms=0.5, block=4))

@@ -26,7 +26,7 @@ KEYWORDS = {"use_cache": True, "return_dict": True}
 
 
 class Widening(transformers.LlamaForCausalLM):  # type: ignore[misc]  # transformers has no types
-    """Takes every cache for one that begins with four tokens that the mask says nothing of."""
+    """A Llama model that widens the mask by four tokens before every cache."""
 
     widen: Any
 

@@ -73,13 +73,13 @@ def test_states_of_a_recurrence_have_names_of_their_own() -> None:
     ],
 )
 def test_model_without_a_cache_says_why(inputs: tuple[InputTensorSpec, ...], reason: str) -> None:
-    """An encoder that scores tokens keeps none."""
+    """A model that scores tokens as an encoder has no cache."""
     model = build_model("bert", class_name="BertLMHeadModel").to("meta")
     assert reason in str(find_cache(model, inputs, KEYWORDS))
 
 
 def test_model_that_transformers_keeps_no_cache_for_says_so() -> None:
-    """Its forward takes none: generate() reads all tokens in each step as well."""
+    """The forward takes no cache: generate() reads all tokens in each step as well."""
     model = small("OpenAIGPTLMHeadModel", vocab_size=120, n_embd=16, n_layer=1, n_head=2)
     assert "transformers has no cache for OpenAIGPTLMHeadModel either" == find_cache(model, (TOKENS,), {})
 
@@ -189,7 +189,7 @@ def test_rotation_that_changes_with_the_length_is_told() -> None:
 
 
 def doubled(state: Any, is_more: Any) -> Any:
-    """Return another state where a count says so."""
+    """Return another state if a condition on the count is true."""
     return state * 2 if is_more else state
 
 
@@ -235,7 +235,7 @@ class Counted(Remembering):
 
 @pytest.fixture(scope="module")
 def counting_model() -> Any:
-    """One model for all uses of a count."""
+    """A model shared by all uses of a count."""
     return Counted(build_model("llama").config).eval()
 
 
@@ -260,7 +260,7 @@ def test_count_that_is_not_read_or_stays_the_same_is_no_state(counting_model: An
 
 
 class Mixing(Remembering):
-    """Takes one token of each row for several of one."""
+    """A model that mixes the rows when it reads a single token after a cache."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
         """Answer with scores of all of them for each row."""

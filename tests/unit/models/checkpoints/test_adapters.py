@@ -134,7 +134,7 @@ def test_values_by_module_are_those_of_peft(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
 @pytest.mark.parametrize("expression", ["(a+)+$", ".*q", "[0-9]+", "a|b", "(", "a" * 2000, ""])
 def test_regular_expression_of_an_adapter_is_refused_by_name(folder: Path, key: str, expression: str) -> None:
-    """Nothing bounds the time that it takes."""
+    """The time to match a regular expression of a foreign file is unbounded."""
     with pytest.raises(CheckpointError) as caught:
         read_adapters([str(changed(folder, **{key: {expression: 4}}))])
     assert f"{key} has the key {expression[:100]!r}" in caught.value.message
@@ -152,7 +152,7 @@ def test_number_that_no_adapter_has_is_refused(folder: Path, key: str, value: st
 
 @pytest.mark.parametrize(("dtype", "bits"), [("F4", 4), ("C64", 64), ("F8_E4M3FNUZ", 8), ("F8_E8M0", 8), ("X9", 8)])
 def test_element_type_that_torch_lacks_is_refused(folder: Path, dtype: str, bits: int) -> None:
-    """Also where the sizes fit."""
+    """The type is refused although the sizes fit."""
     path = folder / "adapter_model.safetensors"
     size = 4 * 8 * bits // 8
     entries = {

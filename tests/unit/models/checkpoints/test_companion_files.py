@@ -23,19 +23,19 @@ from winml.modelkit.onnx.files.foreign_files import COMPANION_NAMES
 
 
 def write(folder: Path, *names: str) -> None:
-    """Write files that hold their own name."""
+    """Write files with their own name as content."""
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name, encoding="utf-8")
 
 
 def write_modules(folder: Path, *modules: object) -> None:
-    """Write the file in which sentence-transformers names its modules."""
+    """Write modules.json, in which sentence-transformers names its modules."""
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
 
 
 def test_config_tokenizer_and_processor_files_are_companions(tmp_path: Path) -> None:
-    """Weights and their index, logs of a training, hidden files and files of ours are none."""
+    """Weights, their index, training logs, hidden files and files of this tool are not companions."""
     wanted = {"config.json", "tokenizer.json", "vocab.txt", "spiece.model", "chat_template.jinja", "merges.txt"}
     wanted |= {"additional_chat_templates/rag.jinja", "tokenizer.4.0.0.json", "sentence_bert_config.json"}
     others = ("model.safetensors", "model.safetensors.index.json", "trainer_state.json", "eval_results.json", ".x.json")
@@ -116,7 +116,7 @@ def test_folders_that_modules_json_names_come_along(tmp_path: Path) -> None:
 
 
 def test_of_a_module_only_small_layers_bring_their_weights(tmp_path: Path) -> None:
-    """The transformer's are in the ONNX file; hidden files and notes of a training are nobody's."""
+    """The weights of the transformer are in the ONNX file; hidden files and training notes stay behind."""
     transformer = ("config.json", "vocab.txt", "sentencepiece.bpe.model", "pytorch_model.bin", "model.safetensors")
     write(tmp_path, *(f"0_Transformer/{name}" for name in transformer))
     write(tmp_path, "2_Dense/model.safetensors", "2_Dense/pytorch_model.bin", "2_Dense/.env", "2_Dense/data.csv")

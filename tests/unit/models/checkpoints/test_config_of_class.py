@@ -16,6 +16,6 @@ def test_decoder_takes_the_config_inside_that_of_the_whole() -> None:
 
 
 def test_class_of_the_same_config_takes_it() -> None:
-    """Nothing is looked for inside."""
+    """The config is used without a search for an inner one."""
     checkpoint = CheckpointConfig(transformers.LlamaConfig(), None, {})
     assert with_config_of_class(checkpoint, transformers.LlamaForCausalLM) is checkpoint

@@ -102,7 +102,7 @@ def test_deferred_tensors_are_compared_by_their_values(deferred: Tensors) -> Non
 
 @pytest.mark.parametrize("write", [lambda t: t.zero_(), lambda t: t[0].fill_(1), lambda t: t.view(24).add_(1)])
 def test_writing_into_a_tensor_of_the_checkpoint_is_refused(deferred: Tensors, write: Callable[[Any], Any]) -> None:
-    """It would be lost otherwise."""
+    """A change of a tensor that is read later would be lost."""
     with pytest.raises(NotDeferrableError):
         write(deferred["a"])
 

@@ -1,6 +1,6 @@
-"""Does a Hub id become a folder, from the cache alone whenever that is enough?
+"""Download of a model by its Hub id, from the cache alone whenever the cache is enough.
 
-A small server on this machine answers as the Hub does; nothing of ours or of huggingface_hub is replaced.
+A small server on this machine replaces the Hub; code of this project and of huggingface_hub is not replaced.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _snapshot(name: str = "owner/bert-tiny", revision: str | None = None, **othe
 
 
 def test_hub_id_is_fetched_once_then_read_from_the_cache(hub: SmallHub) -> None:
-    """The second load asks nobody, not even whether there is something newer."""
+    """The second load sends no requests, not even for a newer version."""
     request = ModelRequest("owner/bert-tiny")
     told: list[str] = []
     first = load_model(request, told.append)
@@ -195,7 +195,7 @@ def test_hub_id_is_resolved_without_its_weights(hub: SmallHub) -> None:
 
 
 def test_hub_code_is_fetched_only_when_allowed(hub: SmallHub) -> None:
-    """Without permission not even a copy of the code arrives."""
+    """The code is not even downloaded without permission."""
     _snapshot()
     assert "modeling_own.py" not in hub.asked
     folder = _snapshot(needs_code=True)
@@ -240,7 +240,7 @@ def test_hub_refusal_is_one_sentence(hub: SmallHub, name: str, revision: str | N
 
 
 def test_hub_unreachable_is_one_sentence(hub: SmallHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closed port, like a missing network, is told as such."""
+    """A closed port is reported like a missing network."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(HubError, match="the Hub"):
         _snapshot()
@@ -317,7 +317,7 @@ def test_onnx_file_is_fetched_with_its_data_and_the_tokenizer(hub: SmallHub, tmp
 
 
 def test_onnx_file_of_the_hub_is_optimized_into_the_current_folder(hub: SmallHub, tmp_path: Path) -> None:
-    """The cache belongs to every program: nothing is written into it."""
+    """The cache is shared with other programs, so the output is not written into the cache."""
     _with_onnx_file(hub)
     outcome = run_here("optimize", "-m", "owner/bert-tiny/onnx/model.onnx", "--level", "basic")
     assert 0 == outcome.code, outcome.err
@@ -345,7 +345,7 @@ def test_onnx_file_that_is_not_on_the_hub_is_named(hub: SmallHub, name: str, wor
 
 
 def test_name_below_a_folder_that_exists_is_a_path(hub: SmallHub, tmp_path: Path) -> None:
-    """A misspelled path of this disk asks nobody."""
+    """A misspelled local path sends no requests."""
     (tmp_path / "built").mkdir()
     for name in ("built/encoder/model.onnx", "./owner/name/model.onnx", "owner/model.onnx", str(tmp_path / "x.onnx")):
         with pytest.raises(ModelPathError):

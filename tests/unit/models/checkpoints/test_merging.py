@@ -26,7 +26,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class Net(nn.Module):
-    """One module of each class that takes LoRA; ``head`` shares the weight of ``table``."""
+    """A model with a module of each class that takes LoRA; ``head`` shares the weight of ``table``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The classes that prepare inputs are told by the files, else by transformers' tables."""
+"""Classes that prepare inputs, from a checkpoint's files or from transformers' tables."""
 
 from __future__ import annotations
 

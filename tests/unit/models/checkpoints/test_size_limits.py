@@ -31,7 +31,7 @@ PATH = Path("config.json")
     ],
 )
 def test_refuse_absurd_sizes_names_the_key_and_the_limit(content: dict[str, Any], words: str) -> None:
-    """The message says which value of which file."""
+    """The message names the file and the value."""
     with pytest.raises(CheckpointError) as caught:
         refuse_absurd_sizes(content, PATH)
     assert caught.value.message.startswith(f"config.json: {words}")

@@ -1,4 +1,4 @@
-"""Is the task, and with it the class, decided by the rule that is told?"""
+"""Choice of task and model class, and the rule that explains the choice."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_class_asked_for_decides_the_task(
 
 
 def test_class_of_the_checkpoints_own_code_is_found_by_its_name() -> None:
-    """Or by the auto class it is registered for."""
+    """The class of the checkpoint's code may be named by its auto class too."""
     references = {"AutoModel": "modeling.Own", "AutoModelForMaskedLM": "modeling.OwnForMaskedLM"}
     for name in ("OwnForMaskedLM", "AutoModelForMaskedLM"):
         assert "modeling.OwnForMaskedLM" == resolve_custom_task(references, (), model_class=name).model_class_name
@@ -154,13 +154,13 @@ def test_task_of_several_architectures_is_ambiguous() -> None:
 
 
 def test_task_of_unknown_architecture_lists_candidates() -> None:
-    """A class nobody knows cannot be loaded as another one unasked."""
+    """An unknown class is not replaced by a known one without a request."""
     with pytest.raises(TaskError, match="'MyBert'"):
         resolve_task(_config("bert", "MyBert"))
 
 
 def test_task_of_type_without_base_model_is_ambiguous() -> None:
-    """Without architecture and base model, several tasks are a question; a type without tasks has no answer."""
+    """A model type without tasks is refused."""
     with pytest.raises(TaskError, match="no tasks"):
         resolve_task(_config("nothing"))
 

@@ -1,4 +1,4 @@
-"""Are damaged weight files recognized before any library opens them?"""
+"""Detection of damaged weight files before a library opens them."""
 
 from __future__ import annotations
 

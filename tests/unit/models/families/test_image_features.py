@@ -24,7 +24,7 @@ _SPECS = (
 
 
 def features_image_by_image(self: Any, pixel_values: Any, spatial_shapes: Any, pixel_attention_mask: Any) -> Any:
-    """Return the vectors of images as the model did before transformers 5.24: one run of its projector for each."""
+    """Return image vectors as transformers before 5.24: one run of the projector for each image."""
     shapes, mask = spatial_shapes, pixel_attention_mask
     seen = self.vision_tower(pixel_values=pixel_values, spatial_shapes=shapes, pixel_attention_mask=mask)
     features = []

@@ -128,7 +128,7 @@ def test_inputs_end_token_is_the_configs_where_it_is_one_inside_the_vocabulary()
 
 
 def test_inputs_of_classifying_encoder_decoder_leave_the_decoder_to_the_model() -> None:
-    """Only where the decoder's tokens are the user's are they an input."""
+    """The decoder's tokens are an input only if the user provides them."""
     model = build_model("bart", class_name="BartForSequenceClassification")
     inputs = decide_inputs(model, model.config, task="text-classification", batch_size=3).inputs
     assert ["input_ids", "attention_mask"] == list(_shapes(inputs))
@@ -218,7 +218,7 @@ def test_inputs_take_the_users_sizes() -> None:
 
 
 def test_inputs_size_without_meaning_is_reported() -> None:
-    """A key that no input asks for is told to the user."""
+    """A note names a key that no input uses."""
     model = build_model("bert")
     (note,) = decide_inputs(model, model.config, shape=ShapeConfig(height=8)).notes
     assert "height 8" in note
@@ -256,7 +256,7 @@ def test_inputs_size_the_model_refuses_is_a_usage_error(architecture: str, shape
 
 @pytest.mark.parametrize("architecture", ["bert", "roberta", "bart", "gpt2", "clip"])
 def test_inputs_longest_row_is_really_accepted(architecture: str) -> None:
-    """The limit told is the model's own: one more position and its table would be left."""
+    """One position more exceeds the position table of the model."""
     model = build_model(architecture)
     inputs = decide_inputs(model, model.config).inputs
     longer = tuple(
@@ -283,7 +283,7 @@ def test_inputs_whisper_frames_cannot_be_chosen() -> None:
 
 
 def test_inputs_unknown_to_us_ask_for_a_manifest() -> None:
-    """A forward with inputs nobody here knows is not guessed at."""
+    """Unknown inputs are not guessed; the hint asks for --input-specs."""
     config = transformers.TimeSeriesTransformerConfig(prediction_length=2)
     with pytest.raises(UsageError, match="past_values") as caught:
         decide_inputs(transformers.TimeSeriesTransformerModel, config)

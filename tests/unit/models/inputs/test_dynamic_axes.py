@@ -1,4 +1,4 @@
-"""Are the right axes left open, and is everything else refused with its reason?"""
+"""Selection of dynamic axes, and refusals with a reason."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_request_the_model_cannot_follow_is_refused(
 
 
 def described(*inputs: tuple[str, tuple[int | str, ...]]) -> InputDecision:
-    """Return inputs of a model nobody knows."""
+    """Return inputs of an unknown model."""
     return InputDecision(tuple(InputTensorSpec(name=name, shape=shape, dtype="float32") for name, shape in inputs))
 
 
@@ -146,7 +146,7 @@ def test_batch_of_an_unknown_model_without_common_rows_is_refused() -> None:
 
 
 def test_two_example_sizes_for_one_name_are_refused() -> None:
-    """One dimension has one size at a time."""
+    """A dimension has one size at a time."""
     request = DynamicRequest(axes={"x": {1: "n"}, "y": {1: "n"}})
     with pytest.raises(UsageError, match="4 and 8"):
         open_axes(described(("x", (1, 8)), ("y", (1, 4))), request, are_sizes_firm=True)
@@ -175,7 +175,7 @@ def test_example_is_used_only_at_the_traced_sizes() -> None:
     ],
 )
 def test_names_that_contradict_what_axes_mean_are_refused(axes: dict[str, dict[int, str]], words: str) -> None:
-    """One meaning has one name, and the rows of the inputs share theirs with nothing else."""
+    """Each meaning has one name; the name of the rows is used for no other axis."""
     with pytest.raises(UsageError, match=words):
         opened("bert", DynamicRequest(axes=axes))
 

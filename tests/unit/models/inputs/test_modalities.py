@@ -1,4 +1,4 @@
-"""Are images and recordings laid out as the forward takes them, and does the text hold their places?"""
+"""Layout of image and recording inputs, and placeholder tokens in the text."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_media_marked_by_types_of_tokens_are_no_matter_of_the_tokenizer(tmp_path
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_media_of_codebooks_have_as_many_rows_for_each(rows: int) -> None:
-    """Tokens of an audio codec come from several codebooks; a row of them is not taken for another sample."""
+    """Tokens of an audio codec come from several codebooks; a row of codebook tokens is not a sample."""
     config = {"vocab_size": 90, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "ffn_dim": 48,
               "num_codebooks": 2, "max_position_embeddings": 64, "pad_token_id": 89, "bos_token_id": 89}  # fmt: skip
     model = build("MusicgenForCausalLM", config)
@@ -318,7 +318,7 @@ def test_media_of_codebooks_have_as_many_rows_for_each(rows: int) -> None:
 
 
 def test_media_of_a_config_that_says_input_size_are_of_that_size() -> None:
-    """Not every model calls it the size of an image."""
+    """The config calls the image size ``input_size``."""
     config = {**SMALL_ENCODER, "vocab_size": 90, "input_size": 32, "patch_size": 8, "coordinate_size": 6,
               "shape_size": 4, "max_2d_position_embeddings": 64, "max_position_embeddings": 64,
               "pad_token_id": 1}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Do arguments with tensors inside become flat inputs, and are they the same when they are built again?"""
+"""Flattening of arguments with nested tensors, and rebuilding of equal arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from winml.modelkit.models.inputs.nested_arguments import arguments_of_names, fl
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """A dataclass that pytree does not know; one member is not set by its constructor."""
+    """A dataclass unknown to pytree, with a member that its constructor does not set."""
 
     xy: torch.Tensor
     names: list[str] = dataclasses.field(default_factory=list)
@@ -99,7 +99,7 @@ def test_tensors_alone_need_no_builder() -> None:
 
 
 def test_tensor_given_twice_is_two_inputs() -> None:
-    """The same tensor may be other tensors in another run."""
+    """The two arguments may be different tensors in another run."""
     tensor = torch.zeros(1)
     assert ["a", "b.0"] == list(flatten_arguments({"a": tensor, "b": [tensor]}, "inputs")[0])
 
@@ -208,7 +208,7 @@ class Wrapped(collections.abc.MutableMapping[str, Any]):
 
 
 class Locked(Wrapped):
-    """Neither takes other members nor is made from any."""
+    """A mapping that accepts no members and cannot be built from any."""
 
     def __init__(self) -> None:
         super().__init__({"x": torch.zeros(2)})

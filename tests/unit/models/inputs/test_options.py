@@ -1,4 +1,4 @@
-"""Are the user's words about the inputs read as they are meant?"""
+"""Parsing of the options about inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a forward tell its shapes where there are no values?"""
+"""Runs of a forward on shapes without values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are models traced at sizes that hide nothing?"""
+"""Choice of sizes for tracing, so that no dimension becomes a constant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are files put beside a model without touching those of anybody else?"""
+"""Copying of files beside a model, without changes to files of other owners."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def test_files_are_copied_with_their_folders(tmp_path: Path) -> None:
-    """And counted."""
+    """The names and the total size are counted."""
     source, target = fill(tmp_path / "from", config="{}", pool_config="[1]"), tmp_path / "to"
     companions = place(source, target)
     assert texts(source) == texts(target)
@@ -54,7 +54,7 @@ def test_files_are_copied_with_their_folders(tmp_path: Path) -> None:
 
 
 def test_file_of_somebody_else_stays_and_is_named(tmp_path: Path) -> None:
-    """An equal file of another owner is not replaced and is not recorded as ours."""
+    """An equal file of another owner is neither replaced nor recorded as a companion."""
     source = fill(tmp_path / "from", config="new", vocab="same", merges="m")
     target = fill(tmp_path / "to", config="old", vocab="same")
     companions = place(source, target)
@@ -78,7 +78,7 @@ def test_model_in_the_folder_of_its_checkpoint_owns_nothing(tmp_path: Path) -> N
 
 
 def test_earlier_companions_are_read_from_a_sidecar(tmp_path: Path) -> None:
-    """A missing, old or damaged one names none."""
+    """A missing, old or damaged sidecar names no files."""
     sidecar = tmp_path / "model_htp_metadata.json"
     assert () == earlier_companions(sidecar)
     for text in ("{", "[]", '{"outputs": {}}', '{"outputs": {"companions": 3}}'):
@@ -91,7 +91,7 @@ def test_earlier_companions_are_read_from_a_sidecar(tmp_path: Path) -> None:
 
 
 def test_companion_that_was_changed_since_is_the_users(tmp_path: Path) -> None:
-    """Known by the digests in the sidecar; those of earlier versions have none."""
+    """Digests in the sidecar identify changed files; sidecars of earlier versions have no digests."""
     companions = place(fill(tmp_path / "from", config="12", vocab="v"), tmp_path / "to")
     outputs = {"companions": list(companions.names), "companions_sha256": companions.sha256}
     sidecar = tmp_path / "to" / "model_htp_metadata.json"
@@ -131,7 +131,7 @@ def test_link_or_file_in_the_way_stays_and_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bool) -> None:
-    """It never fails the export; one that is equal is no matter."""
+    """Such a file never fails the export; an equal file is not reported."""
     source, target = fill(tmp_path / "from", config="c", vocab="v", merges="mm"), tmp_path / "to"
     sources = {path.name: path for path in sorted(source.iterdir())}
     with OutputFiles() as files:

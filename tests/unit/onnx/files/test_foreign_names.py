@@ -69,7 +69,7 @@ def test_refusal_is_of_the_type_the_reader_raises(folder: Path) -> None:
 
 
 def test_folder_is_found_where_one_is_expected(folder: Path) -> None:
-    """And a file is none."""
+    """A file is not accepted as a folder."""
     assert file_within(folder, "sub", "index.json", kind="folder") == folder / "sub"
     assert name_problem(folder, "sub/weights.bin", kind="folder") == "not regular"
 
@@ -118,7 +118,7 @@ def test_folder_that_is_a_link_itself_is_no_way_out(folder: Path, tmp_path: Path
 @needs_links
 @pytest.mark.parametrize("below", ["", "onnx"])
 def test_snapshot_of_the_hub_cache_leads_to_its_own_blobs(tmp_path: Path, below: str) -> None:
-    """Every file there is a link to a blob of the repository; those of another repository are outside."""
+    """Every file in a snapshot is a link to a blob of its repository; blobs of other repositories are outside."""
     for repository in ("models--a--one", "models--a--two"):
         (tmp_path / repository / "blobs").mkdir(parents=True)
         (tmp_path / repository / "blobs" / "0123").write_bytes(b"12345")

@@ -114,7 +114,7 @@ def test_foreign_file_is_loaded_and_read_with_every_key_once(tmp_path: Path) -> 
 
 
 def test_read_foreign_graph_that_is_none_is_refused(tmp_path: Path) -> None:
-    """A model in which two nodes make one value is told in words of ours."""
+    """A model with two nodes for one value is refused by this tool, not by a library."""
     model = model_with()
     model.graph.node.append(model.graph.node[0])
     path = tmp_path / "broken.onnx"

@@ -33,7 +33,7 @@ def _value(folder: Path, text: str, most_bytes: int = 1000) -> Any:
     ],
 )
 def test_value_of_a_key_is_that_of_yaml(tmp_path: Path, text: str, value: Any) -> None:
-    """Other keys do not matter, damaged ones included."""
+    """Other keys do not matter, not even damaged ones."""
     if "1\n, 2" in text:
         with pytest.raises(FrontMatterError):
             _value(tmp_path, text)

@@ -27,7 +27,7 @@ from winml.modelkit.onnx.files.recovery import (
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """The hidden folder of a command that was killed when its journal was written: one file was there before."""
+    """The hidden folder of a command killed after its journal was written; one target existed before."""
     (tmp_path / "a.json").write_text("old a")
     folder = tmp_path / f"{PARTIAL_PREFIX}x"
     (folder / STAGED).mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_refusal_counts_what_is_finished_as_there_and_changes_nothing(tmp_path: 
 
 
 def test_unfinished_files_are_removed(tmp_path: Path, killed: Path) -> None:
-    """Without a journal not all of them were complete."""
+    """The files may be incomplete without a journal."""
     (killed / JOURNAL_NAME).unlink()
     assert () == settle_interrupted(tmp_path)
     assert {"a.json": "old a"} == _contents(tmp_path)
@@ -191,7 +191,7 @@ def test_links_in_a_hidden_folder_are_not_followed(
 
 
 def test_file_that_the_user_deleted_does_not_come_back(tmp_path: Path, killed: Path) -> None:
-    """It is gone since the kill: nothing took it aside."""
+    """A file deleted since the kill was not moved aside."""
     (tmp_path / "a.json").unlink()
     assert () == settle_interrupted(tmp_path)
     assert {} == _contents(tmp_path)
@@ -199,7 +199,7 @@ def test_file_that_the_user_deleted_does_not_come_back(tmp_path: Path, killed: P
 
 
 def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
-    """Once, with the folder and the names."""
+    """The message names the folder and the files, and appears once."""
     assert killed.exists()
     taken_settled()
     settle_interrupted(tmp_path)

@@ -52,7 +52,7 @@ def test_weights_are_the_same_in_pieces(model: Path, tmp_path: Path, limit: int,
 
 
 def test_model_with_its_weights_inside_is_linked(tmp_path: Path) -> None:
-    """Nothing is outside, so nothing is numbered."""
+    """A model without data files has no file to number."""
     graph = helper.make_graph([], "empty", [], [])
     onnx.save(helper.make_model(graph), tmp_path / "a.onnx")
     assert (tmp_path / "b.onnx",) == place_numbered(tmp_path / "a.onnx", tmp_path / "b.onnx", may_link=True)
@@ -62,7 +62,7 @@ def test_model_with_its_weights_inside_is_linked(tmp_path: Path) -> None:
 
 
 def test_data_that_ends_early_is_told(tmp_path: Path) -> None:
-    """Such as of a file that is being written meanwhile."""
+    """A file may be incomplete because it is still being written."""
     (tmp_path / "weights").write_bytes(b"123")
     with pytest.raises(InputError, match="cut off"):
         list(StoredBytes(tmp_path / "weights", 0, 5).read())

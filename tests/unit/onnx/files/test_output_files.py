@@ -230,7 +230,7 @@ def test_only_regular_files_are_replaced(tmp_path: Path, kind: str) -> None:
 
 
 def test_files_module_imports_the_standard_library_only() -> None:
-    """A usage error is told without importing anything heavy."""
+    """A usage error does not wait for heavy imports."""
     code = (
         "import sys; import winml.modelkit.onnx.files.output_files; "
         "print([name for name in ('onnx_ir', 'onnx', 'torch', 'numpy') if name in sys.modules])"

@@ -23,7 +23,7 @@ def test_for_output_names_are_those_of_formats() -> None:
 
 
 def test_for_output_leaves_out_what_is_not_asked_for() -> None:
-    """Without hierarchy there is no sidecar, without a wish no report."""
+    """A sidecar needs the hierarchy, a report needs a request."""
     found = paths(Path("model.onnx"), with_sidecar=False, with_report=False)
     assert (None, None) == (found.sidecar, found.report)
 
@@ -62,7 +62,7 @@ def test_refuse_existing_names_the_file_that_is_there(name: str, tmp_path: Path)
 
 
 def test_refuse_existing_looks_only_at_files_that_will_be_written(tmp_path: Path) -> None:
-    """A report beside the model is nobody's business when none is written."""
+    """An existing report does not matter if no report is written."""
     (tmp_path / "model_htp_export_report.md").write_text("earlier")
     paths(tmp_path / "model.onnx", with_report=False).refuse_existing(overwrite=False)
 

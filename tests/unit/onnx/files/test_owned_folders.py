@@ -89,7 +89,7 @@ def test_folder_whose_owner_was_killed_before_it_locked_it_goes_where_it_is_empt
 def test_folder_on_a_file_system_without_locks_goes_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can tell whether its owner ended, and the lock file says nothing."""
+    """Locks cannot show whether the owner has ended, so the age decides."""
     import fcntl
 
     def refuse(_file: int, _operation: int) -> None:
@@ -108,7 +108,7 @@ def test_folder_on_a_file_system_without_locks_goes_after_a_day(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs rights there")
 def test_link_to_a_folder_is_never_followed(tmp_path: Path) -> None:
-    """A name of ours does not make another folder ours."""
+    """A link with the prefix of owned folders does not make its target an owned folder."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / OWNER_LOCK_NAME).touch()
     (tmp_path / f"{PREFIX}x").symlink_to(tmp_path / "precious")

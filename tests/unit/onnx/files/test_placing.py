@@ -58,7 +58,7 @@ def test_place_copy_with_external_data_stands_on_its_own(tmp_path: Path) -> None
 
 
 def test_place_copy_that_shares_data_names_that_of_the_source(tmp_path: Path) -> None:
-    """Inside one folder no weight is written again, and onnx accepts both names."""
+    """The copy in the same folder shares the data file, and onnx accepts both models."""
     source = written(tmp_path, external=True)
     target = tmp_path / "other.onnx"
     assert (target,) == place_copy(source, target, share_data=True)
@@ -85,7 +85,7 @@ def test_place_copy_keeps_several_data_files_apart(tmp_path: Path) -> None:
 
 
 def test_external_files_that_are_missing_are_named(tmp_path: Path) -> None:
-    """Missing data is told with the path it was expected at."""
+    """The message has the expected path of the missing data."""
     source = written(tmp_path, external=True)
     (data,) = external_files(source)
     data.unlink()

@@ -108,7 +108,7 @@ def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
 def test_read_structure_of_truncated_file_says_it_is_cut_off(tmp_path: Path, share: float) -> None:
-    """A download that stopped is told from a file of another kind."""
+    """An interrupted download is distinguished from a file of another kind."""
     content = _model_with_large_tensors().SerializeToString()
     path = tmp_path / "model.onnx"
     path.write_bytes(content[: int(len(content) * share)])

@@ -64,7 +64,7 @@ def test_weights_go_inside(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [100, 400])
 def test_weights_stay_outside_where_the_file_would_be_too_large(model: Path, tmp_path: Path, limit: int) -> None:
-    """Below the size of the weights, and between it and that of the file; data is called after the new model."""
+    """The limit is below the size of the weights or of the file; data files are named after the new model."""
     target = tmp_path / "alone" / "model.onnx"
     target.parent.mkdir()
     made = place_self_contained(model, target, inline_limit_bytes=limit)
@@ -75,7 +75,7 @@ def test_weights_stay_outside_where_the_file_would_be_too_large(model: Path, tmp
 
 
 def test_model_with_its_weights_inside_is_linked(model: Path, tmp_path: Path) -> None:
-    """Nothing is written twice."""
+    """A link avoids a second copy of the weights."""
     first = tmp_path / "first.onnx"
     place_self_contained(model, first)
     assert (tmp_path / "second.onnx",) == place_self_contained(first, tmp_path / "second.onnx", may_link=True)

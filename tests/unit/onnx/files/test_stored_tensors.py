@@ -38,7 +38,7 @@ def _bytes_written(tensor: StoredTensor) -> bytes:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (67, 131), (3, 4, 5)])
 def test_stored_tensor_gives_the_bytes_of_the_file(tmp_path: Path, dtype: Any, shape: tuple[int, ...]) -> None:
-    """Read and written, without the bytes before and after."""
+    """Reading and writing give the bytes of the tensor, without the bytes before and after."""
     values = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
     tensor = _write_and_refer(values, tmp_path / "weights")
     assert (values.shape, values.nbytes) == (tensor.shape.numpy(), tensor.nbytes)

@@ -234,7 +234,7 @@ def test_write_model_holds_one_tensor_at_a_time(tmp_path: Path, external: bool) 
 
 
 def test_write_model_to_a_place_that_is_not_there_names_path_and_reason(tmp_path: Path) -> None:
-    """An error of the system becomes one of ours."""
+    """An error of the operating system becomes a WriteError with the path."""
     with pytest.raises(WriteError, match=r"write .*model\.onnx"):
         write_model(_model_with_initializers([]), tmp_path / "missing" / "model.onnx")
 

@@ -172,7 +172,7 @@ def test_result_is_refused_for_the_data_it_was_calibrated_with(model: Path, fold
 
 
 def test_batch_normalization_goes_into_the_convolution(tmp_path: Path) -> None:
-    """No integer kernel computes one; the fold is told."""
+    """No integer kernel computes batch normalization; a note mentions the fold."""
     body = """m (float[1, 2, 8, 8] x) => (float[1, 4, 6, 6] y) <float[4] s = {1, 2, 1, 0.5}, float[4] b = {0, 1, -1, 2},
         float[4] m = {0.1, 0.2, 0, -0.3}, float[4] v = {1, 0.5, 2, 1}> {
         c = Conv (x, w1) y = BatchNormalization (c, s, b, m, v) }"""
@@ -251,7 +251,7 @@ def test_texts_without_a_tokenizer_or_a_column_are_refused(text_model: Path) -> 
 def test_data_set_is_closed_when_the_work_is_done(
     text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left open of a table that the ranges were measured on."""
+    """The table of samples is not left open."""
     (tmp_path / "texts.json").write_text('{"text": "the dog"}\n', encoding="utf-8")
     closed: list[DataSet] = []
     close = DataSet.close

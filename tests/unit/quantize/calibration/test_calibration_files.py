@@ -38,7 +38,7 @@ def test_files_of_a_folder_are_its_arrays_in_order(arrays: Path) -> None:
 
 
 def test_data_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """And so is a form that is not read."""
+    """An unsupported format is refused too."""
     (tmp_path / "data.bin").write_bytes(b"")
     for data in (tmp_path / "missing.npz", tmp_path / "data.bin"):
         with pytest.raises(UsageError):

@@ -65,7 +65,7 @@ def test_engine_makes_what_bare_onnxruntime_makes(tmp_path: Path, per_channel: b
 
 
 def test_engine_computes_integers_when_they_are_read() -> None:
-    """No quantized weight is in memory: each is computed from its source when somebody asks."""
+    """Quantized weights are computed from their source on access and are not held in memory."""
     ours = quantized(parse(TWO_PRODUCTS))
 
     lazy = [name for name, value in ours.graph.initializers.items() if isinstance(value.const_value, ir.LazyTensor)]

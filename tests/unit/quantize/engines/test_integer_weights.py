@@ -1,4 +1,4 @@
-"""Do weights become the integers that ONNX Runtime's quantizer makes of them?"""
+"""Integer weights, compared with those of ONNX Runtime's quantizer."""
 
 from __future__ import annotations
 

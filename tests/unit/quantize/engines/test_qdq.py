@@ -78,7 +78,7 @@ def test_value_belongs_to_its_maker_and_weight_to_its_reader() -> None:
 
 
 def test_shared_input_belongs_to_the_common_module_of_its_readers() -> None:
-    """One pair serves both readers."""
+    """A single pair serves both readers."""
     body = "m (float[N, 4] x) => (float[N, 4] y) { a = MatMul (x, w1) b = MatMul (x, w2) y = Add (a, b) }"
     model = tagged_graph(body, ("/M/Both/Left", "/M/Both/Right", "/M/Both"), MLP_WEIGHTS)
     tags = _tags(quantized(model, [{"x": X}]).model)
@@ -159,7 +159,7 @@ def test_bias_of_an_excluded_sum_stays_as_it_is() -> None:
 
 
 def test_output_of_the_graph_keeps_its_name() -> None:
-    """Also where an integer kernel makes it."""
+    """The name stays even if an integer kernel computes the output."""
     body = "m (float[1, 2, 8, 8] x) => (float[1, 4, 6, 6] y) { y = Conv (x, w1) }"
     model = tagged_graph(body, ("/M/Stem",), {"w1": (4, 2, 3, 3)})
     expected = _run(model, {"x": IMAGE})
@@ -262,7 +262,7 @@ def test_layer_without_a_form_counts_as_left() -> None:
 
 
 def test_untagged_graph_gets_no_tags() -> None:
-    """There is nothing to say of its modules."""
+    """A graph without modules is quantized without tags."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
     for node in model.graph:
         node.metadata_props.clear()

@@ -52,7 +52,7 @@ def test_product_becomes_one_in_blocks(precision: str, options: dict[str, int]) 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "hqq", "k_quant"])
 def test_algorithms_of_onnxruntime_answer_alike(algorithm: str) -> None:
-    """Each of them makes a weight that ONNX Runtime runs, a depth that no block divides included."""
+    """Every algorithm gives a weight that ONNX Runtime runs, even if no block size divides the depth."""
     model = weighted(PRODUCT.replace("2,64", "2,70"), w=(70, 48))
     quantized = quantize_weights(model, task_for(model, "int4", algorithm=algorithm))
     assert ["MatMulNBits"] == operators(quantized)
@@ -122,7 +122,7 @@ def test_tied_table_is_quantized_once(precision: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["int4", "int8"])
 def test_tied_table_for_openvino_is_two_constants_and_one_range_of_bytes(precision: str, tmp_path: Path) -> None:
-    """It takes nothing but constants; the data file is as large as with one, also where the file is written again."""
+    """OpenVINO accepts constants only; the data file is as large as with one constant, also when rewritten."""
     model = weighted(TIED, w=(80, 64))
     quantized = quantize_weights(model, task_for(model, precision, ep="openvino"))
     assert ["GatherBlockQuantized", "MatMulNBits"] == operators(quantized)
