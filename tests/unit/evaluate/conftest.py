@@ -1,4 +1,4 @@
-"""No test of samples reaches another machine."""
+"""Blocked network access in the tests of evaluation."""
 
 from __future__ import annotations
 

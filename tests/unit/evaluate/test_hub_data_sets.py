@@ -1,4 +1,4 @@
-"""Data sets of the Hub, which a small server on this machine answers as; nothing of the libraries is replaced."""
+"""Data sets of the Hub, from a small server on this machine, with unchanged libraries."""
 
 from __future__ import annotations
 

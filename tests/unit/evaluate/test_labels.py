@@ -1,4 +1,4 @@
-"""Labels of data sets and classes of models: matched by name, by number, by order, or refused with both named."""
+"""Matching of a data set's labels with a model's classes: by name, number or order, or refusal."""
 
 from __future__ import annotations
 

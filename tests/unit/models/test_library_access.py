@@ -1,4 +1,4 @@
-"""The losses of transformers are imported without ``scipy.optimize``, and match boxes as before."""
+"""Import of transformers' losses without ``scipy.optimize``, with equal matching of boxes."""
 
 import subprocess
 import sys

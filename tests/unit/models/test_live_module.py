@@ -1,4 +1,4 @@
-"""Inputs of a module the caller hands over."""
+"""Inputs of a module that the caller passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output sizes are expressed by input sizes, and only where the expression is certain."""
+"""Output sizes as expressions of input sizes, if the expression is certain."""
 
 from __future__ import annotations
 

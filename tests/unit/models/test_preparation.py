@@ -1,4 +1,4 @@
-"""Live modules are prepared for tracing, and their outputs are named."""
+"""Preparation of live modules for tracing, and names of their outputs."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_batch_norms_after_calibration_keep_deep_activations_at_scale() -> None:
 
 
 def test_batch_norm_with_one_value_per_channel_is_not_erased() -> None:
-    """Statistics of one value are not subtracted from it."""
+    """Calibration with one value per channel does not subtract the value."""
     model = torch.nn.Sequential(torch.nn.BatchNorm2d(4)).eval()
     values = torch.randn(1, 4, 1, 1) * 50
     calibrate_batch_norms(model, [{"input": values}], {})

@@ -1,4 +1,4 @@
-"""Tensors between numpy and torch."""
+"""Conversion of tensors between numpy and torch."""
 
 from __future__ import annotations
 

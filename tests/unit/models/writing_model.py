@@ -1,4 +1,4 @@
-"""Code as it comes with a checkpoint: a model that changes a loaded weight when weights are tied."""
+"""Code of a checkpoint: a model that changes a loaded weight when weights are tied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts in bfloat16 are computed in float32 and rounded, as PyTorch does on a CPU."""
+"""Computation of bfloat16 parts in float32 with rounding, as PyTorch does on a CPU."""
 
 from __future__ import annotations
 

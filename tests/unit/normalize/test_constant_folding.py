@@ -1,4 +1,4 @@
-"""Values that depend on constants only are computed, within limits."""
+"""Folding of values that depend on constants only, within limits."""
 
 from __future__ import annotations
 

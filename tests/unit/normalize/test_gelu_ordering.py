@@ -1,4 +1,4 @@
-"""A GELU multiplies by one half last, and answers the same bits."""
+"""Order of a GELU's products, with the factor one half last and bit-equal outputs."""
 
 from __future__ import annotations
 

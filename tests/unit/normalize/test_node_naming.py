@@ -1,4 +1,4 @@
-"""Every value and every node has a unique name."""
+"""Unique names of values and nodes."""
 
 from __future__ import annotations
 

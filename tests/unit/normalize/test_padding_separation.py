@@ -43,7 +43,7 @@ def test_padding_of_a_pool_survives_onnxruntime(inputs: str) -> None:
 
 
 def test_normalized_padding_survives_beside_other_zeros() -> None:
-    """A constant that is left an initializer of its own, and the zero somebody else adds stays positive."""
+    """The negative zero of the padding stays an initializer of its own, and the added zero stays positive."""
     model = parse(
         f"m (float[1,1,6,6] x) => (float[1,1,3,3] y, float[1,1,6,6] z) <{PADS}>"
         "{ zero = Constant <value_float = 0.0> ()  i = Identity (x)  a = Pad (i, pads, zero)  b = Identity (a)"

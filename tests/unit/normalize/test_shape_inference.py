@@ -1,4 +1,4 @@
-"""Every value onnx can infer has a shape."""
+"""Shapes of all values that onnx can infer."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_inference_reads_no_large_weight() -> None:
 
 
 def test_inference_that_fails_as_a_whole_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnx_ir's pass logs it and returns; this one raises onnx's error."""
+    """onnx_ir's pass logs the error and returns; InferredShapesPass raises onnx's error."""
 
     def fail(*_arguments: object, **_options: object) -> NoReturn:
         raise ValueError("the message is too large")

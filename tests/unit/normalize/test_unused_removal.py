@@ -1,4 +1,4 @@
-"""Unused initializers are removed."""
+"""Removal of unused initializers."""
 
 from __future__ import annotations
 

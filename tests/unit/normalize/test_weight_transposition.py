@@ -1,4 +1,4 @@
-"""Weights are stored in the orientation in which they are used."""
+"""Storage of weights in the orientation of their use."""
 
 from __future__ import annotations
 

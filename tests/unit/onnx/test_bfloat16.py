@@ -1,4 +1,4 @@
-"""A graph that computes in bfloat16 computes in float32, with the weights it has."""
+"""Computation of a bfloat16 graph in float32, with unchanged weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a graph is cut out as a model of its own, or refused with a reason."""
+"""Cutting of a part of a graph as a model of its own, and refusals with a reason."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_cut_before_subgraphs_gives_what_they_capture() -> None:
 
 
 def test_cut_model_brings_the_functions_it_calls() -> None:
-    """Functions come along, those they call included; others stay."""
+    """Called functions come along, and so do the functions called inside; others stay."""
     model = parse(
         "g (float[2] x) => (float[2] c) { a = local.Twice(x) \n b = local.Other(a) \n c = Neg(b) }",
         domains=', "local" : 1',

@@ -1,4 +1,4 @@
-"""Option texts for open dimensions are parsed, or refused with a reason."""
+"""Parsing of options about dynamic dimensions, and refusals with a reason."""
 
 from __future__ import annotations
 

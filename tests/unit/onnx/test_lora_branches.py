@@ -1,4 +1,4 @@
-"""A branch is added beside the product of its module, and nowhere else."""
+"""Branches of adapters beside the product of their module."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_branch_adds_its_product_and_outputs_keep_their_names(operator: str) -> 
 
 
 def test_two_adapters_over_one_weight_add_up() -> None:
-    """Each has weights of its own."""
+    """Each adapter has weights of its own."""
     model = graph()
     x = np.linspace(-2, 2, 8, dtype=np.float32).reshape(2, 4)
     before = run(model, x)["product"]

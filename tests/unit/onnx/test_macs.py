@@ -1,4 +1,4 @@
-"""Multiply-accumulate operations are counted from shapes, and unknown where those are unknown."""
+"""Count of multiply-accumulate operations from shapes, unknown for unknown shapes."""
 
 from __future__ import annotations
 

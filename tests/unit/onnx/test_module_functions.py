@@ -106,7 +106,7 @@ def test_module_with_a_node_of_another_one_between_is_left_out() -> None:
 
 
 def test_function_holds_most_nodes_where_few_are_apart() -> None:
-    """Of five nodes, the first is needed before a node of another module, so the function has four."""
+    """The first node is needed before a node of another module, so the function has the remaining four."""
     folded = _fold(_tagged(LAYERS, dict.fromkeys("acdey", ("/M/A", "a"))))
     (part,) = folded.plan.all_parts
     assert (["/a/Add_a"], 4) == ([node.name for node in part.outside], len(part.nodes))
@@ -138,7 +138,7 @@ FOREIGN = """<domain: "other", opset_import: ["" : 17]> Twice (v) => (z) { z = A
 
 
 def test_functions_of_others_stay_functions() -> None:
-    """They are called from functions of modules, and are there after reading."""
+    """Such functions are called from functions of modules and are still in the model after folding."""
     body = "g (float[2] x) => (float[2] y) { a = other.Twice (x) b = Tanh (a) y = Neg (b) }"
     model = _tagged(body, {"a": ("/M/A", "a"), "b": ("/M/A", "a")}, functions=FOREIGN, domains=', "other" : 1')
     folded = _fold(model)

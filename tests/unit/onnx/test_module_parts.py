@@ -86,8 +86,8 @@ LAYER = dict.fromkeys("abcdey", "/L")
 
 @pytest.mark.parametrize("calls", [{"/L": 3}, None])
 def test_module_called_in_a_chain_is_cut_once_per_call(calls: Mapping[str, int] | None) -> None:
-    """Calls that follow one another without anything between are told apart by the weights they all read, with or
-    without the number of calls on record; small constants an exporter wrote anew for each do not count.
+    """Successive calls with no node between are divided by the weights common to all, with or without the number
+    of calls in the metadata; small constants that an exporter repeated for each call do not count.
     """
     model = _tagged_model(CHAINED, LAYER, calls)
     assert [["a", "b"], ["c", "d"], ["e", "y"]] == _values_by_call(model, "/M/L")

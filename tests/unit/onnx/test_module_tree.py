@@ -1,4 +1,4 @@
-"""The module tree of an ONNX file is read from tags, torch's metadata, namespaces or node names."""
+"""Module tree of an ONNX file from tags, torch's metadata, namespaces or node names."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_read_tree_text_that_is_no_tag_counts_as_untagged() -> None:
 
 
 def test_read_tree_torch_metadata_gives_the_tags_an_export_would() -> None:
-    """Plain torch.nn classes do not appear, siblings are told apart, and the last entry is the node."""
+    """Classes of torch.nn are left out, siblings have different tags, and the last entry is the node."""
     block, linear = "models.Block", "torch.nn.modules.linear.Linear"
     nodes = [
         _torch_node(
@@ -219,7 +219,7 @@ def test_read_tree_placeholder_of_torch_passes_is_no_module() -> None:
 
 
 def test_read_tree_namespace_alone_is_read_in_both_spellings() -> None:
-    """Torch's ends in the node itself, ours does not."""
+    """Torch's namespace ends in the node itself, the project's in the module."""
     torch = _make_node(
         "n", namespace=": models.Net/act: models.Act/fc: torch.nn.modules.linear.Linear/relu: aten.relu.default"
     )
@@ -232,7 +232,7 @@ def test_read_tree_namespace_alone_is_read_in_both_spellings() -> None:
 
 
 def test_read_tree_node_names_give_scopes_under_the_graph() -> None:
-    """Without metadata the names of the nodes tell paths, and no classes."""
+    """Node names give paths but no classes if there are no metadata."""
     tree = read_tree([_make_node("/encoder/layer.0/Relu"), _make_node("/Add"), _make_node("Cast_3")], {}, "main")
     assert "node names" == tree.source
     assert [

@@ -1,4 +1,4 @@
-"""Nodes are checked against the schemas of the opset that the model imports."""
+"""Check of nodes against the operator schemas of the model's opset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open dimensions are fixed, and nothing else changes."""
+"""Fixing of dynamic dimensions, without other changes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_graph_without_open_dimensions_says_so() -> None:
 
 
 def test_dimension_without_a_name_is_pinned_by_its_place() -> None:
-    """It is called ``input:axis``, as in every verb that takes sizes."""
+    """The name is ``input:axis``, as in every command that takes sizes."""
     text = '<ir_version: 10, opset_import: ["" : 17]>\ng (float[?, 3] x) => (float[?, 3] y) { y = Relu(x) }'
     nameless = ir.serde.deserialize_model(onnx.parser.parse_model(text))
     assert {"x:0": ["x:0"]} == open_dimensions(nameless.graph)

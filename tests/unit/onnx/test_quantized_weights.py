@@ -1,4 +1,4 @@
-"""Parameters of a quantized file are those of the floating-point model, whichever tool made it."""
+"""Parameters of the floating-point model, recovered from files quantized by several tools."""
 
 from __future__ import annotations
 

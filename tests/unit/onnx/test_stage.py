@@ -1,4 +1,4 @@
-"""A pass that breaks its promise is found out, and named."""
+"""Detection of passes that break their declared promise."""
 
 from __future__ import annotations
 

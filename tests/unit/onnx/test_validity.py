@@ -1,4 +1,4 @@
-"""Graphs that cannot be computed are refused."""
+"""Refusal of graphs that cannot be computed."""
 
 from __future__ import annotations
 

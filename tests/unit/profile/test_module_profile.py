@@ -1,4 +1,4 @@
-"""Kernel times land on the modules of their nodes, and nothing is lost or counted twice."""
+"""Kernel times charged to the modules of their nodes, each exactly once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_module_total_is_its_own_time_and_that_of_its_children() -> None:
 
 
 def test_interrupted_run_of_a_kernel_moves_no_share() -> None:
-    """One run in which another program took 90 ms is left out, of the kernel and of the time outside kernels."""
+    """A run interrupted for 90 ms by another program counts neither for the kernel nor for the time outside."""
     calm = _profile(("/layer.0/MatMul", "MatMul", 4000.0), ("/Add", "Add", 1000.0), runs=8)
     late = replace(calm.kernels[1], duration_us=90_000.0, self_us=90_000.0)
     kernels = (calm.kernels[0], late, *calm.kernels[2:])

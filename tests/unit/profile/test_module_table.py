@@ -1,4 +1,4 @@
-"""The times by module are the same in a terminal, in JSON, in a trace and in a heat map."""
+"""Times by module, equal in a terminal, in JSON, in a trace and in a heat map."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _printed(**options: bool | int) -> list[str]:
 
 
 def test_terminal_shows_tree_with_shares_and_what_is_left() -> None:
-    """One line per module, indented below its parent; nodes without a module stand below, by name."""
+    """Each module has a line indented below its parent; nodes without a module follow by name."""
     lines = _printed()
     assert ["Net", "  A", "  B"] == [line[: len(line) - len(line.lstrip()) + 3].rstrip() for line in lines[1:4]]
     assert "91.7%" in lines[1]

@@ -1,4 +1,4 @@
-"""Summaries against values computed by hand, and the interval a difference needs."""
+"""Summaries compared with values computed by hand, and intervals of differences."""
 
 from __future__ import annotations
 
@@ -85,6 +85,6 @@ def test_outlier_moves_neither_ratio_nor_interval() -> None:
 
 
 def test_samples_far_above_the_fastest_are_called_disturbed() -> None:
-    """An outlier alone does not make them so; half of the samples do."""
+    """A single outlier is not enough; half of the samples are."""
     assert not summarize([1.0, 1.1, 1.2, 9.0]).is_disturbed
     assert summarize([1.0, 1.6, 1.7]).is_disturbed

@@ -1,4 +1,4 @@
-"""Small tagged graphs for tests of static quantization, and the way from them to a quantized one."""
+"""Small tagged graphs for tests of static quantization, and their quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bits are chosen for each module so that the whole keeps a limit and loses least."""
+"""Choice of bits for each module within a limit of the whole, with the least loss."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_module_that_matters_gets_the_bits(source: Path) -> None:
 
 
 def test_size_of_the_file_is_a_limit(source: Path) -> None:
-    """The file keeps it with its graph and metadata; the smallest is named, and kept to the byte."""
+    """The limit includes graph and metadata; the hint names the smallest possible size, which is reached exactly."""
     searched(source, max_size="30kB")
     assert source.with_name("out.onnx").stat().st_size <= 30_000
     source.with_name("out.onnx").unlink()

@@ -1,4 +1,4 @@
-"""Channels are balanced before integers without a change of the outputs in float."""
+"""Balancing of channels before quantization, without a change of the float outputs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_layers_with_another_operator_between_are_left(between: str) -> None:
 
 
 def test_a_module_that_is_excluded_keeps_its_weights() -> None:
-    """Only layers that become integers are balanced; their neighbours stay as they were."""
+    """Only layers to be quantized are balanced; neighbouring layers are not changed."""
     model, samples = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS), _samples((2, 5, 16))
     options = QuantizeOptions(precision="w8a8", ep="qnn", smooth_quant=0.5, exclude=("/M/Down",))
     result = quantize(model.clone(), options, modules_of(model), samples)

@@ -88,7 +88,7 @@ def test_file_says_what_was_asked_for_and_what_came_of_it(tmp_path: Path) -> Non
 
 
 def test_each_module_gets_its_own_precision(tmp_path: Path) -> None:
-    """Two precisions work one after the other; tags and records survive both."""
+    """One precision is applied after the other; the metadata of each remain."""
     result = quantized(PERCEPTRON, tmp_path, per_module={"Gemm": "uint8"})
     assert (2, 100.0) == (result.quantized, result.coverage.percent)
     found = nodes(tmp_path / "out.onnx")
@@ -148,7 +148,7 @@ def test_lookup_and_product_of_one_weight_have_scales_of_their_own(order: str, t
 
 
 def test_weight_shared_by_equal_readers_is_held_once(tmp_path: Path) -> None:
-    """A module that is called twice has one weight."""
+    """Two calls of a module share one quantized weight."""
     body = (
         f"m (float[2, 64] x) => (float[2, 64] y) <{weight('w1', 64, 64)}> {{ a = MatMul (x, w1) y = MatMul (a, w1) }}"
     )
@@ -190,7 +190,7 @@ def test_graph_without_scopes_is_quantized_as_a_whole(names: list[str], tmp_path
 
 
 def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    """ONNX Runtime refuses the source as well, so nothing can be compared with it."""
+    """ONNX Runtime refuses the source, so the result can only be written without verification."""
     model = parse(PERCEPTRON)
     for node in model.graph:
         node.name = "same"

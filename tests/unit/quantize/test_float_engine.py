@@ -1,4 +1,4 @@
-"""Nodes compute in float16, or their weights are kept in bfloat16, and the rest of the graph stays float32."""
+"""Nodes in float16 and weights in bfloat16, with the rest of the graph in float32."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_angles_of_positions_stay_float32(body: str) -> None:
 
 
 def test_distance_of_positions_is_computed_in_float32() -> None:
-    """Between 4097 and 4096 lies 1, which float16 cannot say of them; the activation it is added to is float16."""
+    """The difference of 4097 and 4096 is 1, but 0 in float16; the activation added to the difference is float16."""
     body = """m (int64[2] ids, int64[2] jds, float[2] x) => (float[2] y) {
         p = Cast <to = 1> (ids)
         q = Cast <to = 1> (jds)
@@ -190,7 +190,7 @@ def test_names_that_are_taken_are_not_given_again(precision: str) -> None:
 
 
 def test_graph_inside_a_node_reads_float32() -> None:
-    """The branches of an If read a value of the graph around them; they stay as they are."""
+    """The branches of an If read a value of the outer graph and are not changed."""
     model = weighted(BRANCHES)
     halved = convert_floats(model, task_for(model, "fp16"))
     assert ["Cast", "Tanh", "Cast", "If"] == [node.op_type for node in halved.graph]
@@ -212,7 +212,7 @@ def test_weights_beyond_float16_are_clipped_and_counted() -> None:
 
 @pytest.mark.parametrize("order", [[1, 0, 2], [1, 2, 0], [0, 2, 1]])
 def test_batch_transposed_before_a_product_stays_float32(order: list[int], tmp_path: Path) -> None:
-    """ONNX Runtime 1.31 crashes while it fuses these in float16; other transposes become float16."""
+    """ONNX Runtime 1.31 crashes on the fusion in float16; other transposes become float16."""
     shape = [[2, 5, 64][axis] for axis in np.argsort(order)]
     model = weighted(
         f"m (float{shape} x) => (float[2,5,64] z) <float[1] w = {{0}}> {{\n"

@@ -1,4 +1,4 @@
-"""Activations that an optimizer fused into layers are separated, and the outputs stay."""
+"""Separation of activations that an optimizer fused into layers, with equal outputs."""
 
 from __future__ import annotations
 

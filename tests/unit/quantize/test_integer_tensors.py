@@ -1,4 +1,4 @@
-"""Biases and ranges become integers with scales and zero points."""
+"""Biases and ranges as integers with scales and zero points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of quantization that nothing reads, or that cannot be done together, are refused and never ignored."""
+"""Refusal of quantization options that are unused or contradictory."""
 
 from __future__ import annotations
 

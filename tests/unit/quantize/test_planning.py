@@ -1,4 +1,4 @@
-"""Each node with a weight is quantized, or the plan says why not."""
+"""Plan of a quantization: a precision for each node with a weight, or a reason against it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_quantized_graph_is_refused_wherever_the_node_is(place: str) -> None:
 
 
 def test_selector_that_names_nothing_lists_the_nearest() -> None:
-    """A rule that never applies is a mistake; in a graph without modules it says so."""
+    """A rule without modules is refused with the nearest name, and with a reason if the graph has no modules."""
     with pytest.raises(UsageError, match="'Gemn'") as refused:
         plan(PERCEPTRON, per_module={"Gemn": "fp32"})
     assert "Gemm" in refused.value.hint

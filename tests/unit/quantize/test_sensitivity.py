@@ -1,4 +1,4 @@
-"""Each module is quantized alone, all else in float, and ranked by the damage to the answers."""
+"""Sensitivity of each module, quantized alone, and the ranking of modules."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ def test_weights_inside_the_file_are_not_kept_in_memory(tmp_path: Path) -> None:
 
 
 def test_output_without_a_finite_value_is_left_out(tmp_path: Path) -> None:
-    """Damage shows at the others, and the notes name it."""
+    """The other outputs decide, and a note names the omitted output."""
     source = _save_plain(tmp_path / "two.onnx", "y = Tanh (a) b = Abs (a) c = Neg (b) z = Sqrt (c)", outputs="y z")
     result = quantization_sensitivity(source, samples=1)
     assert any("for z" in note for note in result.notes)

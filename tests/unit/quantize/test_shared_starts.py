@@ -1,4 +1,4 @@
-"""The rest of a form, run on the values of the float graph, answers as the whole form does."""
+"""Runs of the changed end of a graph on stored values of the float graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page as a person meets it in a browser: it fits the window, keys sort, filter and zoom, and names are only text."""
+"""HTML pages in a browser: width, sort, filter and zoom, with names as plain text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that a graph takes, as the tokenizer, image processor or feature extractor beside a model makes them."""
+"""Input arrays made by the tokenizer, image processor or feature extractor beside a model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_long_context_is_read_in_windows(folder: Path) -> None:
 
 
 def test_pairs_and_words_are_told_apart(folder: Path) -> None:
-    """A pair has two types of tokens; words keep their numbers when they are taken apart."""
+    """A pair has two types of tokens; every token of a word has the number of the word."""
     (pair,) = texts_of(folder, text_inputs("b", "s"), [{"text": "the dog", "text_pair": "a"}])
     assert [[0, 0, 0, 0, 1, 1]] == pair.feeds["token_type_ids"].tolist()
     (words,) = texts_of(folder, text_inputs("b", "s"), [{"tokens": ["dogs", "saw"]}])

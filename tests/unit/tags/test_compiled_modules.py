@@ -1,4 +1,4 @@
-"""Compiled modules are replaced by the modules they wrap."""
+"""Replacement of compiled modules by the wrapped modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from winml.modelkit.tags.torch_modules import uncompiled, without_compilation
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    """Compile a module; nothing is built before it is called."""
+    """Return a compiled module; compilation happens in the first call."""
     return cast("nn.Module", torch.compile(module, backend="eager"))
 
 

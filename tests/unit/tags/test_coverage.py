@@ -1,4 +1,4 @@
-"""Coverage counted on graphs."""
+"""Coverage of tags, counted on graphs."""
 
 from __future__ import annotations
 

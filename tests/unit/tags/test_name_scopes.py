@@ -1,4 +1,4 @@
-"""Module paths are read from node names, also after tools changed the names."""
+"""Module paths from node names, including names changed by tools."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_select_nothing_alike_explains_selectors() -> None:
 
 
 def test_module_without_a_tag_is_found_in_names_of_nodes() -> None:
-    """The error names the option that tags it; a path that no node has is not confused with one."""
+    """The hint names the option that tags the module; paths of no node get another hint."""
     names = ["/encoder/layer.0/down/0/Conv", "/encoder/Add", "Reshape_3"]
     for selector in ("encoder.layer.0.down.0", "encoder.layer.*.down", "**.down.0"):
         with pytest.raises(UsageError) as caught:

@@ -1,4 +1,4 @@
-"""The record of which modules ran."""
+"""Record of the modules that ran."""
 
 from __future__ import annotations
 

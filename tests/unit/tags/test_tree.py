@@ -1,4 +1,4 @@
-"""The hierarchy that follows from a recorded forward pass."""
+"""Hierarchy of modules from a recorded forward pass."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_build_tree_module_called_twice_keeps_one_tag() -> None:
 
 
 def test_build_tree_counts_parameters_once() -> None:
-    """A module's parameters are those below it; one registered twice counts once."""
+    """Parameters below a module belong to the module; a parameter registered twice counts once."""
     model = Stack()
     tree = traced(model)
     assert sum(p.numel() for p in model.parameters()) == tree.root.parameter_count
@@ -84,7 +84,7 @@ def test_build_tree_counts_parameters_once() -> None:
 
 
 def test_build_tree_frozen_parameters_are_not_trainable() -> None:
-    """Trainable parameters are those that require a gradient."""
+    """Trainable parameters require a gradient."""
     model = Leaf()
     model.linear.bias.requires_grad_(False)
     assert (20, 16) == (traced(model).root.parameter_count, traced(model).root.trainable_count)
@@ -105,7 +105,7 @@ def test_build_tree_unknown_torch_module_is_refused_with_nearest() -> None:
 
 
 def test_build_tree_listed_class_of_the_models_own_is_taken_and_told() -> None:
-    """It is a module anyway; a misspelled one is still refused."""
+    """The class is in the hierarchy without the option, and a note says so; a misspelled class is still refused."""
     tree = traced(Stack(), "Leaf", "Linear")
     assert "down.0.linear" in {node.path for node in tree}
     assert ("Leaf is not a class of torch.nn: it is in the hierarchy without --torch-module.",) == tree.notes

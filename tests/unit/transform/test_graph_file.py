@@ -1,4 +1,4 @@
-"""Any work on a graph is read, brought into its plain form, verified and put in place in the same way."""
+"""Steps common to all work on a graph: reading, normalization, verification and publication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from winml.modelkit.transform.graph_file import ALREADY_NORMALIZED, GraphFileTas
 
 BODY = """m (float[N, 3] x) => (float[N, 3] y) <float[3] w = {1, 2, 3}>
     { a = Add (x, w) b = Relu (a) c = Relu (b) y = Mul (c, w) }"""
-"""The second Relu changes nothing, the first one does."""
+"""The second Relu has no effect, unlike the first."""
 WIDE_BODY = BODY.replace("3]", "100]").replace("1, 2, 3", ", ".join(map(str, range(1, 101))))
 """The same with weights of 400 bytes, which are worth a file of their own."""
 UNNORMALIZED_BODY = BODY.replace("y = Mul (c, w)", "d = Identity (c) y = Mul (d, w)")

@@ -1,4 +1,4 @@
-"""Selectors name nodes by their modules, from tags or from the names of nodes."""
+"""Selection of nodes by module, from tags or node names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_selection_that_leaves_no_node_is_refused(tmp_path: Path) -> None:
 
 
 def test_optimizer_is_limited_to_the_selected_modules(tmp_path: Path) -> None:
-    """The first note counts the nodes that it was given; it needs the types of the values between modules."""
+    """The note counts the selected nodes; the optimizer needs the types of values between modules."""
     model = ir.passes.common.ShapeInferencePass()(_chain(tmp_path)).model
     result = optimize_within(model, OptimizeOptions(module=("/M/A.0",), gelu_fusion=True))
     assert "3 of 7" in result.notes[0]

@@ -39,7 +39,7 @@ def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path,
 
 
 def test_file_with_functions_becomes_the_file_it_was(chain: Path, tmp_path: Path) -> None:
-    """It is not copied where nothing is asked for, and asking again for functions starts from the graph."""
+    """The result without options is not a copy, and a second request for functions starts from the graph."""
     functions = optimize_onnx(chain, tmp_path / "functions.onnx", functions="classes").model_path
     again = optimize_onnx(functions, tmp_path / "again.onnx", functions="classes").model_path
     assert functions.read_bytes() == again.read_bytes()
@@ -69,7 +69,7 @@ def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector:
         ("Blok", ["model preparation"]),
         ("body.5", ["model preparation"]),
         ("", ["model preparation"]),
-        # What runs, and which tags there are, shows when it runs.
+        # The modules that run, and their tags, are known after a run.
         ("/Net/Nothing", ["model preparation", "input generation", "hierarchy building"]),
         ("Net", ["model preparation", "input generation", "hierarchy building"]),
     ],
@@ -77,7 +77,7 @@ def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector:
 def test_export_refuses_functions_as_soon_as_they_are_known_to_be_none(
     selector: str, begun: list[str], tmp_path: Path
 ) -> None:
-    """Before anything runs where names tell it, else before the graph is captured."""
+    """The error comes before the model runs if names are enough, else before the graph is exported."""
 
     class Block(torch.nn.Module):
         def __init__(self) -> None:

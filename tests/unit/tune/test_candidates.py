@@ -153,7 +153,7 @@ def test_unknown_kind_suggests_the_nearest() -> None:
 
 
 def test_provider_that_is_named_gets_its_placement_in_each_precision_it_takes() -> None:
-    """Every candidate runs there, with the options that were given; of two precisions, both where it has 16 bits."""
+    """Every candidate runs on the provider with the given options, in both precisions if the provider has 16 bits."""
     machine = replace(look_at_tuning_machine(), providers=("cpu", "qnn"))
     # The record is not validated: nothing of a provider that may be absent is opened for a plan.
     options = TuneOptions().model_copy(update={"ep": "qnn", "ep_options": {"soc_model": "60"}})

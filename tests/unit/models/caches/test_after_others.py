@@ -45,14 +45,14 @@ def four(mask: torch.Tensor) -> torch.Tensor:
 
 
 def written(mask: torch.Tensor) -> torch.Tensor:
-    """Return a longer mask that one was written into."""
+    """Return a mask with four more tokens, filled by assignment."""
     longer = torch.ones(mask.shape[0], mask.shape[1] + 4, dtype=mask.dtype, device=mask.device)
     longer[:, 4:] = mask
     return longer
 
 
 def copied(mask: torch.Tensor) -> torch.Tensor:
-    """Return a longer mask that one was copied into."""
+    """Return a mask with four more tokens, filled by ``copy_``."""
     longer = torch.ones(mask.shape[0], mask.shape[1] + 4, dtype=mask.dtype, device=mask.device)
     longer[:, 4:].copy_(mask)
     return longer

@@ -55,7 +55,7 @@ def test_states_of_a_recurrence_have_names_of_their_own() -> None:
     model = small("MambaForCausalLM", **sizes)
     layout = find_cache(model, (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
-    # Before transformers 5.24 not what its generation loop calls a cache.
+    # The name differs from the one in the generation loop of transformers before 5.24.
     argument = cache_argument(inspect.signature(model.forward).parameters)
     assert (argument, True, False) == (layout.argument, layout.is_recurrent, layout.grows)
     names = [(state.input, state.output) for state in layout.states]
@@ -302,7 +302,7 @@ def test_several_rows_are_refused_where_the_user_asks_for_them() -> None:
 
 
 def test_states_in_attributes_of_modules_are_found_and_given_back() -> None:
-    """Token after token with states that go in and out, a model answers as to all at once; none is left in it."""
+    """Token by token with states as inputs and outputs, the model gives the outputs of a single run."""
     sizes = {"vocab_size": 120, "hidden_size": 16, "lru_width": 16, "intermediate_size": 32, "num_attention_heads": 2}
     config = transformers.RecurrentGemmaConfig(
         **sizes, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, block_types=["recurrent", "attention"]

@@ -1,4 +1,4 @@
-"""A decoder that is built alone takes the config it has inside that of the whole model."""
+"""Config of a decoder inside the config of the whole model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters are merged as the published formulas say, with values in memory and with tensors that are not read."""
+"""Merging of adapters by the published formulas, into values in memory and into deferred tensors."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_adapters_with_a_name_leave_the_weights_and_have_one_branch_by_module(tm
 @pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"linear": 2}},
                                     {"alpha_pattern": {"image": 5}}, {"lora_bias": True, "bias": "none"}])  # fmt: skip
 def test_merged_weights_are_those_of_peft(tmp_path: Path, net: Net, config: dict[str, Any]) -> None:
-    """Files that peft saves give the weights that peft merges."""
+    """Files saved by peft give the weights that peft merges."""
     peft = pytest.importorskip("peft")
     net.head.weight = nn.Parameter(torch.rand(12, 8))  # peft changes both modules of a shared weight
     plain = ["linear", "columns"]

@@ -1,4 +1,4 @@
-"""Sizes that no model has are refused before anything is built from them."""
+"""Refusal of absurd sizes before a model is built."""
 
 from __future__ import annotations
 

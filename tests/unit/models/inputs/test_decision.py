@@ -118,7 +118,7 @@ def test_inputs_token_types_follow_the_tokenizer_where_it_says(tmp_path: Path) -
 
 
 def test_inputs_end_token_is_the_configs_where_it_is_one_inside_the_vocabulary() -> None:
-    """Models that look for the end find it; a token outside the vocabulary, or several, cannot be placed."""
+    """Models that look for the end token find one; several end tokens, or none, cannot be placed."""
 
     def end(**others: Any) -> int | None:
         config = transformers.LlamaConfig(**{**CONFIGS["llama"][1], **others})

@@ -1,4 +1,4 @@
-"""Duplicate metadata keys of nodes are merged, and files that have them are read."""
+"""Merging of duplicate metadata keys of nodes, and reading of files with such keys."""
 
 from __future__ import annotations
 

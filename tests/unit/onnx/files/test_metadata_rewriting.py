@@ -1,4 +1,4 @@
-"""Metadata is replaced, and every other byte of a file is kept."""
+"""Replacement of metadata without other changes of a file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_model() -> ir.Model:
 
 
 def entries(kind: str, op_types: tuple[str, ...]) -> list[dict[str, str]]:
-    """Return metadata that names the node it is meant for."""
+    """Return metadata with the operator of its node."""
     return [{"for": f"{kind} {op_type}"} for op_type in op_types]
 
 

@@ -1,4 +1,4 @@
-"""Weights of a model are placed under names that readers look for, in pieces of a limited size."""
+"""Placing of weights in data files of limited size, under the names that readers expect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files appear together or not at all."""
+"""Publication of several files, all or none."""
 
 from __future__ import annotations
 

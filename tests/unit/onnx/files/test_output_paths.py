@@ -1,4 +1,4 @@
-"""Names and places of the files of an export."""
+"""Names and paths of the files of an export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder of unfinished files is removed when its owner ended, and never before."""
+"""Removal of a folder of unfinished files after its owner has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model under a second name is the same model."""
+"""Copying of a model under a second name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models are read without their weights, and files that are no models are refused."""
+"""Reading of models without their weights, and refusals of other files."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_read_structure_without_a_file_names_the_path(tmp_path: Path) -> None:
 
 
 def test_read_referring_names_the_place_of_large_initializers_and_keeps_everything_else(tmp_path: Path) -> None:
-    """The bytes of an initializer are found at its offset; tensors that are no initializers have their values."""
+    """The bytes of an initializer are found at its offset; other tensors have their values."""
     model = _model_with_large_tensors()
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())

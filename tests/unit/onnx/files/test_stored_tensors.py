@@ -1,4 +1,4 @@
-"""Stored tensors have the same values as tensors in memory, and are read in pieces."""
+"""Values of stored tensors, read in pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models are written completely, with one tensor in memory at a time."""
+"""Complete writing of models, with one tensor in memory at a time."""
 
 from __future__ import annotations
 

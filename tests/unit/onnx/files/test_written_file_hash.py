@@ -1,4 +1,4 @@
-"""A large file that was just written is not read again to hash it, unless it changed."""
+"""Hash of a large file just written, without a second reading unless the file changed."""
 
 import hashlib
 import os

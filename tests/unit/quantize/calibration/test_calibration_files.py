@@ -1,4 +1,4 @@
-"""A path of calibration data is arrays, texts or a data set; its files are named before any is read."""
+"""Paths of calibration data: arrays, texts or a data set, with their files listed before reading."""
 
 from __future__ import annotations
 

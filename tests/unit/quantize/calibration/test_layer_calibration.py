@@ -137,7 +137,7 @@ def test_layers_are_as_many_as_one_layer(source: Path, data: Path, monkeypatch: 
 
 
 def test_shared_weight_and_table_are_found_together(tmp_path: Path) -> None:
-    """A table that a product reads as well has the blocks of the product; one that nothing multiplies is rounded."""
+    """A table that a product reads too has the blocks of the product; a table without a product is rounded."""
     weights = ", ".join([weight("w_e", 40, 64), weight("w_p", 16, 64)])
     body = f"""m (int64[5] i) => (float[5, 40] y) <{weights}> {{
         e = Gather (w_e, i)

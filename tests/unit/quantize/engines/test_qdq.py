@@ -1,4 +1,4 @@
-"""Layers compute between QuantizeLinear and DequantizeLinear, which belong to modules; no other node changes."""
+"""Layers between QuantizeLinear and DequantizeLinear nodes with tags of modules, without changes of other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights are kept in 4 or 8 bits by blocks, and quantized once, when they are written."""
+"""Weights of 4 or 8 bits in blocks, quantized once while they are written."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_rounded_blocks_are_those_of_onnxruntime(bits: int, block_size: int, dep
 
 
 def test_weights_written_side_by_side_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values, scales and zero points of a weight go to threads of their own; the file is that of one thread."""
+    """Threads write values, scales and zero points of a weight; the file equals that of one thread."""
     shapes = {f"w{number}": (256, 192) for number in range(6)}
     body = "".join(f"y{number} = MatMul (x, w{number}) " for number in range(6))
     outputs = ", ".join(f"float[N, 192] y{number}" for number in range(6))
@@ -224,7 +224,7 @@ def test_weights_written_side_by_side_are_computed_once(tmp_path: Path, monkeypa
 
 
 def test_nan_is_refused_by_a_thread_that_writes(tmp_path: Path) -> None:
-    """The error is the one that names the module."""
+    """The error names the module."""
     model = weighted(PRODUCT, w=(128, 192))
     array = model.graph.initializers["w"].const_value.numpy().copy()  # type: ignore[union-attr]
     array[5, 7] = np.nan

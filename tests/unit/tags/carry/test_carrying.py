@@ -1,4 +1,4 @@
-"""Tags are restored after tools that rewrite a graph, and none is invented."""
+"""Transfer of tags after tools rewrite a graph, without invented tags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MLP = f"""agraph (float[2, 4] x) => (float[2, 4] z) {WEIGHTS} {{
     n = MatMul(r, w2)
     z = Add(n, x)
 }}"""
-"""Before each: a first layer ``fc1``, its activation ``act``, a second layer ``fc2``, and the root that adds."""
+"""The original: a first layer ``fc1``, its activation ``act``, a second layer ``fc2``, and an Add of the root."""
 PLACES = ("fc1", "fc1", "act", "fc2", "")
 
 
@@ -300,7 +300,7 @@ def called(places: tuple[str, ...] = ("fc1", "", "act", "fc1")) -> ir.Model:
 
 
 def test_carry_reaches_functions() -> None:
-    """Nodes of a function are matched within it; those nothing is known of belong to where it is called."""
+    """Nodes of a function are matched within the function; unknown nodes get the tag of the call."""
     after = ir.from_onnx_text(WITH_DOMAIN + CALL.replace("t = Relu(v)", "o = Abs(v)  t = Relu(o)"))
     tags = carried(after, called())
     assert {"y": "/M/Fc1", "z": "/M", "t": "/M/Fc1/Act", "s": "/M/Fc1"} == {name: tags[name][0] for name in "yzts"}

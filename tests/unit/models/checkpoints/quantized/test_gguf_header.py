@@ -1,4 +1,4 @@
-"""Numbers in the header of a GGUF file are compared with the file before anything loops over them or allocates."""
+"""Limits of numbers in the header of a GGUF file, checked before loops and allocations."""
 
 from __future__ import annotations
 
