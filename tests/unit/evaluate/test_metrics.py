@@ -101,7 +101,7 @@ CASES = {
 
 @pytest.mark.parametrize(("drawn", "metrics"), CASES.items(), ids=[drawn.__name__[1:] for drawn in CASES])
 def test_resampled_value_of_all_samples_is_the_librarys(drawn: Any, metrics: Sequence[Metric]) -> None:
-    """The value that every resample is computed with is the library's where each sample is drawn once."""
+    """The resampled value equals the library's if each sample is used once."""
     predictions, references = drawn(np.random.default_rng(0))
     for metric in metrics:
         measured = metric.measured(predictions, references)

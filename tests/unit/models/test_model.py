@@ -173,7 +173,7 @@ def test_load_random_weights_from_config_is_seeded(folder: Path) -> None:
 
 
 def test_load_random_cnn_carries_signal(tmp_path: Path) -> None:
-    """A deep network with fresh batch norms would answer the same to everything."""
+    """A deep network with fresh batch norms would give equal outputs for all inputs."""
     transformers.MobileNetV2Config(depth_multiplier=0.35, image_size=64).save_pretrained(tmp_path)
     loaded = _load(tmp_path, random_weights=True)
     assert float(_run(loaded).last_hidden_state.std()) > 0.1

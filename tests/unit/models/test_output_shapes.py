@@ -113,7 +113,7 @@ _DIMENSIONS = (
 def test_outputs_of_plain_sizes_take_one_run_more(
     axes: Callable[[dict[str, int]], tuple[int, ...]], expected: tuple[int | str, ...], runs: int
 ) -> None:
-    """All dimensions move at once; each by itself only where an axis is no dimension and no sum of two."""
+    """One run changes all dimensions; further runs, one for each, are needed only for unexplained axes."""
     asked: list[dict[str, int]] = []
 
     def run(sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
@@ -128,7 +128,7 @@ def test_outputs_of_plain_sizes_take_one_run_more(
 
 
 def test_sizes_that_could_be_two_things_are_observed_one_by_one() -> None:
-    """Traced alike and moved alike, the sum of two dimensions is a third one as well."""
+    """A dimension is distinguished from the sum of two others, even if both sizes are equal in the trace."""
     dimensions = (
         DynamicDimension(name="left", min=1, max=None, example=3),
         DynamicDimension(name="right", min=1, max=None, example=4),

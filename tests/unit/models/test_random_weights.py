@@ -49,7 +49,7 @@ def test_random_weights_have_no_two_equal_tensors() -> None:
 
 
 def test_random_weights_that_a_config_wants_minute_are_spread() -> None:
-    """Weights of 1e-10 are as good as none: every input would have the same answer."""
+    """Weights of 1e-10 would give equal outputs for all inputs."""
     model = build_random_model(BertModel, BertConfig(**SMALL, initializer_range=1e-10), 0)
     assert all(float(parameter.detach().std()) > 1e-2 for parameter in model.parameters())
 

@@ -53,7 +53,7 @@ def _kind(model: str, **others: object) -> tuple[str, str | None]:
     ],
 )
 def test_source_kind_follows_from_name_and_disk(place: Path, model: str, expected: tuple[str, str | None]) -> None:
-    """An existing name is a path, a name with a factory is a script, and other names of the form are Hub ids."""
+    """An existing name is a path, a name with a factory is a script, and other names with a slash are Hub ids."""
     assert expected == _kind(model)
 
 

@@ -35,7 +35,7 @@ def test_resolve_model_takes_no_storage_and_no_weights(bert: Path) -> None:
 
 
 def test_resolve_model_that_will_be_loaded_needs_its_weights(bert: Path) -> None:
-    """The same folder is refused where the weights are wanted."""
+    """The same folder is refused if the weights are needed."""
     (bert / "model.safetensors").unlink()
     with pytest.raises(UsageError, match="no weights"):
         resolve_model(ModelRequest(str(bert)), needs_weights=True)

@@ -157,7 +157,7 @@ def test_stacked_sequence_becomes_a_concat_of_the_opset(opset: int) -> None:
 
 
 def test_folding_that_makes_the_graph_invalid_is_taken_back() -> None:
-    """Computed sizes of a Split have no form in opset 11: the graph stays without folding, and a note says so."""
+    """Split has no computed sizes in opset 11: the graph stays unfolded, and a note says so."""
     model = parse(
         "m (float[2,4] x, int64[2] n) => (float[2,k] y) <int64 zero = {0}>"
         "{ s = SplitToSequence <axis=1> (x, n)  c = Constant <value = int64 {0}> ()  i = Identity (c)"

@@ -29,9 +29,9 @@ def _answer_by_default(model: ir.Model) -> list[object]:
 
 @pytest.mark.parametrize("inputs", ["x, pads, zero", "x, pads"])
 def test_padding_of_a_pool_survives_onnxruntime(inputs: str) -> None:
-    """Written out or left out, the zero is not taken for the pool's own padding; answers, nodes and tags are the same.
+    """The zero, explicit or default, does not become the pool's own padding; outputs, nodes and tags are equal.
 
-    Without the pass ONNX Runtime before 1.32 returns other values: the near side of this test.
+    ONNX Runtime before 1.32 returns other values without the pass, so the test detects a missing pass.
     """
     model = parse(PADDED.replace("x, pads, zero", inputs))
     before = (answer(model, x=NEGATIVE), operators(model), tags(model))

@@ -38,7 +38,7 @@ def _feeds(chosen: bool) -> dict[str, Any]:
 
 
 def test_normalize_makes_the_plain_form() -> None:
-    """Shapes are computed, the weight lies as it is used, identities and dead nodes are gone where names allow it."""
+    """Shapes are computed, the weight is transposed, and identities and dead nodes are removed if names allow it."""
     model = parse(CAPTURED)
     before = [answer(model, **_feeds(chosen)) for chosen in (True, False)]
     result = normalize(model)

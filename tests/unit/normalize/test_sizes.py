@@ -205,7 +205,7 @@ def test_parameters_of_zeros_stay() -> None:
 
 
 def _check(model: ir.Model, expected: list[str], width: int) -> None:
-    """Check that a graph has these operators in its plain form, all tagged, and answers as before at several sizes."""
+    """Check operators and tags of a normalized graph, and equal outputs at several sizes."""
     rng = np.random.default_rng(0)
     feeds = [rng.standard_normal((*sizes, width), dtype=np.float32) for sizes in SIZES]
     before = [answer(model, x=x)[0] for x in feeds]

@@ -29,7 +29,7 @@ def _transpose_weights(model: ir.Model) -> bool:
 
 
 def test_transposition_of_a_weight_used_twice_becomes_one_initializer() -> None:
-    """Both nodes go, one initializer in the other order stays, answers and tags are the same."""
+    """Both nodes are replaced by one transposed initializer; outputs and tags are equal."""
     model = parse(TWICE)
     before = answer(model, x=X)
     assert _transpose_weights(model)

@@ -91,7 +91,7 @@ def test_only_part_is_refused_where_there_are_several() -> None:
 
 
 def test_names_of_files_bear_the_part_where_there_are_several() -> None:
-    """A model of one part goes where it was asked for."""
+    """The file of a model with one part has the requested name."""
     path = Path("out/net.v1.onnx")
     assert (path, Path("out/net.v1_vision.onnx")) == tuple(
         part_path(path, "vision", of_several=several) for several in (False, True)

@@ -170,7 +170,7 @@ def test_cut_draws_in_shape_computations_between_its_nodes() -> None:
 
 
 def test_cut_with_a_computing_node_between_is_refused() -> None:
-    """A part that needs an answer from outside about its own values cannot run alone; the node is named."""
+    """A part that needs a value computed outside from its own values cannot run alone; the node is named."""
     model = parse("g (float[2] x) => (float[2] c) { a = Relu(x) \n b = Exp(a) \n c = Neg(b) }")
     reason = _refusal_reason(model, "a", "c")
     assert "/exp/Exp_1 (Exp)" in reason
@@ -213,14 +213,14 @@ def test_cut_that_would_leave_out_much_is_refused() -> None:
 
 
 def test_cut_with_chance_inside_is_refused_and_outside_is_an_input() -> None:
-    """Noise is recorded where it comes in, and cannot be reproduced where it is drawn."""
+    """Noise can be recorded as an input, but not reproduced inside a part."""
     model = parse("g (float[2] x) => (float[2] b) { n = RandomNormalLike(x) \n a = Add(x, n) \n b = Neg(a) }")
     assert "RandomNormalLike)" in _refusal_reason(model, "n", "a")
     assert ["x", "n"] == _value_names(_cut_out(model, "a").inputs)
 
 
 def test_cut_nobody_reads_is_refused() -> None:
-    """A part without outputs has nothing to answer."""
+    """A part without outputs has no result."""
     model = parse("g (float[2] x) => (float[2] b) { a = Neg(x) \n b = Relu(x) }")
     assert "its outputs are not read outside" == _refusal_reason(model, "a")
 

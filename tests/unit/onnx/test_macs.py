@@ -39,7 +39,7 @@ def test_count_macs_matrix_product_multiplies_all_sizes(inputs: list[Sizes], exp
 
 
 def test_count_macs_gemm_obeys_transposition() -> None:
-    """M, N and K are read where the attributes put them."""
+    """M, N and K follow from the transposition attributes."""
     assert 3 * 4 * 5 == _count_node_macs("Gemm", [(4, 3), (5, 4), (5,)], transA=1, transB=1)
     assert 3 * 4 * 5 == _count_node_macs("Gemm", [(3, 4), (4, 5)])
     assert 2 * 3 * 4 * 5 == _count_node_macs("FusedMatMul", [(2, 3, 4), (2, 5, 4)], domain="com.microsoft", transB=1)
@@ -88,7 +88,7 @@ def test_count_macs_einsum_of_two_operands(equation: str, inputs: list[Sizes], e
 
 
 def test_count_macs_attention_counts_scores_and_values() -> None:
-    """Both forms of the inputs, cross attention and a past give scores plus weighted values."""
+    """Both layouts of the inputs, cross attention and a past give scores plus weighted values."""
     heads, queries, keys, size = 2, 3, 5, 4
     expected = 2 * heads * queries * keys * size
     four = [(1, heads, queries, size), (1, heads, keys, size), (1, heads, keys, size)]

@@ -31,7 +31,7 @@ def dims(value: ir.Value) -> list[int | str | None]:
 
 
 def test_open_dimensions_are_named_with_their_inputs() -> None:
-    """The names, in order, and where they stand."""
+    """The names are in order, with the inputs and axes that have them."""
     assert {"batch": ["x:0", "z:0"], "samples": ["x:2"]} == open_dimensions(model().graph)
 
 
@@ -45,7 +45,7 @@ def test_pinned_sizes_reach_inputs_outputs_and_expressions() -> None:
 
 
 def test_names_left_out_stay_open() -> None:
-    """An expression is computed only where all of it is known."""
+    """An expression is computed only if all its names are known."""
     pinned_model = model()
     pin_dimensions(pinned_model, {"batch": 2})
     assert [2, 3, "samples"] == dims(pinned_model.graph.inputs[0])

@@ -74,7 +74,7 @@ def test_progress_ends_at_all_of_the_work() -> None:
 
 
 def test_alternation_changes_sides_in_every_pair() -> None:
-    """Blocks come as a b, b a, a b …, so that a drift of the machine meets both alike."""
+    """Blocks are run in the order a b, b a, a b …, so a drift of the machine affects both equally."""
     calls: list[str] = []
     options = LatencyOptions(iterations=6, warmup=2)
     result = measure_alternating(lambda: calls.append("a"), lambda: calls.append("b"), options)

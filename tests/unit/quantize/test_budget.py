@@ -148,7 +148,7 @@ def test_budget_below_what_stays_float_names_the_weights(tmp_path: Path) -> None
 
 
 def test_mixture_without_4_bits_is_not_called_int4(source: Path) -> None:
-    """The record has the precision of all modules, or none where they differ."""
+    """The record has the precision common to all modules, else ``mixed``."""
     for bits in ("16bits", "6bits"):
         search = searched(source, budget=bits)
         written = onnx.load(source.with_name("out.onnx"))

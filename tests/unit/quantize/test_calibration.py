@@ -36,7 +36,7 @@ def _product(model: ir.Model, sample: dict[str, Any]) -> Any:
 
 
 def test_extremes_are_those_of_all_samples(model: ir.Model) -> None:
-    """Inputs of the graph and inner values alike; the model stays as it is."""
+    """Ranges of graph inputs and of inner values are correct, and the model is not changed."""
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     ranges = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "minmax")
     products = np.concatenate([_product(model, sample) for sample in SAMPLES])

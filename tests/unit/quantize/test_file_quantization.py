@@ -319,7 +319,7 @@ def test_fused_integer_product_belongs_to_the_module_of_its_weight(tmp_path: Pat
 
 
 def test_rule_that_no_module_obeys_lowers_no_bar(tmp_path: Path) -> None:
-    """Only precisions that modules have now say how much of the answers has to be left."""
+    """Only precisions in use determine the minimum SQNR."""
     alone = quantized(PERCEPTRON, tmp_path, exclude=("/M/Gemm",))
     with_rule = quantized(PERCEPTRON, tmp_path, exclude=("/M/Gemm",), per_module={"/M/Gemm": "uint8"}, overwrite=True)
     assert alone.fidelity is not None

@@ -168,7 +168,7 @@ def test_index_computed_from_positions_is_that_of_float32() -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_names_that_are_taken_are_not_given_again(precision: str) -> None:
-    """Weights and values that bear the names new ones would get keep them, and the answers are right."""
+    """Weights and values that have the names of new tensors keep their names, and the outputs are correct."""
     body = """m (float[2,64] x) => (float[2,64] y, float[2,64] x_as_float16)
         <float[1] w = {0}, float[1] w_fp16 = {0}, float[1] w_bf16 = {0}> {
         b = MatMul (x, w)

@@ -35,7 +35,7 @@ def _place(nodes: str, *, left_out: str = "") -> QdqPlacement:
     ],
 )
 def test_values_around_and_between_layers(nodes: str, left_out: str, measured: list[str], companions: set[str]) -> None:
-    """A sum takes part where both sides are quantized, an activation where it is all that reads a layer."""
+    """A sum is quantized if both operands are, an activation if no other node reads the layer."""
     placement = _place(nodes, left_out=left_out)
     assert (measured, companions) == (list(placement.measured), placement.companions)
 

@@ -138,7 +138,7 @@ def test_ranking_begins_with_the_worst_and_ends_with_what_has_nothing_to_quantiz
 
 
 def test_forms_of_the_same_nodes_are_measured_once(chain: Path) -> None:
-    """The root and the whole are one form: six modules and parts, five measurements and that of the whole."""
+    """The root and the whole model are measured once: six measurements for six modules and parts."""
     result = quantization_sensitivity(chain, samples=1)
     assert 6 == len(result.measured)
     assert 6 == result.cost.measured
@@ -191,7 +191,7 @@ def test_jobs_change_nothing_but_the_time(chain: Path, jobs: int) -> None:
 
 
 def test_values_of_a_file_take_the_place_of_random_ones(chain: Path, tmp_path: Path) -> None:
-    """The answer says where the values came from, and their shapes."""
+    """The result names the source and the shapes of the values."""
     values = tmp_path / "values.npz"
     np.savez(values, x=np.linspace(-1, 1, 5 * SIZE, dtype=np.float32).reshape(5, SIZE))
     result = quantization_sensitivity(chain, input_data=values)
@@ -264,7 +264,7 @@ def test_rules_of_the_user_stand_behind_those_that_are_found(chain: Path) -> Non
 
 
 def _interrupting(after: int) -> Any:
-    """Return a quantizer that is interrupted, as by Ctrl-C, after some forms."""
+    """Return a quantizer that raises KeyboardInterrupt after some quantizations."""
     made = iter(range(after))
 
     def quantizer(model: ir.Model, options: QuantizeOptions, modules: GraphModules) -> QuantizeResult:
@@ -277,7 +277,7 @@ def _interrupting(after: int) -> Any:
 
 @pytest.fixture
 def interrupted(chain: Path, tmp_path: Path) -> Iterator[Path]:
-    """The measurements of a run that was interrupted after three forms."""
+    """The measurements of a run interrupted after three variants."""
     measured = tmp_path / "measured.json"
     with pytest.raises(KeyboardInterrupt):
         quantization_sensitivity(chain, samples=2, measured=measured, quantizer=_interrupting(3))
@@ -359,7 +359,7 @@ def test_graph_that_is_measured_is_the_one_that_is_written(tmp_path: Path) -> No
 
 
 def test_weights_inside_the_file_are_not_kept_in_memory(tmp_path: Path) -> None:
-    """The float graph reads them from the file that all forms share."""
+    """The float graph reads weights from the file shared by all variants."""
     size = 4096  # 64 MiB
     source = tmp_path / "large.onnx"
     values = np.random.default_rng(0).standard_normal((size, size), dtype=np.float32)

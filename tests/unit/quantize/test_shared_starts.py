@@ -87,6 +87,6 @@ def test_form_that_differs_from_the_first_node_on_is_run_from_its_inputs(samples
 
 
 def test_graph_that_draws_numbers_has_no_values_to_share(samples: list[dict[str, np.ndarray]]) -> None:
-    """Two runs of it answer differently."""
+    """Two runs of the graph give different values."""
     model = _graph("RandomNormalLike")
     assert SharedStarts(model, GraphSessions(model), samples, threads=1).last_before(_form(model, 4)) is None

@@ -158,7 +158,7 @@ def test_state_of_another_graph_is_not_used(source: Path) -> None:
 
 @TWO_BITS
 def test_damaged_measurements_are_not_used(source: Path) -> None:
-    """All forms are measured again."""
+    """All variants are measured again."""
     options = {**SEARCH, "algorithm": "rtn"}
     with pytest.raises(KeyboardInterrupt):
         quantize_onnx(source, source.with_name("out.onnx"), on_step=stopped_at("module 1 of"), **options)

@@ -79,7 +79,7 @@ _trees = st.recursive(
 
 @given(_trees)
 def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _Module) -> None:
-    """Counts multiplied from the root down give the whole tree; runs of equal modules are folded where long enough."""
+    """Counts multiplied from the root down give the whole tree; long runs of equal modules are folded."""
 
     def count(modules: tuple[DisplayedModule[_Module], ...]) -> int:
         return sum(shown.count * (1 + count(shown.children)) for shown in modules)

@@ -78,7 +78,7 @@ def opened(data: Path) -> Iterator[Any]:
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.json", "a.jsonl", "a.parquet", "a.arrow", "saved"])
 def test_table_of_any_form_gives_its_rows(opened: Any, name: str) -> None:
-    """All forms give the same rows, by column or by role."""
+    """All formats give the same rows, by column or by role."""
     data_set = opened(name)
     assert (name, ("sentence", "label"), 4) == (data_set.name, data_set.columns, len(data_set))
     roles = match_columns(data_set, ("text", "label"))

@@ -124,7 +124,7 @@ def test_build_tree_by_default_takes_what_only_the_root_stands_above() -> None:
 
 
 def test_build_tree_class_of_transformers_keeps_torch_modules_out() -> None:
-    """A class derived from one of transformers names its parts, also where it is the root."""
+    """A class derived from a transformers class names its own parts, even as the root."""
     derived = type("Mine", (Stack,), {"__module__": "transformers.models.mine"})
     model = type("Yours", (derived,), {})()
     model.head = nn.Linear(4, 4)
@@ -142,7 +142,7 @@ def test_root_of_plain_torch_class_is_in_the_tree() -> None:
 
 
 def test_scope_joins_uncalled_containers_by_dots() -> None:
-    """Slashes stand where modules were called."""
+    """Slashes separate called modules."""
     tree = traced(Stack())
     assert "/down.0/linear" == tree.scope("down.0.linear")
     assert "" == tree.scope("")

@@ -51,7 +51,7 @@ class ReluRemovalPass(ir.passes.InPlacePass):
 
 @dataclass(frozen=True)
 class ReluRemoval(GraphWork[StageResult]):
-    """Removing Relu: one keeps the answer, two do not."""
+    """Removal of a number of Relu nodes: outputs stay equal without one, but not without two."""
 
     count: int = 1
     step_name: ClassVar[str] = "removal"

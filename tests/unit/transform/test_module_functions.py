@@ -23,7 +23,7 @@ from winml.modelkit.transform.retag import carry_between
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """A graph of nested modules in its plain form."""
+    """A normalized graph of nested modules."""
     return optimize_onnx(save_chain(tmp_path / "source.onnx"), tmp_path / "chain.onnx").model_path
 
 

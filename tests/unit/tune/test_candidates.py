@@ -61,7 +61,7 @@ def test_few_bits_for_the_size_alone_are_tried_where_size_counts() -> None:
 
 
 def test_installed_provider_runs_the_export_and_what_it_has_of_its_own() -> None:
-    """OpenVINO computes in bfloat16 where it is asked to; a GPU in float16."""
+    """OpenVINO has a candidate in bfloat16 by its own option, a GPU one in float16."""
     machine = replace(MACHINE, providers=("cpu", "openvino", "cuda"))
     plan = {candidate.name: candidate for candidate in plan_candidates(TuneOptions(), machine)}
     assert {"openvino", "openvino-bf16", "openvino-qdq-int8", "cuda", "cuda-fp16"} <= set(plan)

@@ -36,7 +36,7 @@ def small(model_class: str, **config: Any) -> Any:
 
 
 def test_keys_and_values_of_every_layer_are_found_without_weights() -> None:
-    """Heads and their size, the names of inputs and outputs, and windows where there are any."""
+    """The layout has the shapes of heads, the names of inputs and outputs, and the sliding windows."""
     model = build_model("llama", class_name="MistralForCausalLM", sliding_window=6).to("meta")
     layout = find_cache(model, (TOKENS,), KEYWORDS)
     assert isinstance(layout, CacheLayout)
@@ -175,7 +175,7 @@ def test_decoder_without_an_encoder_keeps_the_cache_of_its_own_tokens() -> None:
 
 
 def test_rotation_that_changes_with_the_length_is_told() -> None:
-    """Positions are drawn within the form that the graph holds."""
+    """Positions are drawn within the length that the graph supports, and a note names the rotation."""
     rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     model = build_model("llama", max_position_embeddings=64, rope_parameters=rotation)
     layout = find_cache(model, (TOKENS,), KEYWORDS)

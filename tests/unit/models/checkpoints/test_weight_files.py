@@ -107,7 +107,7 @@ def test_find_weights_sharded_lists_each_file_once(tmp_path: Path) -> None:
     ],
 )
 def test_find_weights_broken_index_is_refused(tmp_path: Path, index: str, words: str) -> None:
-    """A missing shard is named; a broken index says where."""
+    """The message names the missing shard or the position of the damage."""
     (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
     with pytest.raises(CheckpointError) as caught:
         find_weights(tmp_path)
@@ -122,7 +122,7 @@ def _sharded(folder: Path, weight_map: dict[str, str]) -> Path:
 
 
 def test_index_that_agrees_with_its_shards_passes(tmp_path: Path) -> None:
-    """Each tensor is where the index says; of a single file nothing is asked."""
+    """Each tensor is in the shard named by the index; no index is read beside a single file."""
     check_index(_sharded(tmp_path, {"x": "a.safetensors", "y": "b.safetensors"}))
     _write(tmp_path / "model.safetensors", {"x": ENTRY})
     (tmp_path / "model.safetensors.index.json").write_text("not read")

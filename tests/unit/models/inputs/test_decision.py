@@ -136,7 +136,7 @@ def test_inputs_of_classifying_encoder_decoder_leave_the_decoder_to_the_model() 
 
 
 def test_inputs_of_multiple_choice_have_a_dimension_of_choices() -> None:
-    """Every question is given with all its answers."""
+    """The input has all choices of every question."""
     model = build_model("bert", class_name="BertForMultipleChoice")
     shape = ShapeConfig(num_choices=3, sequence_length=8)
     inputs = decide_inputs(model, model.config, task="multiple-choice", shape=shape, batch_size=2).inputs
@@ -323,7 +323,7 @@ def test_manifest_without_a_required_parameter_is_refused() -> None:
 
 
 def test_forward_keywords_are_those_it_knows() -> None:
-    """No cache and named outputs, where forward has words for them."""
+    """The keywords switch the cache off and ask for named outputs, if forward has such parameters."""
     assert {"use_cache": False} == forward_keywords(transformers.BertModel)
     assert {"return_dict": True} == forward_keywords(transformers.ResNetModel)
     assert {} == forward_keywords(torch.nn.Linear(1, 1))

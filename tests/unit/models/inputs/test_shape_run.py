@@ -109,7 +109,7 @@ def test_shape_run_keeps_values_of_tensors_made_in_the_forward() -> None:
     ],
 )
 def test_shape_run_says_where_it_does_not_run(forward: Any) -> None:
-    """A refusal is an answer, not an error."""
+    """A failed run returns `None` and raises no error."""
     assert run_on_shapes(forward, {"x": _spec("x", (3, 4))}) is None
 
 

@@ -6,7 +6,7 @@ from winml.modelkit.models.inputs.sizes import SizeWish, choose_trace_sizes
 
 
 def test_trace_size_of_one_is_raised_to_two() -> None:
-    """A size of 1 is traced as a constant, even where the user asked for it."""
+    """A size of 1 is traced as a constant, even if the user asks for it."""
     assert {"batch": 2} == choose_trace_sizes([SizeWish("batch", 1)])
     assert {"rows": 2} == choose_trace_sizes([SizeWish("rows", 1, is_firm=True)])
 

@@ -112,7 +112,7 @@ def test_name_that_leads_out_is_never_written(tmp_path: Path, name: str) -> None
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
 def test_link_or_file_in_the_way_stays_and_is_named(tmp_path: Path) -> None:
-    """Even where an earlier run owned the name: nothing is written through a link, and the model is written."""
+    """Links are not followed and files in the way stay, even under names of an earlier run."""
     source = fill(tmp_path / "from", config="c", vocab="v", pool_config="p", dense_config="d", merges="m")
     target = fill(tmp_path / "to", kept="other")
     (target / "config.json").symlink_to(target / "kept.json")

@@ -101,7 +101,7 @@ def test_merge_duplicate_keys_drops_texts_that_are_no_tags() -> None:
 
 
 def test_foreign_file_is_loaded_and_read_with_every_key_once(tmp_path: Path) -> None:
-    """A file with duplicate keys is read by both readers alike."""
+    """Both readers read a file with duplicate keys and give the same result."""
     path = tmp_path / "foreign.onnx"
     path.write_bytes(model_with(*DUPLICATES).SerializeToString())
     read, merged = read_foreign(path)
@@ -180,7 +180,7 @@ def test_load_by_reference_reads_weights_whose_place_is_written_out(tmp_path: Pa
 
 
 def test_load_by_reference_of_a_weight_that_is_too_long_names_it(tmp_path: Path) -> None:
-    """A shape that does not go with the bytes is found while reading, not where the values are used."""
+    """A shape that contradicts the number of bytes is refused while reading, not when values are used."""
     path = save_weights(tmp_path)
     model = onnx.load(path)
     model.graph.initializer[0].dims[0] -= 1

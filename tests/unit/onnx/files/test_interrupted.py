@@ -43,7 +43,7 @@ def _contents(folder: Path) -> dict[str, str]:
 
 
 def test_finished_files_are_put_in_place_by_the_next_command(tmp_path: Path, killed: Path) -> None:
-    """All of them, also where the first is in place already; the hidden folder goes."""
+    """All files are published, although the first already was; the hidden folder is removed."""
     (killed / STAGED / "a.json").replace(tmp_path / "a.json")
     with OutputFiles() as files:
         files.reserve(tmp_path / "other.json").write_text("other")
@@ -209,7 +209,7 @@ def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
 
 
 def _replace_and_die(target: Path, number: int) -> None:
-    """Replace a file where links fail, and be killed when the N-th file has been moved."""
+    """Replace a file without links, and kill the process when the N-th file has been moved."""
 
     def refusing(*_arguments: object, **_options: object) -> None:
         raise PermissionError("no links here")

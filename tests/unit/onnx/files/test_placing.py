@@ -43,7 +43,7 @@ def test_place_copy_is_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_place_copy_with_external_data_stands_on_its_own(tmp_path: Path) -> None:
-    """Data gets the new name and no second one, which onnx refuses; without the source the copy still answers."""
+    """The data file has the new name only, as onnx requires; the copy works without the source."""
     source = written(tmp_path, external=True)
     expected = run_onnx(source, {"x": X})["y"]
     (tmp_path / "other").mkdir()

@@ -139,7 +139,7 @@ def test_read_structure_of_another_file_is_refused(tmp_path: Path, content: byte
 
 
 def test_read_structure_with_damage_inside_is_refused(tmp_path: Path) -> None:
-    """A byte that is wrong where lengths stand does not become a traceback."""
+    """A damaged byte in a length raises an error for the user, not a traceback."""
     content = _model_with_large_tensors().SerializeToString()
     path = tmp_path / "model.onnx"
     graph_start = content.index(b"\x3a")

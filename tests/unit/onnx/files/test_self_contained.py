@@ -54,7 +54,7 @@ EXPECTED = {"a_out": [40.0] * 40, "tied_out": [40.0] * 40, "b_out": [3.0] * 3, "
 
 
 def test_weights_go_inside(model: Path, tmp_path: Path) -> None:
-    """The file answers alone, in a folder of its own."""
+    """The file works alone, in a folder of its own."""
     target = tmp_path / "alone" / "model.onnx"
     target.parent.mkdir()
     assert (target,) == place_self_contained(model, target)

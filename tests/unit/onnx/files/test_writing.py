@@ -153,7 +153,7 @@ def test_write_model_external_holds_the_same_values(various: ir.Model, tmp_path:
 
 @pytest.mark.parametrize("external", [False, True])
 def test_write_model_makes_a_file_onnx_runtime_runs(tmp_path: Path, external: bool) -> None:
-    """Both forms load and answer."""
+    """ONNX Runtime loads and runs models with internal and with external weights."""
     write_model(
         _model_with_initializers(_tensors_of_each_dtype((61, 111))[:1], _tensors_of_each_dtype((61, 111))[:1]),
         tmp_path / "model.onnx",

@@ -18,7 +18,7 @@ from winml.modelkit.quantize.options import QuantizeOptions
 
 @pytest.fixture
 def arrays(tmp_path: Path) -> Path:
-    """A folder of two samples, with a file of another form beside them."""
+    """A folder of two samples and a file of another format."""
     for name in ("b", "a"):
         np.savez(tmp_path / f"{name}.npz", x=np.zeros(2))
     (tmp_path / "texts.csv").write_text("text\ngood\n", encoding="utf-8")

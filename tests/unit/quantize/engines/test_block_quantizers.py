@@ -49,7 +49,7 @@ def matrix() -> Array:
 
 
 def form_of(bits: int, block_size: int = 32, algorithm: Algorithm = "rtn", *, is_symmetric: bool = False) -> BlockForm:
-    """Return a form."""
+    """Return the settings of blocks."""
     return BlockForm(bits, block_size, is_symmetric=is_symmetric, algorithm=algorithm)
 
 

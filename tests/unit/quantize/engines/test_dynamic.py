@@ -38,7 +38,7 @@ g (float[3, 40] x) => (float[3, 32] y, float[3, 32] z, float[3, 32] doubled)
 
 
 def quantized(model: ir.Model, *names: str, **options: Any) -> ir.Model:
-    """Return the model with the named nodes quantized; all where none is named."""
+    """Return the model with the named nodes quantized, by default all."""
     nodes = frozenset(names) or frozenset(str(node.name) for node in model.graph)
     chosen = QuantizeOptions(precision="int8", **options)
     return quantize_dynamically(model, EngineTask(nodes, chosen.base, chosen))

@@ -86,7 +86,7 @@ def test_shared_input_belongs_to_the_common_module_of_its_readers() -> None:
 
 
 def test_convolutions_stay_integer_through_what_joins_them() -> None:
-    """An activation is quantized behind its ReLU; sum, pool and reshape take part, and the answer stays."""
+    """An activation is quantized after its ReLU; sum, pool and reshape stay integer, and the outputs stay close."""
     model = tagged_graph(CNN, CNN_TAGS, CNN_WEIGHTS)
     expected = _run(model, {"x": IMAGE}, optimize=False)
     result = quantized(model, [{"x": IMAGE}])

@@ -40,7 +40,7 @@ LEAST_DB = {"int4": 17.0, "int8": 38.0}
 @pytest.mark.parametrize("precision", ["int4", "int8"])
 @pytest.mark.parametrize("options", [{}, {"symmetric": True}, {"block_size": 16}, {"block_size": 128}], ids=str)
 def test_product_becomes_one_in_blocks(precision: str, options: dict[str, int]) -> None:
-    """The node has the operator of few bits with its tag; the weight is gone, and the answer is near."""
+    """The node becomes MatMulNBits with the same tag; the float weight is removed, and the outputs stay close."""
     model = weighted(PRODUCT, w=(64, 48))
     quantized = quantize_weights(model, task_for(model, precision, **options))
     assert ["MatMulNBits"] == operators(quantized)

@@ -170,7 +170,7 @@ def test_carry_name_of_another_node_is_no_fused_name(name: str) -> None:
 
 
 def test_carry_weight_narrows_down_what_a_node_replaced() -> None:
-    """A node between new values that reads a weight stands where the weight is read."""
+    """A node between new values belongs to the module of the weight that it reads."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) WEIGHTS {
             p = MatMul(x, w)
@@ -314,7 +314,7 @@ def test_carry_inlined_function_belongs_to_its_call() -> None:
 
 
 def test_carry_function_nobody_called_before_belongs_to_its_callers() -> None:
-    """Nodes a tool moved into a function lie where it is called."""
+    """Nodes moved into a new function belong to the module of its call."""
     after = ir.from_onnx_text(
         WITH_DOMAIN
         + """agraph (float[2] x) => (float[2] r) { r = mine.New(x) }
