@@ -273,7 +273,7 @@ def _flac(frames: int) -> bytes:
 
 
 def test_recordings_whose_headers_lie_are_left_out(tmp_path: Path) -> None:
-    """The others are read."""
+    """Other recordings are read."""
     wav = io.BytesIO()
     soundfile.write(wav, np.zeros(8), 8000, format="WAV")
     lying = bytearray(wav.getvalue())

@@ -131,7 +131,7 @@ def test_interval_is_that_of_scipy() -> None:
 
 
 def test_interval_of_a_difference_leaves_out_what_moves_both() -> None:
-    """A model that is wrong on one sample more is worse by one sample, however the samples are drawn."""
+    """A model with one more wrong sample is worse by one sample in every resample."""
     right = [0, 1] * 200
     baseline = [1 - label if number < 100 else label for number, label in enumerate(right)]
     model = [1 - label if number <= 100 else label for number, label in enumerate(right)]

@@ -16,10 +16,10 @@ from winml.modelkit.onnx.specs import InputTensorSpec
 
 
 class Model(nn.Module):
-    """Takes two tensors."""
+    """A model with two tensors as inputs."""
 
     def forward(self, values: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-        """Add them."""
+        """Add the tensors."""
         return values if ids is None else values + ids
 
 

@@ -46,7 +46,7 @@ class MyModel(BertModel):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT saved with the head it was trained with."""
+    """A saved BERT with the head of its training."""
     return save_checkpoint("bert", tmp_path_factory.mktemp("saved") / "bert-mlm", class_name="BertForMaskedLM")
 
 
@@ -188,7 +188,7 @@ def test_load_pickle_of_tensors_equals_safetensors(folder: Path) -> None:
 
 
 class _Touch:
-    """A pickle of this runs a command when it is read."""
+    """An object with a pickle that runs a command when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -224,7 +224,7 @@ def test_load_damaged_pickle_is_refused(folder: Path, damage: str) -> None:
 
 
 def test_load_sharded_checkpoint_needs_every_shard(folder: Path) -> None:
-    """All shards together are the model; one missing is named."""
+    """All shards together are the model; a missing one is named."""
     expected = _load(folder)
     (folder / "model.safetensors").unlink()
     expected.model.save_pretrained(folder, max_shard_size="20KB")  # type: ignore[operator]
@@ -304,13 +304,13 @@ def test_load_weights_of_another_model_are_refused(folder: Path, tmp_path: Path)
     ],
 )
 def test_load_config_that_cannot_be_read_is_refused(folder: Path, text: str, words: str) -> None:
-    """Each fault of a config is one sentence with the file in it."""
+    """Each fault of a config gives one sentence with the file."""
     (folder / "config.json").write_text(text, encoding="utf-8")
     assert words in _refused(CheckpointError, folder, random_weights=True)
 
 
 def test_load_config_without_model_type_is_told_by_its_name(folder: Path, tmp_path: Path) -> None:
-    """Old checkpoints are named after their type; which type was taken is said."""
+    """Old checkpoints are named after their type; a note names the type used."""
     _edit(folder, model_type=None, architectures=None)
     loaded = _load(folder, task="fill-mask")
     assert any("'bert' is assumed" in note for note in loaded.notes)

@@ -62,7 +62,7 @@ def test_division_that_observations_leave_open_is_not_claimed() -> None:
 
 
 def test_unexplained_sizes_that_always_agree_share_a_name() -> None:
-    """Two outputs of one strange size are seen to be of one size."""
+    """Two outputs of one unexplained size have the same dimension name."""
     strange = {2: 7, 3: 5, 4: 11}
     observations = [
         Observation({"batch": size}, {"a.b": (odd, size), "c": (odd,), "d": (odd + 1,)})

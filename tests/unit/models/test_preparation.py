@@ -61,7 +61,7 @@ def test_flatten_outputs_names_tensors_by_where_they_were(outputs: Any, names: d
 
 
 def test_flatten_outputs_taken_names_are_given_an_ending() -> None:
-    """An output never bears the name of an input."""
+    """An output never has the name of an input."""
     assert ["mask_output", "scores"] == list(flatten_outputs({"mask": A, "scores": B}, used_names=["ids", "mask"]))
 
 
@@ -71,7 +71,7 @@ def test_flatten_outputs_ending_does_not_meet_another_output() -> None:
 
 
 def test_flatten_outputs_colliding_paths_lose_no_tensor() -> None:
-    """Two ways to one name give two outputs."""
+    """Two paths with the same name give two outputs."""
     assert 2 == len(flatten_outputs({"a.b": A, "a": {"b": B}}))
 
 
@@ -143,7 +143,7 @@ def test_prepared_for_export_evaluates_without_gradients_inside() -> None:
 
 @pytest.mark.parametrize("is_patched", [False, True])
 def test_prepared_for_export_restores_after_an_error(is_patched: bool) -> None:
-    """Flags of every submodule and the forward come back, an overridden one as an override."""
+    """The flags of every submodule and an overridden forward are restored."""
     model = Layer()
     replacement = model.forward
     if is_patched:
@@ -157,7 +157,7 @@ def test_prepared_for_export_restores_after_an_error(is_patched: bool) -> None:
 
 @pytest.mark.parametrize("was_enabled", [True, False])
 def test_prepared_for_export_attention_is_plain_inside_and_as_it_was_afterwards(was_enabled: bool) -> None:
-    """The fast path is off, unless PyTorch is to be as fast as it is; an error does not leave it off."""
+    """The fast path is off inside the block, except with ``plain_attention=False``, and is restored after an error."""
     model, mha = nn.Linear(2, 2), torch.backends.mha
     found = mha.get_fastpath_enabled()
     mha.set_fastpath_enabled(was_enabled)
@@ -221,7 +221,7 @@ def test_flat_forward_gives_what_is_named_for_its_place_by_position() -> None:
 
 
 def test_complex_answer_is_refused_with_what_to_return_instead() -> None:
-    """ONNX Runtime has no such numbers; the output is named."""
+    """ONNX Runtime has no complex numbers; the output is named."""
 
     class Spectrum(nn.Module):
         def forward(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -237,7 +237,7 @@ def test_complex_answer_is_refused_with_what_to_return_instead() -> None:
 
 
 class Inner(nn.Module):
-    """Takes two tensors by name."""
+    """A module with two tensors as inputs, passed by name."""
 
     def forward(self, left: torch.Tensor, right: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Add the inputs that are present."""
@@ -257,14 +257,14 @@ class Outer(nn.Module):
 
 
 class Root(nn.Module):
-    """Holds the others."""
+    """A module that contains the other modules."""
 
     def __init__(self) -> None:
         super().__init__()
         self.outer = Outer()
 
     def forward(self, left: torch.Tensor) -> torch.Tensor:
-        """Run them."""
+        """Run the inner modules."""
         return self.outer(left)
 
 

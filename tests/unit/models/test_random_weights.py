@@ -55,7 +55,7 @@ def test_random_weights_that_a_config_wants_minute_are_spread() -> None:
 
 
 def test_random_weights_open_branches_that_start_closed() -> None:
-    """A branch scaled by 1e-6 would hide every mistake in it."""
+    """A branch scaled by 1e-6 would hide every mistake in the branch."""
     config = ConvNextConfig(hidden_sizes=[8, 8], depths=[1, 1], num_stages=2)
     model = build_random_model(ConvNextModel, config, 0)
     scales = [p for name, p in model.named_parameters() if "layer_scale" in name]

@@ -16,7 +16,7 @@ from winml.modelkit.models.request import ModelRequest, resolve_source
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with one of everything."""
+    """A working directory with a source of every kind."""
     monkeypatch.chdir(tmp_path)
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + bytes(4)

@@ -68,7 +68,7 @@ def test_resolve_model_config_the_class_refuses_is_told(bert: Path) -> None:
 
 @pytest.mark.parametrize("resolve", [resolve_model, resolve_checkpoint])
 def test_resolve_own_code_is_not_run_without_the_flag(resolve: object, tmp_path: Path) -> None:
-    """No way around the flag, whichever question is asked."""
+    """Neither function executes the code without the flag."""
     (tmp_path / "config.json").write_text(json.dumps(OWN_CODE), encoding="utf-8")
     (tmp_path / "own.py").write_text("raise SystemExit('run')", encoding="utf-8")
     with pytest.raises(RemoteCodeError, match="custom code"):

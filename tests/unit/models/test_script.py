@@ -282,7 +282,7 @@ def test_script_example_that_fails_beside_input_specs_is_a_note(folder: Path) ->
 
 
 def test_script_returning_something_beside_the_model_is_refused(folder: Path) -> None:
-    """The order is (model, inputs), and the error says so."""
+    """The error states the order (model, inputs)."""
     text = "\ndef bad():\n    return torch.zeros(1), make()\n"
     with pytest.raises(InputError, match="Tensor, Net") as caught:
         _load(folder, text, "bad")
@@ -312,7 +312,7 @@ def test_script_example_that_is_no_function_is_told(folder: Path) -> None:
 
 
 def test_weights_of_a_factory_depend_on_the_seed_alone(folder: Path) -> None:
-    """The random state of the caller decides nothing, and stays as it was."""
+    """The caller's random state has no effect and is not changed."""
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)

@@ -109,7 +109,7 @@ def test_weightless_model_reads_no_weight(tmp_path: Path) -> None:
 
 
 def test_weightless_model_loads_its_weights_when_asked(tmp_path: Path) -> None:
-    """The model for verification is that of load_model, called the same way."""
+    """The model for verification equals the one of load_model and is called in the same manner."""
     folder = _save("llama", tmp_path / "checkpoint")
     loaded, real = _load(folder, dtype="bf16"), load_model(ModelRequest(str(folder), dtype="bf16"))
     assert (real.parts[0].inputs, real.info, real.notes) == (loaded.parts[0].inputs, loaded.info, loaded.notes)

@@ -15,7 +15,7 @@ class WritingConfig(BertConfig):
 
 
 class WritingModel(BertModel):
-    """Sets a bias to zero, in place."""
+    """A model that sets a bias to zero in place."""
 
     config_class = WritingConfig
 

@@ -102,7 +102,7 @@ def test_folding_does_not_fire(body: str) -> None:
 
 
 def test_folding_passes_over_a_node_it_cannot_compute_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    """A node the reference implementation fails on stays, and nothing is printed about it."""
+    """A node on which the reference implementation fails stays, without a message."""
     model = parse(
         "m (float[4] x) => (float[4] y) <float[2] a = {1,2}, int64[1] s = {3}> { b = Reshape (a, s)  y = Add (x, b) }"
     )

@@ -55,7 +55,7 @@ def test_output_that_is_left_out_stays_so() -> None:
 
 
 def test_normalization_settles_where_an_output_is_left_out() -> None:
-    """One round removes the name, the next finds nothing to do."""
+    """The first round removes the name, and the second changes nothing."""
     result = normalize(parse(WITH_A_GAP))
     assert ["y", "", "i"] == [value.name for value in result.model.graph.node(0).outputs]
     assert not any("did not converge" in note for note in result.notes)

@@ -101,7 +101,7 @@ def test_normalize_failing_in_a_pass_names_it() -> None:
 
 
 def test_stamp_holds_until_the_structure_changes(tmp_path: Path) -> None:
-    """A stamped model is known again from its file; a changed one is not."""
+    """A stamped model is recognized after reading, a changed one is not."""
     model = parse(CAPTURED)
     assert not is_normalized(model)
     normalize(model)
@@ -117,7 +117,7 @@ def test_stamp_holds_until_the_structure_changes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", "[" * 200_000, "9" * 10_000])
 def test_stamp_that_no_parser_takes_is_none(text: str) -> None:
-    """A damaged stamp says that the graph is to be normalized, however it is damaged."""
+    """A graph with a damaged stamp is normalized."""
     model = parse(CAPTURED)
     model.metadata_props[NORMALIZED_KEY] = text
     assert not is_normalized(model)

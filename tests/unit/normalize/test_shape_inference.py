@@ -61,7 +61,7 @@ def test_inference_changes_neither_answers_nor_tags() -> None:
 
 
 def test_inference_reads_no_large_weight() -> None:
-    """A weight of any size takes part with its shape only."""
+    """Only the shape of a weight is used, at any size."""
 
     def read() -> NoReturn:
         raise AssertionError("the weight was read")

@@ -58,7 +58,7 @@ def test_size_that_is_needed_is_read_once() -> None:
 
 
 def test_whole_slices_and_expansions_to_the_own_shape_go() -> None:
-    """A slice of all, an Expand with -1 as torch exports it, and a reshape there and back do nothing."""
+    """A slice of all elements, torch's Expand with -1 and a reshape with its inverse have no effect."""
     body = (
         f"{ENDINGS['torchscript']}  sliced = Slice (x, first, b, first)  two = Constant <value_ints=[2]> ()"
         "  asked = Concat <axis=0> (b, s, two)  minus = Constant <value_ints=[-1,-1,-1]> ()"
@@ -198,7 +198,7 @@ def test_size_that_a_file_states_wrongly_is_not_taken() -> None:
 
 
 def test_parameters_of_zeros_stay() -> None:
-    """A bias that happens to be zero is no addition of nothing."""
+    """A bias of zeros is not removed."""
     model = parse("m (float[b,2] x) => (float[b,2] y) <float[2] bias = {0, 0}> { a = Add (x, bias)  y = Relu (a) }")
     normalize(model)
     assert ["Add", "Relu"] == operators(model)

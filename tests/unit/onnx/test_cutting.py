@@ -177,7 +177,7 @@ def test_cut_with_a_computing_node_between_is_refused() -> None:
 
 
 def test_cut_with_a_computing_node_that_may_join_takes_it_along() -> None:
-    """A node of a module that others call too is part of the call it stands in."""
+    """A node of a shared module belongs to the call in which the node runs."""
     model = parse("g (float[2] x) => (float[2] c) { a = Relu(x) \n b = Exp(a) \n c = Neg(b) }")
     cut = _cut_out(model, "a", "c", may_join=_nodes_making(model, "b"))
     assert ["a", "b", "c"] == [node.outputs[0].name for node in cut.nodes]

@@ -21,12 +21,12 @@ from winml.modelkit.onnx.specs import DynamicDimension, DynamicRequest, OpenSize
     ],
 )
 def test_dynamic_axes_forms_mean_the_same(texts: list[str]) -> None:
-    """Inline, repeated and JSON say one thing."""
+    """Inline, repeated and JSON options are equivalent."""
     assert {"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch"}} == parse_dynamic_axes(texts)
 
 
 def test_dynamic_axes_file_equals_inline_text(tmp_path: Path) -> None:
-    """A path and the text in it mean the same."""
+    """A path and the file's text as an option are equivalent."""
     path = tmp_path / "axes.json"
     path.write_text('{"x": {"0": "n"}}', encoding="utf-8")
     assert {"x": {0: "n"}} == parse_dynamic_axes([str(path)])

@@ -88,7 +88,7 @@ def test_switched_branch_without_an_adapter_changes_no_value() -> None:
 
 
 def test_new_nodes_bear_the_tag_of_the_product() -> None:
-    """A branch belongs to the module that it changes."""
+    """A branch belongs to its changed module."""
     model = graph()
     add_branches(model, [branch()], [], is_whole=True)
     assert 5 == len(model.graph)

@@ -124,7 +124,7 @@ LOOP = """loop (int64 n, bool p, float[2] x) => (float[2] y) {
 
 
 def test_module_inside_the_body_of_a_loop_is_left_out_and_the_one_around_it_is_not() -> None:
-    """A call cannot stand for nodes of a subgraph from outside."""
+    """A call outside a subgraph cannot replace nodes inside the subgraph."""
     model = _tagged(LOOP, {"y": ("/M/A", "a"), "": ("/M/A", "a"), "u": ("/M/A/B", "a.b"), "t": ("/M/A/B", "a.b")})
     folded = _fold(model)
     assert {"M.A": 1} == folded.functions

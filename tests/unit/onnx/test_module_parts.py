@@ -59,7 +59,7 @@ g (float[20] x) => (float[20] e)
 
 
 def test_module_is_cut_with_all_below_it() -> None:
-    """The nodes of inner modules belong to the outer one as well."""
+    """The nodes of inner modules belong to the outer module as well."""
     model = _tagged_model(NESTED, {"b": "/A", "c": "/A/B", "d": "/A"})
     assert [["b", "c", "d"]] == _values_by_call(model, "/M/A")
     assert [["c"]] == _values_by_call(model, "/M/A/B")
@@ -67,7 +67,7 @@ def test_module_is_cut_with_all_below_it() -> None:
 
 
 def test_module_whose_name_starts_like_another_is_another() -> None:
-    """``/M/A.1`` has nothing of ``/M/A.10``."""
+    """``/M/A.1`` does not include ``/M/A.10``."""
     assert [["b"]] == _values_by_call(_tagged_model(NESTED, {"b": "/A.1", "c": "/A.10"}), "/M/A.1")
 
 
@@ -95,7 +95,7 @@ def test_module_called_in_a_chain_is_cut_once_per_call(calls: Mapping[str, int] 
 
 
 def test_module_called_once_is_one_cut_whatever_repeats_in_it() -> None:
-    """A loop inside one call reads its weights in every turn, and is one call all the same."""
+    """A loop inside one call reads its weights in every iteration, and is still one call."""
     assert [["a", "b", "c", "d", "e", "y"]] == _values_by_call(_tagged_model(CHAINED, LAYER, {"/L": 1}), "/M/L")
 
 
@@ -173,7 +173,7 @@ def test_module_that_also_runs_inside_an_if_of_another_is_refused() -> None:
 
 
 def test_module_inside_a_function_is_refused() -> None:
-    """The body of a function is no place in the graph."""
+    """The body of a function has no position in the graph."""
     model = parse(
         "g (float[2] x) => (float[2] b) { a = local.Twice(x) \n b = Neg(a) }",
         domains=', "local" : 1',

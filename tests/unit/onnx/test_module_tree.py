@@ -190,7 +190,7 @@ def test_read_tree_of_onnxscript_builder_joins_names_to_paths(
 
 
 def test_selector_of_onnxscript_layer_excludes_all_of_it() -> None:
-    """The layer and the modules inside it."""
+    """The selector includes the modules inside the layer."""
     tree = read_tree(_built_nodes("model"), {}, "main")
     (layer,) = select(tree.modules, "layers.1")
     assert 3 == sum(is_within(tag, layer.tag) for tag in tree.tags)
@@ -244,7 +244,7 @@ def test_read_tree_node_names_give_scopes_under_the_graph() -> None:
 
 
 def test_read_tree_without_any_hint_is_empty() -> None:
-    """Names without a scope say nothing, and neither does an empty graph."""
+    """Names without a scope and empty graphs contain no modules."""
     for nodes in ([_make_node("Relu_0"), _make_node("")], [_make_node("/Relu")], []):
         tree = read_tree(nodes, {}, "main")
         assert ("none", (), ("",) * len(nodes), 0) == (tree.source, tree.modules, tree.tags, tree.coverage.tagged)

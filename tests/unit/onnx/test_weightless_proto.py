@@ -27,7 +27,7 @@ def counting_model() -> tuple[ir.Model, list[str]]:
 
 
 def test_large_weights_travel_without_values_and_are_not_read() -> None:
-    """Large initializers travel with type and shape only, small ones whole; the model keeps its tensors."""
+    """Large initializers have type and shape only, small ones their values; the model keeps its tensors."""
     model, read = counting_model()
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
     sent = to_weightless(model)

@@ -66,7 +66,7 @@ def test_garbage_collector_rests_and_comes_back() -> None:
 
 
 def test_progress_ends_at_all_of_the_work() -> None:
-    """The last report says that everything is done."""
+    """The last report counts all runs."""
     reports: list[tuple[int, float]] = []
     options = LatencyOptions(iterations=4, warmup=0)
     measure_latency(lambda: None, options, lambda *report: reports.append(report))
@@ -108,7 +108,7 @@ def test_alternation_divides_many_runs_into_blocks(monkeypatch: pytest.MonkeyPat
 
 
 def test_alternation_ends_after_the_requested_duration() -> None:
-    """A duration holds for both together, with the pauses."""
+    """The duration covers both runs and the pauses."""
     started = time.perf_counter()
     options = LatencyOptions(warmup=0, duration_s=0.5)
     result = measure_alternating(lambda: time.sleep(0.001), lambda: time.sleep(0.001), options)

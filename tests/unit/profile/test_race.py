@@ -21,7 +21,7 @@ def times(**medians: float) -> dict[str, list[float]]:
 
 
 def test_loser_is_slower_in_every_pair_and_drops_out() -> None:
-    """The times of both overlap; those of each turn do not."""
+    """The times of both overlap, but not the times of a turn."""
     raced = times(plain=10.0, int8=9.0)
     assert max(raced["int8"]) > min(raced["plain"])
     assert ["plain"] == list(losers(raced, ["plain", "int8"], OF_TWO))
@@ -34,7 +34,7 @@ def test_slower_within_the_noise_stays_in_the_faster_half() -> None:
 
 
 def test_who_would_win_within_the_noise_stays_wherever_it_stands() -> None:
-    """The simplest one is in the slower half, and is preferred to all the others."""
+    """The simplest candidate is in the slower half and is still preferred."""
     raced = times(simple=10.0 * (1 + NOISE / 2), second=10.0 * (1 + NOISE / 4), third=10.0, fourth=20.0)
     assert ["fourth"] == list(losers(raced, list(raced), OF_TWO))
     assert "simple" == choose(raced, ["simple", "second", "third"]).winner
@@ -118,7 +118,7 @@ def test_winner_is_the_fastest_where_it_is_told_apart() -> None:
 
 
 def test_of_two_that_are_not_told_apart_the_first_wins() -> None:
-    """The faster one is named, with the ratio that is not enough."""
+    """The faster candidate is named, with the insufficient ratio."""
     choice = choose(times(plain=10.0, level=10.0 * (1 - NOISE / 2)), ["plain", "level"])
     assert ("plain", "level", True) == (choice.winner, choice.fastest, choice.is_within_noise)
     assert choice.ratio is not None

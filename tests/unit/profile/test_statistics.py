@@ -40,7 +40,7 @@ def test_few_long_samples_interrupt_and_many_disturb(
 
 @pytest.mark.parametrize(("share", "value"), [(0, 10.0), (25, 12.5), (50, 15.0), (100, 20.0)])
 def test_percentile_lies_between_two_samples_by_its_share(share: float, value: float) -> None:
-    """Two samples and a straight line between them."""
+    """Percentiles of two samples lie on the straight line between them."""
     assert value == percentile([20.0, 10.0], share)
 
 
@@ -78,7 +78,7 @@ def test_verdict_is_a_difference_only_where_the_whole_interval_is(
 
 
 def test_outlier_moves_neither_ratio_nor_interval() -> None:
-    """One block in which the machine did something else is left out by the ranks."""
+    """Ranks exclude one block of a busy machine."""
     even = compare_pairs([2.0] * 30, [1.0] * 30)
     disturbed = compare_pairs([2.0] * 29 + [900.0], [1.0] * 30)
     assert (even.value, even.low, even.high) == (disturbed.value, disturbed.low, disturbed.high)

@@ -37,7 +37,7 @@ class FixedSamples:
     """Statistics over fixed samples."""
 
     def __init__(self, samples: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> None:
-        """Hold them."""
+        """Store the samples."""
         self.samples = samples
 
     def ranges(self, model: ir.Model, values: Sequence[MeasuredValue]) -> Mapping[str, tuple[float, float]]:

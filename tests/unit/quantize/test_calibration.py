@@ -71,7 +71,7 @@ def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytes
 def test_value_that_is_not_finite_names_module_value_and_sample(
     value: float, words: str, method: Any, model: ir.Model
 ) -> None:
-    """The first in the order of the graph that is asked for."""
+    """The message names the first such value in the order of the graph."""
     bad = SAMPLES[1]["x"].copy()
     bad[2, 1] = value
     with pytest.raises(QuantizeError) as caught:
@@ -111,7 +111,7 @@ def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> No
 
 
 def test_least_squared_error_clips_a_rare_outlier_at_8_bits_and_nothing_at_16(model: ir.Model) -> None:
-    """One value of three times the largest other costs less clipped than the step it asks for."""
+    """An outlier three times as large as other values costs less if clipped than a larger step."""
     values = np.random.default_rng(0).standard_normal((100_000, 4)).astype(np.float32)
     values[0, 0] = 12
     samples = [{"x": part} for part in np.split(values, 4)]

@@ -161,7 +161,7 @@ def test_a_module_that_is_excluded_keeps_its_weights() -> None:
 
 
 def test_quantized_outputs_come_nearer_where_a_channel_is_an_outlier() -> None:
-    """One channel of a hundred times the others takes the range of all: smoothing brings 10 dB and more."""
+    """A channel of a hundred times the others takes up the range: smoothing gains 10 dB and more."""
     model = _graph(NORMALIZED, NORMALIZED_TAGS, NORMALIZED_WEIGHTS)
     scale = model.graph.initializers["w_scale"]
     values = np.ones(16, np.float32)

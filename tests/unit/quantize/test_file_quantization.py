@@ -132,7 +132,7 @@ def test_excluded_reader_of_a_shared_weight_answers_as_before(excluded: str, tmp
 
 @pytest.mark.parametrize("order", ["g = Gather (w1, i) y = MatMul (x, w1)", "y = MatMul (x, w1) g = Gather (w1, i)"])
 def test_lookup_and_product_of_one_weight_have_scales_of_their_own(order: str, tmp_path: Path) -> None:
-    """A lookup has one scale, the columns of a product one each, whichever comes first."""
+    """A lookup has one scale, a product has one for each column, regardless of their order."""
     body = f"""m (float[2, 64] x, int64[2, 3] i) => (float[2, 3, 64] g, float[2, 64] y) <{weight("w1", 64, 64)}> {{
         {order} }}"""
     quantized(body, tmp_path)
@@ -201,7 +201,7 @@ def test_nodes_of_one_name_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_weight_that_is_no_number_is_refused_with_its_module(value: float, tmp_path: Path) -> None:
-    """An infinite weight has no range, so its whole channel would be zero; excluded, it does not matter."""
+    """An infinite weight would make its whole channel zero; an excluded infinite weight does not matter."""
     model = parse(PERCEPTRON)
     values = model.graph.initializers["w2"].const_value.numpy().copy()
     values[3, 4] = value
@@ -328,7 +328,7 @@ def test_rule_that_no_module_obeys_lowers_no_bar(tmp_path: Path) -> None:
 
 
 def test_file_that_is_hardly_smaller_says_so(tmp_path: Path) -> None:
-    """Exit code 0 alone does not say that anything was won."""
+    """Exit code 0 does not tell whether the file became smaller."""
 
     def is_told(result: QuantizedFile) -> bool:
         return any("hardly smaller" in note for note in result.notes)

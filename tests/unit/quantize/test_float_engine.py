@@ -230,7 +230,7 @@ def test_batch_transposed_before_a_product_stays_float32(order: list[int], tmp_p
 
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_bfloat16_weights_are_cast_to_float32(is_shared: bool) -> None:
-    """Each weight has a Cast behind it with the tag of its reader, unless a node that stays reads it as well."""
+    """Each weight has a Cast with the tag of its reader, unless a float32 node reads the weight too."""
     body = CHAIN.replace("Sigmoid (b)", "MatMul (x, w)") if is_shared else CHAIN
     model = weighted(body, w=(64, 64), wb=(64,))
     names = frozenset([model.graph[0].name or ""])

@@ -9,7 +9,7 @@ from winml.modelkit.quantize.engines.qdq import quantize_bias, scale_of_range
 
 
 def test_bias_is_rounded_and_clipped_to_32_bits() -> None:
-    """The scale is that of the products."""
+    """Values beyond int32 become the least or the greatest int32."""
     assert [3, -(2**31), 2**31 - 1] == quantize_bias(np.array([0.3, -1e9, 1e9]), np.array(0.1)).tolist()
 
 
@@ -19,7 +19,7 @@ def test_bias_is_rounded_and_clipped_to_32_bits() -> None:
      (-1, 1, 16, 2 / 65535, 32768), (0, 0, 8, 1, 0)],
 )  # fmt: skip
 def test_range_has_an_exact_zero(low: float, high: float, bits: int, scale: float, zero: int) -> None:
-    """The range is widened to hold zero, since padding and ReLU give it."""
+    """The range is widened to contain zero, which padding and ReLU produce."""
     found_scale, found_zero = scale_of_range(low, high, bits)
     assert scale == pytest.approx(float(found_scale), rel=1e-6)
     assert abs(zero - int(found_zero)) <= 1

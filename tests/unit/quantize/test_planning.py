@@ -66,7 +66,7 @@ def test_of_several_rules_the_first_wins() -> None:
     ],
 )
 def test_plan_of_nothing_is_refused_with_the_reason(body: str, options: dict[str, Any], words: str) -> None:
-    """A file in which nothing has fewer bits is no result."""
+    """A file without quantized nodes is no result."""
     with pytest.raises(UsageError) as refused:
         plan(body, **options)
     assert words in refused.value.message
@@ -86,7 +86,7 @@ def test_node_of_a_branch_is_counted_and_left() -> None:
 
 
 def test_call_of_a_function_is_left_with_its_reason() -> None:
-    """A function named as an operator is none."""
+    """A call of a function with the name of an operator is no operator."""
     function = '<opset_import: ["" : 17], domain: "m">\nGemm (x, w) => (y) { y = MatMul (x, w) }'
     body = PERCEPTRON.replace("Gemm (r, w2, w_b)", "m.Gemm (r, w2)").replace(f", {weight('w_b', 32)}", "")
     model = parse(body, functions=function, domains=', "m" : 1')
@@ -146,7 +146,7 @@ def test_precision_that_no_mode_reaches_names_both_ways_out() -> None:
 
 
 def test_weight_of_an_outer_graph_counts_in_a_branch() -> None:
-    """A branch reads the initializers of the graph around it."""
+    """A branch reads the initializers of the outer graph."""
     made = plan(IF.replace("MatMul (h, w2)", "MatMul (h, w1)"))
     assert 2 == len(made.nodes)
     assert [1] == [len(names) for names in made.groups().values()]

@@ -41,14 +41,14 @@ def test_values_around_and_between_layers(nodes: str, left_out: str, measured: l
 
 
 def test_rearranged_value_shares_the_scale() -> None:
-    """Its range is not asked for."""
+    """The range of the rearranged value is not measured."""
     placement = _place("c = Conv (x, w1) t = Transpose (c) y = MaxPool <kernel_shape = [2, 2]> (t)")
     assert ["x", "c"] == list(placement.measured)
     assert {"t": "c", "y": "c"} == {value.name: value.same_as for value in placement.values if value.same_as}
 
 
 def test_value_that_no_kernel_makes_is_read_quantized_by_layers_only() -> None:
-    """The sum goes on with the float."""
+    """The sum still reads the float value."""
     placement = _place("e = Exp (x) c = Conv (e, w1) s = Neg (e) y = Mul (c, s)")
     readers = {value.name: value.readers for value in placement.values}
     assert {"e": frozenset({"conv_1"}), "c": None} == readers

@@ -128,7 +128,7 @@ def test_own_nodes_leave_out_the_modules_below(chain: Path) -> None:
 
 
 def test_ranking_begins_with_the_worst_and_ends_with_what_has_nothing_to_quantize(chain: Path) -> None:
-    """The ratios rise; a module without a weight has none."""
+    """The ratios rise; a module without weights has no ratio."""
     result = quantization_sensitivity(chain, samples=1)
     ratios = [module.sqnr_db for module in result.measured]
     assert sorted(filter(None, ratios)) == ratios
@@ -199,7 +199,7 @@ def test_values_of_a_file_take_the_place_of_random_ones(chain: Path, tmp_path: P
 
 
 def test_target_is_reached_by_the_rules_that_are_found(chain: Path, tmp_path: Path) -> None:
-    """A file quantized by them has the ratio that was measured, and no module can be taken off the list."""
+    """A file quantized by the rules has the measured ratio, and no module can be removed from the list."""
     plain = quantization_sensitivity(chain)
     assert plain.whole.worst is not None
     target = plain.whole.worst.sqnr_db + 3
@@ -257,7 +257,7 @@ def test_inner_module_keeps_its_bits_where_the_one_around_it_loses_them(tmp_path
 
 
 def test_rules_of_the_user_stand_behind_those_that_are_found(chain: Path) -> None:
-    """A rule for the same selector gives way; others stay."""
+    """A user's rule for the same selector is dropped; other rules stay."""
     found = quantization_sensitivity(chain, target="sqnr_db=190", samples=1, per_module={"a.1": "uint8"}).exclude_list
     assert found is not None
     assert ("a.1", "uint8") == list(found.rules.items())[-1]
@@ -477,7 +477,7 @@ def test_unusable_request_is_refused(chain: Path, flags: dict[str, Any], words: 
 
 
 def test_unknown_flag_names_the_nearest(chain: Path) -> None:
-    """Flags of both kinds of options are known."""
+    """A misspelled flag is refused by its name."""
     with pytest.raises(ConfigError, match="depht"):
         quantization_sensitivity(chain, depht=1)
 

@@ -65,7 +65,7 @@ def taken_over(result: QuantizedFile) -> list[str]:
 
 
 def written_by(source: Path, name: str, options: dict[str, Any]) -> tuple[bytes, QuantizedFile]:
-    """Return a file as it is written, and the record."""
+    """Return the bytes of the written file and the result."""
     output = source.with_name(name)
     result = quantize_onnx(source, output, **options)
     assert not unfinished_work_path(output).exists()

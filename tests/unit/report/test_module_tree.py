@@ -45,7 +45,7 @@ def test_equal_layers_are_shown_once() -> None:
 
 
 def test_layer_that_differs_far_down_stands_by_itself() -> None:
-    """Equal is equal all the way down; two equal layers beside it are too few to be folded."""
+    """Equality includes all descendants; two equal layers are too few to be folded."""
     layers = [_layer(0, nodes=6), *(_layer(number) for number in range(1, 4)), _layer(4, nodes=6), _layer(5), _layer(6)]
     names = [line for line in _words([_Module("M", ("M", 1), tuple(layers))], TreeLimits(depth=2)) if "Layer" in line]
     below = " · 2 more below"

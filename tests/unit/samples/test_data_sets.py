@@ -64,7 +64,7 @@ def _save_pictures(folder: Path) -> None:
 
 @pytest.fixture
 def opened(data: Path) -> Iterator[Any]:
-    """Opens data sets by name, and closes them."""
+    """A function that opens data sets by name; all are closed afterwards."""
     sets: list[DataSet] = []
 
     def open_one(name: str, **asked: Any) -> DataSet:

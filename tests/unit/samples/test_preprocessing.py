@@ -118,7 +118,7 @@ def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
 
 
 def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
-    """The shorter one is padded; a graph of a fixed length has them cut."""
+    """The shorter recording is padded; recordings are cut for a graph of fixed length."""
     samples = [{"audio": Recording(np.ones(length, np.float32), 8000)} for length in (100, 50)]
     inputs = [graph_input("input_values", "float32", ("b", "s")), graph_input("attention_mask", "int64", ("b", "s"))]
     (batch,) = Preprocessor.of(folder / "sound", inputs).batches(samples, 2)
@@ -129,7 +129,7 @@ def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
 
 
 def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
-    """An input that nothing gives, no known input at all, and a value that is no text."""
+    """An unknown input, a graph without known inputs, and a value other than text are refused."""
     with pytest.raises(UsageError, match=r"head_mask int64\[1, s\]"):
         texts_of(folder, [*text_inputs(1, "s"), graph_input("head_mask", "int64", (1, "s"))], [{"text": "a"}])
     with pytest.raises(UsageError, match=r"x float32\[4\]"):

@@ -25,7 +25,7 @@ def test_is_within_longer_index_is_not_inside() -> None:
 
 
 def test_common_ancestor_of_strangers_is_empty() -> None:
-    """Tags of two roots share nothing."""
+    """Tags of two roots have no common ancestor."""
     assert "" == address.common_ancestor(["/A/B", "/C/B"])
 
 

@@ -17,7 +17,7 @@ def compiled(module: nn.Module) -> nn.Module:
 
 
 def test_compiled_module_stands_for_the_one_inside() -> None:
-    """A module that was not compiled stands for itself, one with a child of that name too."""
+    """A module that was not compiled is returned unchanged, even with a child of the same name."""
     plain = nn.Linear(2, 2)
     assert plain is uncompiled(compiled(plain))
     assert plain is uncompiled(plain)

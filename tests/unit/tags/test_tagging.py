@@ -11,7 +11,7 @@ TAG = NodeTag("/BertModel/BertEncoder/BertLayer.0/BertAttention", "encoder.layer
 
 
 def node(**metadata: str) -> ir.Node:
-    """Build a node with metadata; ``__`` stands for a dot."""
+    """Build a node with metadata; ``__`` in a keyword becomes a dot."""
     node = ir.node("Relu", [ir.Value(name="x")])
     node.metadata_props.update({key.replace("__", "."): value for key, value in metadata.items()})
     return node
@@ -29,7 +29,7 @@ def test_write_tag_keys_are_those_of_formats() -> None:
 
 
 def test_write_tag_takes_the_place_of_an_earlier_one() -> None:
-    """A node has one tag, and other keys stay."""
+    """A second tag replaces the first, and other keys stay."""
     tagged = node(other="kept")
     write_tag(tagged, TAG)
     write_tag(tagged, NodeTag("/BertModel", "", "root"))
@@ -53,7 +53,7 @@ def test_read_tag_knows_every_source(source: str) -> None:
 
 @pytest.mark.parametrize("metadata", [{}, {"winml__hierarchy__tag": ""}, {"namespace": "M"}])
 def test_read_tag_of_an_untagged_node_is_none(metadata: dict[str, str]) -> None:
-    """An empty tag is none, and a namespace of torch's is no tag."""
+    """An empty tag and torch's namespace are no tags."""
     assert read_tag(node(**metadata)) is None
 
 

@@ -58,7 +58,7 @@ def test_record_calls_runs_after_hooks_that_stop_a_module() -> None:
 
 
 def test_record_calls_tied_parameter_is_held_by_its_first_owner() -> None:
-    """A parameter two modules share is counted for one of them."""
+    """A parameter shared by two modules counts for the first."""
     model = Pair()
     model.probe.weight = model.layer.weight
     with record_calls(model) as trace:

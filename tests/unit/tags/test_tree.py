@@ -21,7 +21,7 @@ class Leaf(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Apply it."""
+        """Apply the layer."""
         return self.linear(values)
 
 
@@ -37,7 +37,7 @@ class Stack(nn.Module):
         self.idle = Leaf()
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Run all but the idle one."""
+        """Run all layers but the idle one."""
         for block in [*self.down, *self.up, self.shared, self.alias]:
             values = block(values)
         return values
@@ -64,7 +64,7 @@ def test_build_tree_lists_executed_custom_modules_in_order() -> None:
 
 
 def test_build_tree_module_called_twice_keeps_one_tag() -> None:
-    """The number of calls is counted, the tag is one."""
+    """The calls are counted, and the module has one tag."""
     shared = traced(Stack()).get("shared")
     assert shared is not None
     assert 2 == shared.calls

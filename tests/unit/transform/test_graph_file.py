@@ -72,12 +72,12 @@ class ReluRemoval(GraphWork[StageResult]):
 
 
 class EarlyReluRemoval(ReluRemoval):
-    """The same work on the graph as it stands in the file."""
+    """The same removal before normalization, on the graph of the file."""
 
     precedes_normalization: ClassVar[bool] = True
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:
-        """Return something for a key the file has, and for one it does not have."""
+        """Return values for a key of the file and for a missing key."""
         return {INPUTS_KEY: [value.name for value in model.graph.inputs], "winml.model": "new"}
 
 
@@ -181,7 +181,7 @@ def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
 
 
 def test_keys_that_stand_there_twice_are_merged_and_told(tmp_path: Path) -> None:
-    """A stamp does not vouch for such a file: it is written anew, with every key once, also without normalization."""
+    """Such a file is rewritten with every key once in spite of its stamp, even without normalization."""
     source = save(tmp_path / "in.onnx", stamped=True)
     model = onnx.load(source)
     model.metadata_props.add(key="author", value="one")
@@ -252,7 +252,7 @@ def test_work_before_normalization_sees_the_graph_of_the_file(tmp_path: Path) ->
 
 
 def test_weights_go_where_they_are_asked_for(tmp_path: Path) -> None:
-    """Outside on demand or from a size on, inside on demand; the data of an earlier output goes with it."""
+    """Data are outside on request or above a size, inside on request; data of an earlier output are removed."""
     source = save(tmp_path / "in.onnx", WIDE_BODY, data=True)
     (tmp_path / "new").mkdir()
     output = tmp_path / "new" / "out.onnx"
@@ -309,7 +309,7 @@ def test_graph_that_reads_what_nothing_makes_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [False, True])
 def test_interruption_leaves_the_earlier_files(tmp_path: Path, data: bool) -> None:
-    """Model and data are the old ones, and nothing else is left."""
+    """The old model and data remain, and no other file."""
     source = save(tmp_path / "in.onnx", data=data)
     task = GraphFileTask(source, tmp_path / "out.onnx", external_data=True, overwrite=True, seed=7)
     transform_file(task, ReluRemoval(0))

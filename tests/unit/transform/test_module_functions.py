@@ -113,7 +113,7 @@ def test_file_without_tags_has_no_functions(tmp_path: Path) -> None:
 
 
 def test_older_format_is_raised(tmp_path: Path) -> None:
-    """Functions bear metadata and shapes from IR version 10 on."""
+    """Functions have metadata and shapes since IR version 10."""
     source = save_chain(tmp_path / "source.onnx")
     model = onnx.load(source)
     model.ir_version = 7

@@ -36,7 +36,7 @@ def test_plan_is_the_same_each_time_and_begins_with_the_plain_file() -> None:
 
 
 def test_mixed_forms_stand_behind_the_whole_ones_they_are_made_of() -> None:
-    """The simpler one of two that cannot be told apart comes first."""
+    """The simpler of two equal candidates comes first."""
     plan = names(TuneOptions())
     mixed = [candidate for candidate in plan_candidates(TuneOptions(), MACHINE) if candidate.part_of]
     assert mixed
@@ -82,7 +82,7 @@ def test_variations_of_a_float_form_are_lower_levels_threads_and_a_compiled_file
 
 
 def test_variations_for_throughput_run_as_many_at_a_time_as_there_are_cores() -> None:
-    """Threads of one run times runs at a time fill the machine."""
+    """Threads of a run times parallel runs equal the cores."""
     options = TuneOptions(target="throughput", only=("threads",))
     plain = plan_candidates(options, MACHINE)[0]
     assert 2 == plain.callers

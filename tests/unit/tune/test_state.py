@@ -58,7 +58,7 @@ def test_state_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../secret.onnx", "/etc/passwd", ""])
 def test_export_that_lies_elsewhere_is_refused(tmp_path: Path, name: object) -> None:
-    """A state says only which file below its folder was exported."""
+    """A state may only name an export below its folder."""
     (tmp_path / "secret.onnx").touch()
     folder = tmp_path / "tuned"
     (folder / "exported").mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> No
 
 
 def test_folder_is_held_by_one_tuning(tmp_path: Path) -> None:
-    """A second one is refused as long as the first works."""
+    """A second tuning is refused while the first runs."""
     refused = pytest.raises(UsageError, match="tuning")
     with held_tune_folder(tmp_path), refused, held_tune_folder(tmp_path):
         pass

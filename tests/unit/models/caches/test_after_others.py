@@ -33,7 +33,7 @@ class Widening(transformers.LlamaForCausalLM):  # type: ignore[misc]  # transfor
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, past_key_values: Any = None, **more: Any
     ) -> Any:
-        """Widen the mask after others."""
+        """Widen the mask if there is a cache."""
         if past_key_values is not None:
             attention_mask = self.widen(attention_mask)
         return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
@@ -69,7 +69,7 @@ WAYS: dict[str, Any] = {
 
 
 class Single(transformers.LlamaForCausalLM):  # type: ignore[misc]
-    """Reads a prompt, and then one token in each run."""
+    """A model that reads a prompt and then one token in each run."""
 
     def forward(
         self, input_ids: Any = None, attention_mask: Any = None, past_key_values: Any = None, **more: Any
@@ -117,7 +117,7 @@ def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pyte
 
 
 def test_forward_of_one_token_after_others_is_refused() -> None:
-    """No graph of it serves the prompt and the steps."""
+    """No single graph could serve the prompt and the steps."""
     with pytest.raises(UsageError, match="one token") as caught:
         find_cache(of_kind(Single), (TOKENS, MASK), KEYWORDS)
     assert "--no-cache" in str(caught.value.hint)

@@ -263,7 +263,7 @@ class Mixing(Remembering):
     """A model that mixes the rows when it reads a single token after a cache."""
 
     def forward(self, input_ids: Any = None, past_key_values: Any = None, **keywords: Any) -> Any:
-        """Answer with scores of all of them for each row."""
+        """Mix the scores of all rows."""
         outputs = super().forward(input_ids, past_key_values, **keywords)
         if past_key_values and input_ids.shape[1] == 1:
             outputs.logits = outputs.logits + outputs.logits.transpose(0, 1)
@@ -271,7 +271,7 @@ class Mixing(Remembering):
 
 
 def test_rows_that_are_mixed_up_leave_one() -> None:
-    """The graph takes one row; more of them, or any number, are refused."""
+    """The graph takes one row; more rows, or a dynamic number, are refused."""
     config = build_model("llama").config
     layouts = [find_cache(kind(config).eval(), (TOKENS,), {}) for kind in (Mixing, Remembering)]
     assert [True, False] == [isinstance(layout, CacheLayout) and layout.is_of_one_row for layout in layouts]

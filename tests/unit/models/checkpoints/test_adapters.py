@@ -39,13 +39,13 @@ def test_option_is_a_path_or_a_name_and_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "=path", "a b=path", "fr=", "-x=path"])
 def test_names_that_no_file_has_are_refused(text: str) -> None:
-    """The name becomes that of a file beside the model."""
+    """The name becomes the name of a file beside the model."""
     with pytest.raises(UsageError, match="--adapter"):
         named_adapter(text)
 
 
 def test_two_adapters_of_one_name_are_refused(folder: Path) -> None:
-    """Names that differ in case only are one file on some systems."""
+    """Names that differ in case only are the same file on some systems."""
     with pytest.raises(UsageError, match="two adapters have this name"):
         read_adapters([f"fr={folder}", f"FR={folder}"])
 
@@ -97,7 +97,7 @@ def test_keys_of_training_alone_change_nothing(folder: Path, key: str, value: ob
 
 
 def test_missing_files_are_named(tmp_path: Path, folder: Path) -> None:
-    """A folder that is none, one without a config, and a pickle in place of safetensors."""
+    """A missing folder, a folder without a config, and a pickle instead of safetensors are named."""
     with pytest.raises(ModelPathError, match="no such folder"):
         read_adapters([str(tmp_path / "nowhere")])
     (folder / "adapter_model.safetensors").unlink()
@@ -143,7 +143,7 @@ def test_regular_expression_of_an_adapter_is_refused_by_name(folder: Path, key: 
 @pytest.mark.parametrize("key", ["r", "lora_alpha"])
 @pytest.mark.parametrize("value", ["1e300", "2147483648", "true", "Infinity", "NaN", f"1{'0' * 400}"])
 def test_number_that_no_adapter_has_is_refused(folder: Path, key: str, value: str) -> None:
-    """Some of them are no float in Python."""
+    """Some of the numbers cannot be a float in Python."""
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), key: "VALUE"}).replace('"VALUE"', value))
     with pytest.raises(CheckpointError, match=f"{key} is "):

@@ -8,7 +8,7 @@ from winml.modelkit.models.checkpoints.config import CheckpointConfig, with_conf
 
 
 def test_decoder_takes_the_config_inside_that_of_the_whole() -> None:
-    """The class says which; files and notes stay."""
+    """The class names the inner config; files and notes stay."""
     whole = CheckpointConfig(transformers.Llama4Config(), None, {}, ("a note",))
     alone = with_config_of_class(whole, transformers.Llama4ForCausalLM)
     assert (whole.config.text_config, whole.notes) == (alone.config, alone.notes)

@@ -39,7 +39,7 @@ REFUSALS = {
 
 
 class SmallHub:
-    """Repositories on disk, served as the Hub serves them."""
+    """A server of repositories on disk that responds as the Hub does."""
 
     def __init__(self, repositories: dict[str, Path]) -> None:
         self.repositories = repositories
@@ -211,7 +211,7 @@ def test_hub_revision_is_asked_for_and_remembered(hub: SmallHub) -> None:
 
 
 def test_hub_interrupted_download_is_completed(hub: SmallHub) -> None:
-    """A snapshot without its weights is not taken for a whole one."""
+    """A snapshot without its weights is not considered complete."""
     folder = _snapshot()
     (folder / "model.safetensors").unlink()
     shutil.rmtree(folder.parent.parent / "blobs")

@@ -117,7 +117,7 @@ def test_parameters_saved_whole_replace_those_of_the_model(tmp_path: Path, net: 
 
 
 def test_adapters_with_a_name_leave_the_weights_and_have_one_branch_by_module(tmp_path: Path, net: Net) -> None:
-    """Their modules come in the order of the model."""
+    """The branches are in the order of the model's modules."""
     folders = [save_adapter(tmp_path / name, net, targets, seed=1) for name, targets in
                (("a", ("linear", "columns")), ("b", ("table", "linear")))]  # fmt: skip
     adapters = read_adapters([f"{folder.name}={folder}" for folder in folders])
@@ -209,7 +209,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, net: Net, n
 def test_modules_that_have_no_branch_are_refused_with_a_name(
     tmp_path: Path, net: Net, targets: tuple[str, ...], word: str
 ) -> None:
-    """Such an adapter can be merged only."""
+    """Such an adapter can only be merged."""
     folder = save_adapter(tmp_path / "adapter", net, targets, seed=1)
     with pytest.raises(CheckpointError, match=f"{word}, which cannot be switched at run time"):
         check_adapters(net, read_adapters([f"one={folder}"]))

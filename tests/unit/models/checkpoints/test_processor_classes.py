@@ -38,7 +38,7 @@ def test_processor_classes_of_files_win_over_the_tables(tmp_path: Path) -> None:
 def test_processor_classes_without_files_come_from_the_tables(
     model_type: str, inputs: list[str], expected: dict[str, str]
 ) -> None:
-    """The inputs say which roles are needed."""
+    """The inputs decide which roles are needed."""
     assert expected == {item.role: item.class_name for item in find_processor_classes(None, model_type, inputs)}
 
 

@@ -41,7 +41,7 @@ def test_task_alias_is_understood(name: str, task: str) -> None:
 
 
 def test_task_aliases_lead_to_tasks_and_hide_none() -> None:
-    """Every alias has a task behind it, and is not one itself."""
+    """Every alias leads to a task and is not the name of a task."""
     assert set(TASK_ALIASES.values()) <= set(TASKS)
     assert not set(TASK_ALIASES) & set(TASKS)
 

@@ -26,7 +26,7 @@ def _write(path: Path, header: Any, data_bytes: int = 24) -> Path:
 
 
 def test_safetensors_whole_file_passes_and_tells_shapes(tmp_path: Path) -> None:
-    """Shapes come from the header; its metadata is no tensor."""
+    """Shapes come from the header; the metadata entry is no tensor."""
     path = _write(tmp_path / "model.safetensors", {"__metadata__": {"format": "pt"}, "a.weight": ENTRY})
     check_safetensors(path)
     assert {"a.weight": (2, 3)} == {name: entry.shape for name, entry in stored_entries([path]).items()}
@@ -46,7 +46,7 @@ def test_safetensors_whole_file_passes_and_tells_shapes(tmp_path: Path) -> None:
     ],
 )
 def test_safetensors_damaged_names_file_and_tensor(tmp_path: Path, header: Any, data_bytes: int, words: str) -> None:
-    """Each kind of damage is one sentence with the file in it."""
+    """Each kind of damage gives one sentence with the file."""
     path = _write(tmp_path / "model.safetensors", header, data_bytes)
     with pytest.raises(CheckpointError) as caught:
         check_safetensors(path)

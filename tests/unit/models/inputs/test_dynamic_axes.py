@@ -54,7 +54,7 @@ def test_no_request_changes_nothing() -> None:
     ],
 )
 def test_meaning_names_the_axes_it_is(architecture: str, request_: dict[str, Any], expected: dict[str, Any]) -> None:
-    """A dimension asked for by meaning is found in every input that has it."""
+    """A dimension requested by meaning is found in every input that has such an axis."""
     actual = shapes(opened(architecture, DynamicRequest(**request_)))
     assert expected == {name: actual[name] for name in expected}
 
@@ -153,7 +153,7 @@ def test_two_example_sizes_for_one_name_are_refused() -> None:
 
 
 def test_names_in_shapes_are_kept() -> None:
-    """A manifest may say it itself."""
+    """A manifest may name dynamic axes itself."""
     decision = open_axes(described(("x", ("batch_size", 3, "height", "width"))), DynamicRequest())
     assert {"batch_size": 2, "height": 224, "width": 192} == {d.name: d.example for d in decision.dimensions}
 

@@ -133,7 +133,7 @@ def test_media_of_a_class_equal_those_of_its_instance(kind: str) -> None:
 
 
 def test_media_tokens_stand_nowhere_else_in_the_text() -> None:
-    """Random text is of the longer run of tokens beside those that hold places."""
+    """Random text uses token ids from the longer range beside the placeholder tokens."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)
     ids = decide_inputs(model, model.config).inputs[0]

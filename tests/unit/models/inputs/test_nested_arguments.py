@@ -123,7 +123,7 @@ def _cycle() -> list[Any]:
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], words: str) -> None:
-    """The error names the place."""
+    """The error names the argument."""
     with pytest.raises(InputError) as caught:
         flatten_arguments(arguments, "inputs")
     assert words in caught.value.message

@@ -18,7 +18,7 @@ def test_shape_config_inline_keeps_only_given_sizes() -> None:
 
 
 def test_shape_config_file_equals_inline_text(tmp_path: Path) -> None:
-    """A path and the text in it mean the same."""
+    """A path and the file's text as an option are equivalent."""
     path = tmp_path / "shapes.json"
     path.write_text('{"width": 7}', encoding="utf-8")
     assert ShapeConfig(width=7) == parse_shape_config(path)

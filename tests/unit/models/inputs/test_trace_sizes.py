@@ -34,6 +34,6 @@ def test_trace_size_at_the_limit_leaves_room_above() -> None:
 
 
 def test_trace_size_stays_inside_narrow_bounds() -> None:
-    """Bounds win over everything else."""
+    """Bounds take precedence over every other rule."""
     assert {"a": 5} == choose_trace_sizes([SizeWish("a", 128, min=5, max=6)])
     assert {"a": 1} == choose_trace_sizes([SizeWish("a", 128, max=1)])

@@ -76,7 +76,7 @@ def test_listed_files_of_other_versions_inside_the_folder_pass(folder: Path) -> 
 
 @needs_links
 def test_pipe_is_refused(folder: Path) -> None:
-    """Opening it would wait for ever."""
+    """Opening a pipe would wait forever."""
     os.mkfifo(folder / "tokenizer.json")
     with pytest.raises(InputError, match="not a regular file"):
         check_library_files(folder)

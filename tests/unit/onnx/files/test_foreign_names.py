@@ -16,7 +16,7 @@ needs_links = pytest.mark.skipif(sys.platform == "win32", reason="links and pipe
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path: Path) -> Path:
-    """A folder with a file, and one outside."""
+    """Make a folder with a file, and a file outside."""
     (tmp_path / "outside.bin").write_bytes(b"secret")
     folder = tmp_path / "model"
     (folder / "sub").mkdir(parents=True)
@@ -26,7 +26,7 @@ def make_folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["sub/weights.bin", "./sub/weights.bin", "sub//weights.bin", Path("sub/weights.bin")])
 def test_name_below_the_folder_is_found(folder: Path, name: str | Path) -> None:
-    """However it is spelled."""
+    """The spelling of the path does not matter."""
     assert file_within(folder, name, "index.json").samefile(folder / "sub" / "weights.bin")
 
 

@@ -94,7 +94,7 @@ def test_merge_duplicate_keys_leaves_clean_models_alone() -> None:
 
 
 def test_merge_duplicate_keys_drops_texts_that_are_no_tags() -> None:
-    """Two texts of which one is no tag leave the node untagged, for others to tag."""
+    """A node with a tag and a malformed tag becomes untagged, so it can inherit a tag."""
     model = model_with(("winml.hierarchy.tag", "/M"), ("winml.hierarchy.tag", "M"))
     merge_duplicate_keys(model)
     assert [] == metadata(model)
@@ -143,7 +143,7 @@ def save_weights(folder: Path, *, data: str | None = None) -> Path:
 
 @pytest.mark.parametrize("data", [None, "model.data"])
 def test_load_by_reference_gives_the_values_of_weights_inside_and_outside(tmp_path: Path, data: str | None) -> None:
-    """Every weight has type and values it was written with."""
+    """Every weight has the type and values of the saved one."""
     model = load_by_reference(save_weights(tmp_path, data=data))
 
     assert list(model.graph.initializers) == list(WEIGHTS)
@@ -155,7 +155,7 @@ def test_load_by_reference_gives_the_values_of_weights_inside_and_outside(tmp_pa
 
 
 def test_load_by_reference_leaves_large_weights_in_the_file(tmp_path: Path) -> None:
-    """A weight is read when it is asked for: one of a file that was replaced has the new values."""
+    """A weight is read on access: a weight of a replaced file has the new values."""
     path = save_weights(tmp_path)
     tensor = load_by_reference(path).graph.initializers["large"].const_value
     assert isinstance(tensor, StoredTensor)

@@ -271,7 +271,7 @@ def test_reader_is_told_of_an_unfinished_build(tmp_path: Path, content: str, is_
 def test_failed_build_is_not_finished_by_repeating(
     tmp_path: Path, content: dict[str, object], is_finished_by_repeating: bool
 ) -> None:
-    """A killed one is."""
+    """The note advises to repeat the command only if repeating can finish the build."""
     (tmp_path / BUILD_MANIFEST_NAME).write_text(json.dumps(content))
     (note,) = unfinished_notes([tmp_path])
     assert is_finished_by_repeating == ("quantize" not in note)

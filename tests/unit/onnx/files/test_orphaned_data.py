@@ -56,7 +56,7 @@ def test_same_weights_stay_where_they_are(tmp_path: Path) -> None:
 
 
 def test_data_that_another_model_names_stays(tmp_path: Path) -> None:
-    """Two models of a folder may share it."""
+    """Two models of a folder may share data."""
     before = save(tmp_path, "model.onnx")
     shutil.copyfile(tmp_path / "model.onnx", tmp_path / "other.onnx")
     written = replace(tmp_path / "model.onnx")

@@ -35,7 +35,7 @@ def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
 
 
 def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> None:
-    """External data written next to the staged model is put in place with it, and before it."""
+    """External data beside the staged model is published with the model, and before it."""
     with OutputFiles() as files:
         place = files.reserve(tmp_path / "model.onnx")
         place.write_bytes(b"model")

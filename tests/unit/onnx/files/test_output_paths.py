@@ -16,7 +16,7 @@ def paths(output: Path, **options: bool) -> ExportPaths:
 
 
 def test_for_output_names_are_those_of_formats() -> None:
-    """Sidecar and report bear the stem of the model, the data its whole name."""
+    """Sidecar and report have the stem of the model, the data file its whole name."""
     found = paths(Path("out/bert.v1.onnx"))
     assert Path("out/bert.v1_htp_metadata.json") == found.sidecar
     assert Path("out/bert.v1_htp_export_report.md") == found.report
@@ -30,14 +30,14 @@ def test_for_output_leaves_out_what_is_not_asked_for() -> None:
 
 @pytest.mark.parametrize(("name", "better"), [("model.pt", "model.pt.onnx"), ("out/m.v2", "out/m.v2.onnx")])
 def test_for_output_other_ending_is_refused_with_a_name(name: str, better: str) -> None:
-    """The error says which name would do."""
+    """The error suggests a valid name."""
     with pytest.raises(UsageError, match=r"in \.onnx") as caught:
         paths(Path(name))
     assert f"Name it {Path(better)}" == caught.value.hint
 
 
 def test_for_output_without_an_ending_may_have_meant_a_folder() -> None:
-    """Both names are said."""
+    """The error suggests both names."""
     with pytest.raises(UsageError, match=r"in \.onnx") as caught:
         paths(Path("new"))
     assert all(str(name) in caught.value.hint for name in ("new.onnx", Path("new") / "model.onnx"))

@@ -28,7 +28,7 @@ def written(folder: Path, *, external: bool, name: str = "model.onnx") -> Path:
 
 
 def test_place_copy_that_may_link_is_another_name(tmp_path: Path) -> None:
-    """Weights inside: nothing is written twice."""
+    """A linked model with internal weights is not written twice."""
     source = written(tmp_path, external=False)
     assert (tmp_path / "other.onnx",) == place_copy(source, tmp_path / "other.onnx", may_link=True)
     assert (tmp_path / "other.onnx").samefile(source)
@@ -95,7 +95,7 @@ def test_external_files_that_are_missing_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("location", ["../weights.bin", "C:\\weights.bin"])
 def test_external_files_outside_the_folder_are_refused(tmp_path: Path, location: str) -> None:
-    """A model cannot make us read another place."""
+    """A model cannot make the tool read files elsewhere."""
     model = ir.to_proto(parse(BODY))
     onnx.external_data_helper.set_external_data(model.graph.initializer[0], location)
     model.graph.initializer[0].ClearField("raw_data")
@@ -111,7 +111,7 @@ def test_external_files_of_nothing_is_a_wrong_path(tmp_path: Path) -> None:
 
 
 def test_link_or_copy_never_replaces(tmp_path: Path) -> None:
-    """A name that is taken is an error, not a copy over it."""
+    """An existing name is an error and is not overwritten."""
     (tmp_path / "a").write_text("a")
     (tmp_path / "b").write_text("b")
     with pytest.raises(FileExistsError):

@@ -20,7 +20,7 @@ LARGE = RETAINED_BYTES
 
 
 def _model_with_large_tensors() -> onnx.ModelProto:
-    """Return a model with large tensors wherever one may stand, and a small one."""
+    """Return a model with large tensors in all positions, and a small one."""
     large = np.arange(LARGE, dtype=np.float32)
     branch = helper.make_graph(
         [helper.make_node("Identity", ["inner"], ["branch_out"])],
@@ -60,7 +60,7 @@ def _model_with_large_tensors() -> onnx.ModelProto:
 
 
 def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return the model as it should be read, made the plain way."""
+    """Return the expected structure, made by removing the values."""
 
     def strip(tensor: onnx.TensorProto) -> None:
         if tensor.ByteSize() >= RETAINED_BYTES:

@@ -16,7 +16,7 @@ from winml.modelkit.ort.sessions import Session
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model with weights outside: initializers, one of them tied and of no stated length, and a node's attribute."""
+    """A model with external weights: initializers, one tied and without a length, and a node's attribute."""
     weights = [
         numpy_helper.from_array(np.full(size, size, np.float32), name) for name, size in {"a": 40, "b": 3}.items()
     ]

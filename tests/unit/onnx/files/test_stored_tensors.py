@@ -98,7 +98,7 @@ def test_stored_tensor_is_written_in_pieces(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["none", "cast", "transposed"])
 def test_stored_tensor_of_a_file_cut_short_names_file_and_tensor(tmp_path: Path, change: str) -> None:
-    """A file replaced while it is read is no internal error."""
+    """A file replaced during reading is not an internal error."""
     tensor = _write_and_refer(np.ones((8, 8), np.float32), tmp_path / "weights")
     if change != "none":
         tensor = tensor.cast(ir.DataType.FLOAT16) if change == "cast" else tensor.transposed([1, 0], "t")

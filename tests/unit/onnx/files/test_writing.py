@@ -165,7 +165,7 @@ def test_write_model_makes_a_file_onnx_runtime_runs(tmp_path: Path, external: bo
 
 
 def test_write_model_over_the_limit_keeps_weights_outside(tmp_path: Path) -> None:
-    """The limit is on the whole file, to the byte."""
+    """The limit applies to the whole file, to the byte."""
     model = _model_with_initializers(_tensors_of_each_dtype((61, 111))[:1])
     write_model(model, tmp_path / "inline.onnx")
     size = (tmp_path / "inline.onnx").stat().st_size
@@ -251,7 +251,7 @@ def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) 
 @pytest.mark.parametrize("external", [True, False])
 @pytest.mark.parametrize("size", [2, 40, 5000])
 def test_write_model_raises_what_a_tensor_that_is_computed_raises(external: bool, size: int, tmp_path: Path) -> None:
-    """The error reaches the caller as it was raised, whichever way a tensor of that size is written."""
+    """The error reaches the caller unchanged for tensors of every size."""
     refusal = QuantizeError("no numbers")
 
     def refuse() -> ir.TensorProtocol:

@@ -126,7 +126,7 @@ def test_array_that_does_not_fit_is_refused(
 
 
 def test_too_few_samples_are_refused(model: Path, folder: Path) -> None:
-    """Fewer than asked for, or none at all."""
+    """Fewer samples than requested, or no samples, are refused."""
     with pytest.raises(UsageError, match=r"5 samples.*samples.* 6"):
         _quantize(model, calibration_data=str(folder), samples=6)
     empty = folder.with_name("empty")
@@ -145,7 +145,7 @@ def test_data_of_another_form_is_refused(model: Path, name: str, error: type[Exc
 
 
 def test_data_that_is_not_finite_names_the_module(model: Path, folder: Path) -> None:
-    """No range holds infinity."""
+    """A range cannot contain infinity."""
     rows = _rows(2)
     rows[0, 0] = 3e38
     rows[0, 1] = 3e38
@@ -210,7 +210,7 @@ def text_model(tmp_path: Path) -> Path:
     ],
 )
 def test_texts_go_through_the_tokenizer_beside_the_model(text_model: Path, name: str, content: str) -> None:
-    """One text is one sample."""
+    """Each text is a sample."""
     text_model.with_name(name).write_text(content, encoding="utf-8")
     result = _quantize(text_model, calibration_data=str(text_model.with_name(name)))
     assert result.calibration is not None

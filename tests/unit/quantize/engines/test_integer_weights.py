@@ -25,7 +25,7 @@ def integer_range(dtype: ir.DataType, *, symmetric: bool) -> IntegerRange:
 
 
 def weight(dtype: str = "float32", shape: tuple[int, ...] = (6, 5)) -> np.ndarray:
-    """Return values with a channel of zeros, one that is negative and one with an outlier, on every axis."""
+    """Return values with a zero channel, a negative channel and a channel with an outlier, on every axis."""
     values = np.random.default_rng(0).standard_normal(shape)
     values[0], values[:, 1], values[2, 3] = 0.0, -np.abs(values[:, 1]), 40.0
     return values.astype(dtype)

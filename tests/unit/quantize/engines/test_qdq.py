@@ -244,7 +244,7 @@ def test_weight_that_is_not_finite_is_refused() -> None:
 
 
 def test_zero_point_for_each_channel_is_refused() -> None:
-    """Integer kernels take one."""
+    """Integer kernels take one zero point per tensor."""
     from winml.modelkit.quantize.options import QuantizeOptions
 
     with pytest.raises(UsageError, match="--asymmetric"):
@@ -297,7 +297,7 @@ def test_head_tied_to_a_table_is_quantized(options: dict[str, Any]) -> None:
 
 
 def test_table_of_an_excluded_lookup_stays_beside_the_weight_of_its_head() -> None:
-    """The lookup reads the floats it read before."""
+    """The lookup still reads float values."""
     body = "m (int64[N] i) => (float[N, 16] y) { e = Gather (w1, i) t = Transpose (w1) y = MatMul (e, t) }"
     model = tagged_graph(body, ("/M/Table", "/M/Head", "/M/Head"), {"w1": (16, 4)})
     result = quantized(model, [{"i": np.array([3, 0, 15])}], exclude=("Table",))

@@ -84,7 +84,7 @@ def test_carry_nodes_that_survived_get_all_their_keys_back() -> None:
 
 
 def test_carry_tags_that_were_kept_stay_and_what_stands_beside_them_is_mended() -> None:
-    """A tag the tool left is kept; a stale depth, module or namespace beside it is not."""
+    """A tag left by the tool is kept; an outdated depth, module or namespace is replaced."""
     before, after = original(), original()
     node = after.graph.node(0)
     node.metadata_props.update(
@@ -102,7 +102,7 @@ def test_carry_tag_of_another_model_is_not_kept() -> None:
 
 
 def test_carry_fused_node_gets_the_common_module_of_what_it_replaced() -> None:
-    """A node between two values stands for all nodes that were between them, and lists their modules."""
+    """A node between two values replaced all nodes between the values, and lists their modules."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] z) WEIGHTS {
             r = com.microsoft.FusedGemm(x, w, b)
@@ -186,7 +186,7 @@ def test_carry_weight_narrows_down_what_a_node_replaced() -> None:
 
 
 def test_carry_new_node_inherits_from_those_that_read_it() -> None:
-    """Inserted casts belong to the node they are made for, or else to the one they follow."""
+    """Inserted casts belong to the node that reads them, else to the preceding node."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float16[2, 4] y) WEIGHTS {
             m = MatMul(x, w)
@@ -244,7 +244,7 @@ def test_carry_untagged_model_gives_nothing() -> None:
 
 
 def test_carry_unrelated_graph_ends_at_the_root_and_says_so() -> None:
-    """Nodes with nothing in common belong to the root, counted and told."""
+    """Nodes with no match belong to the root, and a note counts them."""
     after = rebuilt("agraph (float[2] u) => (float[2] v) { v = Relu(u) }", {})
     report = carry_tags(original(), after)
     assert {"root": 1} == report.by_way
@@ -262,7 +262,7 @@ IF_PLACES = ("fc1", "act", "fc2", "fc2", "")
 
 
 def test_carry_reaches_subgraphs() -> None:
-    """Nodes of branches are matched like others, and a new one in a branch belongs to its neighbours."""
+    """Nodes of branches are matched too, and a new node in a branch belongs to its neighbours."""
     before = original(IF, IF_PLACES)
     after = rebuilt(IF, {name: node.name or "" for node in all_nodes(before) for name in [str(node.outputs[0].name)]})
     tags = {name: tag for name, (tag, _) in carried(after, before).items()}
@@ -308,7 +308,7 @@ def test_carry_reaches_functions() -> None:
 
 
 def test_carry_inlined_function_belongs_to_its_call() -> None:
-    """Nodes a call was replaced with stand for the call."""
+    """Nodes that replaced a call have the tag of the call."""
     after = rebuilt("agraph (float[2] x) => (float[2] z) { k = Relu(x)  y = Neg(k)  z = Exp(y) }", {})
     assert {"k": "/M/Fc1", "y": "/M/Fc1", "z": "/M"} == {n: t for n, (t, _) in carried(after, called()).items()}
 
@@ -341,7 +341,7 @@ def damaged_tree(model: ir.Model) -> None:
 
 
 def half_tagged(model: ir.Model) -> None:
-    """Take the tag of one node away."""
+    """Remove the tag of one node."""
     clear_tag(model.graph.node(1))
 
 
