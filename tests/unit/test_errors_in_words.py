@@ -10,9 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from winml.modelkit import ConfigError, UsageError, WinMLExportConfig, build_hf_model, export_pytorch
+from winml.modelkit import (
+    ConfigError,
+    UsageError,
+    WinMLExportConfig,
+    build_hf_model,
+    export_pytorch,
+    optimize_onnx,
+    tune_model,
+)
 from winml.modelkit.builds.build import BuildListener
 from winml.modelkit.cli._endings import exit_status
+from winml.modelkit.compare.verification.streamed_reference import run_in_lock_step
 from winml.modelkit.errors import missing_name, python_function, spell, spell_options
 from winml.modelkit.models.request import ModelRequest
 
@@ -60,7 +69,7 @@ def test_what_a_config_says_in_vain_is_told_to_the_listener(tmp_path: Path) -> N
 
 def test_option_is_spelled_as_a_flag_a_key_or_a_keyword() -> None:
     """The innermost names apply; a public function called by a command, or within a section, spells as its caller."""
-    spelled = python_function(lambda: [spell(option) for option in ("min_sqnr", "no_verify", "eval.dataset")])
+    spelled = python_function()(lambda: [spell(option) for option in ("min_sqnr", "no_verify", "eval.dataset")])
     assert ["--min-sqnr", "--no-verify"] == [spell("min_sqnr"), spell("no_verify")]
     assert ["min_sqnr_db", "verify=False", "eval.dataset"] == spelled()
     with spell_options({"min_sqnr": "quant.min_sqnr_db"}):
@@ -68,6 +77,22 @@ def test_option_is_spelled_as_a_flag_a_key_or_a_keyword() -> None:
         with spell_options({"no_verify": f"{spell('no_verify')} or nothing"}):
             assert ["quant.min_sqnr_db", "--no-verify or nothing"] == spelled()[:2]
     assert "--min-sqnr" == spell("min_sqnr")
+
+
+def test_python_function_spells_the_keywords_it_has(tmp_path: Path) -> None:
+    """The opset is ``opset_version`` of an export and ``opset`` of an optimization; sizes are ``sizes`` of a tuning."""
+    model = tmp_path / "model.onnx"
+    model.touch()
+    with pytest.raises(UsageError, match=r"^module.*: opset converts the whole graph"):
+        optimize_onnx(model, tmp_path / "out.onnx", opset=18, module=["encoder"])
+    with pytest.raises(UsageError, match=r"^sizes: input_data "):
+        tune_model(model, tmp_path / "out", sizes={"batch": 2}, input_data=str(tmp_path / "x.npz"))
+
+
+def test_thread_of_a_streamed_reference_spells_as_its_caller() -> None:
+    """A thread begins without the context of the thread that starts it."""
+    with spell_options({"input_specs": "export.input_tensors"}):
+        assert ["export.input_tensors"] == run_in_lock_step([lambda _: spell("input_specs")], lambda _: [])
 
 
 def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:

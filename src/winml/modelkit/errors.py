@@ -316,20 +316,25 @@ _TEXTS = {"output_folder": "-o FOLDER", "another_output": "another output path"}
 _KEYWORDS = {
     "another_output": "another output path",
     "asymmetric": "symmetric=False",
+    "debug": "the cause of this exception",
     "dynamic_seq_len": "dynamic_sequence",
     "dynamo": "exporter='dynamo'",
+    "ep_library": "the variable WINML_EP_LIBRARY",
+    "export_config": "config",
     "input_specs": "input_tensors",
     "map": "names",
     "metric": "metrics",
     "min_sqnr": "min_sqnr_db",
     "no_dynamo": "exporter='torchscript'",
+    "no_tokenizer": "with_companions=False",
     "opset": "opset_version",
     "output_folder": "output",
     "per_tensor": "per_channel=False",
 }
 """Option → keyword of Python, if their names differ."""
 _SWITCHES = frozenset({
-    "allow_dynamic", "by_module", "overwrite", "random_weights", "symmetric", "trust_remote_code", "verify",
+    "allow_dynamic", "by_module", "deploy_only", "overwrite", "random_weights", "rebuild", "skip_pre_normalization",
+    "smooth_quant", "symmetric", "trust_remote_code", "verify",
 })  # fmt: skip
 """Options that are on or off, as Python spells them: ``overwrite=True``, and ``verify=False`` for ``no_verify``."""
 
@@ -394,18 +399,29 @@ _ParametersT = ParamSpec("_ParametersT")
 _ResultT = TypeVar("_ResultT")
 
 
-def python_function(function: Callable[_ParametersT, _ResultT]) -> Callable[_ParametersT, _ResultT]:
-    """Wrap a public function so that its errors spell options as keywords, unless a command calls the function."""
-    sizes = "sizes" if "sizes" in inspect.signature(function).parameters else "shape_config"
+def python_function(
+    **keywords_of: str,
+) -> Callable[[Callable[_ParametersT, _ResultT]], Callable[_ParametersT, _ResultT]]:
+    """Return a decorator: errors of a public function spell options as its keywords, unless a command calls it.
 
-    @functools.wraps(function)
-    def call(*arguments: _ParametersT.args, **keywords: _ParametersT.kwargs) -> _ResultT:
-        if _speller.get() is not None:
-            return function(*arguments, **keywords)
-        token = _speller.set(lambda option: sizes if option == "shape_config" else spell_keyword(option))
-        try:
-            return function(*arguments, **keywords)
-        finally:
-            _speller.reset(token)
+    Args:
+        **keywords_of: Option → keyword of this function, if it differs from the keyword of the other functions.
+    """
 
-    return call
+    def wrap(function: Callable[_ParametersT, _ResultT]) -> Callable[_ParametersT, _ResultT]:
+        names = {"shape_config": "sizes"} if "sizes" in inspect.signature(function).parameters else {}
+        names.update(keywords_of)
+
+        @functools.wraps(function)
+        def call(*arguments: _ParametersT.args, **keywords: _ParametersT.kwargs) -> _ResultT:
+            if _speller.get() is not None:
+                return function(*arguments, **keywords)
+            token = _speller.set(lambda option: names.get(option) or spell_keyword(option))
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                _speller.reset(token)
+
+        return call
+
+    return wrap

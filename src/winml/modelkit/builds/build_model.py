@@ -37,7 +37,7 @@ _SLUG_LENGTH = 40
 """Characters of the model name in the name of a cache folder; the digest after it distinguishes entries."""
 
 
-@python_function
+@python_function()
 def build_hf_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
@@ -88,7 +88,7 @@ def build_hf_model(
         return build_plan(plan, output, rebuild=rebuild, listener=listener)
 
 
-@python_function
+@python_function()
 def build_onnx_model(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
@@ -244,6 +244,7 @@ def _section_keys(config: WinMLBuildConfig) -> dict[str, str]:
     """Return option → key of the config that states it in a Python call."""
     names = {option: f"export.{spell_keyword(option)}" for option in SECTION_OPTIONS}
     names |= {option: f"compile.{option}" for option in ("ep_options", "device")} | {"no_compile": "compile: null"}
+    names |= {"level": "optim.level", "min_sqnr": "quant.min_sqnr_db"}
     if config.export is None or config.export.ep is None:
         names["ep"] = "compile.ep"
     return names

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.live_module import ExampleInputs
 
 
-@python_function
+@python_function(shape_config="run.sizes")
 def compare_models(
     reference: str | os.PathLike[str] | ModelRequest | nn.Module,
     candidate: str | os.PathLike[str] | ModelRequest | nn.Module,

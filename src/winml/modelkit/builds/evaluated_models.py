@@ -31,7 +31,7 @@ _RUN_OPTIONS = ("ep", "device", "ep_options", "threads")
 _LOAD_OPTIONS = ("model_class", "revision", "trust_remote_code", "adapter")
 
 
-@python_function
+@python_function()
 def evaluate_model(
     model: str | os.PathLike[str],
     dataset: str | os.PathLike[str] | None = None,

@@ -84,7 +84,7 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
         return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"
 
 
-@python_function
+@python_function()
 def compile_onnx(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -88,7 +88,11 @@ def configured_request(request: ModelRequest, config: WinMLExportConfig, origin:
     request = replace(request, dynamic=request.dynamic.joined(config.dynamic.requested_by(origin)))
     if config.input_tensors is None or request.input_specs is not None:
         return request
-    return replace(request, input_specs=config.input_tensors, specs_origin=origin.format("input_tensors"))
+    return replace(
+        request,
+        input_specs=config.input_tensors,
+        specs_origin="input_specs" if origin == "{}" else origin.format("input_tensors"),
+    )
 
 
 EXPORTER_ORDER: tuple[ExporterName, ExporterName] = ("torchscript", "dynamo")

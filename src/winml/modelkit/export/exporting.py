@@ -44,7 +44,7 @@ from winml.modelkit.version import __version__
 from winml.modelkit.words import count_words
 
 
-@python_function
+@python_function()
 def export_pytorch(
     model: nn.Module,
     output: str | os.PathLike[str],
@@ -112,7 +112,7 @@ class HTPExporter:
         self.handover = handover
         self.check = check
 
-    @python_function
+    @python_function()
     def export(
         self,
         model: nn.Module,

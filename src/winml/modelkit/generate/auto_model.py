@@ -44,7 +44,7 @@ class _BuiltModel(WinMLModel):
     """A model that is built in the cache on first use, and loaded from there."""
 
     @classmethod
-    @python_function
+    @python_function()
     def from_pretrained(
         cls,
         model: str | os.PathLike[str],
@@ -94,7 +94,7 @@ class _BuiltModel(WinMLModel):
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
     @classmethod
-    @python_function
+    @python_function()
     def from_onnx(
         cls,
         model: str | os.PathLike[str],

@@ -59,7 +59,7 @@ def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOp
     return SingleOptimization(options, sizes)
 
 
-@python_function
+@python_function(opset="opset")
 def run_optimize_analyze_loop(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -331,7 +331,7 @@ _FiredIn = Mapping[str, Mapping[str, int]]
 """Capability → tag → how often it fired."""
 
 
-@python_function
+@python_function(opset="opset")
 def check_optimization(
     model: str | os.PathLike[str], *, options: OptimizeOptions | None = None, **flags: Any
 ) -> records.OptimizationCheck:

@@ -72,7 +72,7 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
         return optimization(options, self.sizes or {})
 
 
-@python_function
+@python_function(opset="opset")
 def optimize_onnx(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -136,7 +136,7 @@ _READING, _REFERENCE, _MODULES, _SEARCH = "reading", "float outputs", "modules",
 Progress = Callable[[int, float], None]
 
 
-@python_function
+@python_function(shape_config="sizes")
 def quantization_sensitivity(
     model: str | os.PathLike[str],
     *,

@@ -219,7 +219,7 @@ def _refuse_other_file(option: str, path: Path, plan: FilePlan[QuantizedFile]) -
             )
 
 
-@python_function
+@python_function()
 def quantize_onnx(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],

@@ -72,7 +72,7 @@ class SweepOptions:
     """Folder of an earlier sweep to compare with."""
 
 
-@python_function
+@python_function()
 def sweep_models(
     models: str | os.PathLike[str] | Mapping[str, object] | Sequence[str],
     output: str | os.PathLike[str],

@@ -42,7 +42,7 @@ from winml.modelkit.tune.table import tuning_document
 TUNE_STEPS = ("plain file", "forms", "modules in float", "race", "placement", "variations", "answer")
 
 
-@python_function
+@python_function(shape_config="sizes", budget="budget_minutes")
 def tune_model(
     model: str | os.PathLike[str] | ModelRequest,
     output: str | os.PathLike[str],

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -366,7 +367,7 @@ class _Run(Generic[_Result]):
         self._is_ending = False
         self._error: BaseException | None = None
         self._turn, self._stop = threading.Semaphore(0), threading.Semaphore(0)
-        self.future: Future[_Result] = threads.submit(self._main, work)
+        self.future: Future[_Result] = threads.submit(copy_context().run, self._main, work)
 
     def go_on(self, *outputs: torch.Tensor) -> None:
         """Resume until the next request or the end, with the output of the pending request.

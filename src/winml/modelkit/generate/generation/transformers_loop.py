@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -772,7 +773,7 @@ def generated_by(
         except BaseException as error:  # handed to the thread that waits for the tokens, and raised there
             streamer.entries.put(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
     before = time.perf_counter()
     for token in streamer.tokens():
         now = time.perf_counter()
