@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from e2e.in_process import run_here
 from e2e.workplace import Outcome, Workplace
+from graphs import parse
 
 WEIGHTS = ", ".join(["0"] * 20)
 NET = f"""<ir_version: 10, opset_import: ["" : 17, "com.example" : 1]>
@@ -294,3 +297,16 @@ def test_written_files_are_named_from_the_working_directory(place: Workplace) ->
     written = [line.split()[1] for line in done.out.splitlines() if line.startswith("wrote")]
     assert written
     assert all((place.folder / name).is_file() for name in written)
+
+
+def test_bfloat16_graph_without_types_is_refused(here: Path) -> None:
+    """On the CPU it runs in float32, so that recorded values do not tell the types between modules."""
+    graph = parse(
+        "g (bfloat16[2, 2] x) => (bfloat16[2, 2] y) <bfloat16[2, 2] w = {1, 2, 3, 4}> "
+        "{ a = MatMul (x, w) b = Relu (a) y = Gemm (b, w) }"
+    )
+    onnx.save(ir.to_proto(graph), "model.onnx")
+    outcome = run_here("extract", "model.onnx", "--module", "/M/Gemm", "-o", "cut")
+    assert 1 == outcome.code, outcome.err
+    assert "bfloat16" in outcome.err
+    assert ["model.onnx"] == [path.name for path in here.iterdir()]

@@ -239,3 +239,10 @@ def test_size_may_be_given_by_place_where_the_dimension_has_a_name() -> None:
     assert {"batch": 2, "sequence": 5} == settle_sizes([IDS, MASK], {"mask:1": 5, "batch": 2}).by_name
     with pytest.raises(UsageError, match="5 and 6"):
         settle_sizes([IDS, MASK], {"mask:1": 5, "ids:1": 6})
+
+
+def test_cache_of_a_later_version_is_read() -> None:
+    """Keys that are unknown here are ignored; the tensor of the cache is known all the same."""
+    (item,) = [graph_input("past", "float32", (1, 2), {"cache": {"layer": 0, "kind": "key", "later": 1}})]
+    assert item.cache is not None
+    assert ("key", 0) == (item.cache.kind, item.cache.layer)

@@ -120,3 +120,20 @@ def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:
     for as_written in (False, True):
         assert [-1, 2] == open_session(tmp_path / "new.onnx", as_written=as_written).run(feeds)["y"].tolist()
     assert before == (tmp_path / "new.onnx").read_bytes()
+
+
+def test_bfloat16_of_a_branch_is_computed_in_float32(tmp_path: Path) -> None:
+    """The main graph has float32 values alone; ONNX Runtime has no bfloat16 Add on the CPU."""
+    branch = (
+        "g () => (float[2] z) <bfloat16[2] wide, bfloat16[2] sum> "
+        "{{ wide = Cast <to = 16> (x) sum = {} (wide, wide) z = Cast <to = 1> (sum) }}"
+    )
+    graph = parse(
+        "g (float[2] x, bool c) => (float[2] y) { y = If <then_branch = "
+        f"{branch.format('Add')}, else_branch = {branch.format('Mul')}> (c) }}"
+    )
+    path = tmp_path / "branches.onnx"
+    onnx.save(ir.to_proto(graph), path)
+    session = open_session(path, as_written=False)
+    feeds = {"x": np.array([1.0, 3.0], np.float32), "c": np.array(True)}
+    assert [2.0, 6.0] == session.run(feeds)["y"].tolist()

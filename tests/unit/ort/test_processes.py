@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import runpy
@@ -13,7 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.ort.processes import module_path, process_context, start_process, start_python
+from winml.modelkit.ort.processes import (
+    AnsweringProcess,
+    module_path,
+    process_context,
+    start_process,
+    start_python,
+)
 
 REPORT = """
 import json, os, sys
@@ -86,3 +93,16 @@ def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pyt
     import winml.modelkit
 
     assert [str(hostile / "sub"), str(Path(winml.modelkit.__path__[0]).parents[1])] == module_path()
+
+
+def test_module_may_print_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library that prints at import does not answer the first question."""
+    (tmp_path / "talking_module.py").write_text(
+        "print('hello', flush=True)\n"
+        "from winml.modelkit.ort.processes import answer_questions\n"
+        "answer_questions(lambda question, content: [question, len(content)])\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with contextlib.closing(AnsweringProcess("talking_module")) as process:
+        assert [["a", 3], ["b", 0]] == [process.ask("a", b"xyz"), process.ask("b")]

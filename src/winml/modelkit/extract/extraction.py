@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from winml.modelkit.arrays import Array, Arrays
 from winml.modelkit.compare.outputs import CUT_MODULE_THRESHOLD, OutputComparison, compare_outputs
-from winml.modelkit.errors import InputError, StageError, VerificationError
+from winml.modelkit.errors import InputError, StageError, VerificationError, opt
 from winml.modelkit.extract.records import ExtractedModule, ExtractResult, RefusedModule
 from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.metadata_keys import CUT_KEY, EXPORT_KEY, INPUTS_KEY, MODEL_KEY, OUTPUTS_KEY, TREE_KEY
@@ -36,7 +36,7 @@ from winml.modelkit.onnx.files.writing import write_model
 from winml.modelkit.onnx.module_tree import read_tree
 from winml.modelkit.onnx.validity import refuse_cycles
 from winml.modelkit.options import load_metadata
-from winml.modelkit.ort.graph_sessions import open_session
+from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.opened_model import RunOptions, Values, refusals_explained, values_for
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags import address
@@ -374,6 +374,11 @@ def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
     graph = cuts.model.graph
     names = [str(value.name) for value in values if value.producer() is not None]
     outputs = {value.name for value in graph.outputs}
+    if widened_graph(cuts.path) is not None and any(value.dtype in (None, ir.DataType.BFLOAT16) for value in values):
+        raise StageError(
+            f"{cuts.path} computes in bfloat16, for which ONNX Runtime has no kernels on the CPU",
+            hint=f"Extract from a file that was exported with {opt.dtype} fp32.",
+        )
     session = open_session(cuts.path, as_written=True, outputs=[name for name in names if name not in outputs])
     input_values = values_for(session, options)
     with refusals_explained(input_values):

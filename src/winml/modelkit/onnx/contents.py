@@ -254,7 +254,7 @@ def data_location(tensor: onnx.TensorProto) -> DataLocation:
     """Return where the values of an external tensor lie, as the model states it."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     start, length = (
-        int(text) if text.isdecimal() else -1 for text in (entries.get("offset", "0"), entries.get("length", ""))
+        int(text) if text.isdecimal() else -1 for text in (entries.get("offset") or "0", entries.get("length", ""))
     )
     return DataLocation(entries.get("location", ""), start, length if "length" in entries else None)
 

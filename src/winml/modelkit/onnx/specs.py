@@ -203,8 +203,10 @@ def graph_input(
     fields = {}
     for field in STATED_FIELDS:
         with contextlib.suppress(pydantic.ValidationError):
-            if stated.get(field) is not None:
-                fields[field] = _field_reader(field).validate_python(stated[field])
+            if (value := stated.get(field)) is not None:
+                if field == "cache" and isinstance(value, dict):  # a later version may write more keys
+                    value = {key: value[key] for key in CacheSlot.model_fields if key in value}
+                fields[field] = _field_reader(field).validate_python(value)
     sizes = tuple(size if _is_stated(size) else _place(name, axis) for axis, size in enumerate(shape))
     item = InputTensorSpec.model_construct(name=name, dtype=dtype, shape=sizes, **fields)
     item._bounds = {size: bounds[size] for size in sizes if isinstance(size, str) and size in bounds}

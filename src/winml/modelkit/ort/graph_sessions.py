@@ -25,6 +25,7 @@ import onnxruntime as ort
 
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.bfloat16 import widen_bfloat16
+from winml.modelkit.onnx.contents import subgraphs
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
@@ -248,12 +249,23 @@ def open_session(
     return Session(referring.SerializeToString(), optimize=optimize, data_folder=file.parent, source=file, **place)
 
 
-def widened_graph(path: Path) -> ir.Model | None:
-    """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
-    graph = read_structure(path).graph
+def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """Yield a graph and its subgraphs, however deep."""
+    yield graph
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _all_graphs(inner)
+
+
+def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:
     values = (*graph.input, *graph.output, *graph.value_info)
     kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
-    if onnx.TensorProto.BFLOAT16 not in kinds:
+    return onnx.TensorProto.BFLOAT16 in kinds
+
+
+def widened_graph(path: Path) -> ir.Model | None:
+    """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
+    if not any(map(_has_bfloat16_values, _all_graphs(read_structure(path).graph))):
         return None
     model = load_by_reference(path)
     return model if widen_bfloat16(model) else None

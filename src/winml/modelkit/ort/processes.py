@@ -132,6 +132,10 @@ def _set_variable(value: str | None) -> None:
 
 _CHECK_SECONDS = 0.01
 """Time between two checks of memory. Chosen: in it, a process fills some 50 MB."""
+_INTERRUPTION_SECONDS = 0.2
+"""Time until an interruption is noticed where no memory is checked. Chosen."""
+_READY = b"winml: ready\n"
+"""First line of a process that has imported all modules."""
 _START_SECONDS = 120.0
 """Time for the imports of the module. Chosen: a hundred times the time on an idle machine."""
 _END_SECONDS = 10.0
@@ -203,7 +207,7 @@ class AnsweringProcess:
 
     def _exchange(self, sent: bytes, seconds: float, resident_bytes: int | None) -> Any:
         assert self._process is not None  # started by the caller
-        process, answers = self._process, list[Any]()
+        process, answers, is_start = self._process, list[Any](), not sent
 
         def exchange() -> None:
             assert process.stdin is not None  # both are pipes
@@ -212,7 +216,10 @@ class AnsweringProcess:
             with contextlib.suppress(OSError, ValueError):
                 process.stdin.write(sent)
                 process.stdin.flush()
-                answers.append(json.loads(process.stdout.readline()))
+                # Imported libraries may print until the answers have a stream of their own.
+                if is_start and not any(line.endswith(_READY) for line in process.stdout):
+                    return
+                answers.append(None if is_start else json.loads(process.stdout.readline()))
 
         exchanging, end = threading.Thread(target=exchange, daemon=True), time.monotonic() + seconds
         exchanging.start()
@@ -223,7 +230,8 @@ class AnsweringProcess:
                     raise TimeoutError(f"{seconds:g} s")
                 if resident_bytes is not None and resident_bytes_of(process.pid) > resident_bytes:
                     raise MemoryError
-                exchanging.join(left if resident_bytes is None else min(left, _CHECK_SECONDS))
+                # On Windows, Ctrl-C does not interrupt a wait.
+                exchanging.join(min(left, _INTERRUPTION_SECONDS if resident_bytes is None else _CHECK_SECONDS))
         except BaseException:
             # Also after an interruption: otherwise the next question would get this answer.
             self._end(0)
@@ -273,7 +281,7 @@ def answer_questions(answer: Callable[[Any, bytes], object]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1, encoding="ascii", newline="\n")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever a library prints is no answer
-    answers.write("null\n")  # all modules are imported
+    answers.write(_READY.decode("ascii"))
     questions = sys.stdin.buffer
     for line in questions:
         question, size = json.loads(line)

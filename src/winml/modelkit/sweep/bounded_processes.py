@@ -134,6 +134,8 @@ class _RunningCall:
     peak_bytes: int = 0
     looked_at: float = -math.inf
     """Time when the memory of the child processes was last measured."""
+    started_bytes: int = 0
+    """Memory of the child processes at that time."""
 
     def ending(self, reason: EndReason, result: object = None) -> Ending:
         return Ending(self.call, reason, result, self.last_message, time.monotonic() - self.started, self.peak_bytes)
@@ -254,14 +256,18 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
 
 
 def _total_bytes(running_call: _RunningCall) -> int:
-    """Return the memory of a process, now and then with that of the processes that it started."""
+    """Return the memory of a process and of the processes that it started.
+
+    These are measured now and then, and at a new peak.
+    """
     pid = running_call.process.pid
     assert pid is not None  # it was started
-    total = resident_bytes_of(pid)
-    if time.monotonic() - running_call.looked_at >= _LOOK_SECONDS:
+    own_bytes = resident_bytes_of(pid)
+    is_peak = running_call.started_bytes > 0 and own_bytes + running_call.started_bytes > running_call.peak_bytes
+    if is_peak or time.monotonic() - running_call.looked_at >= _LOOK_SECONDS:
         running_call.looked_at = time.monotonic()
-        total += sum(map(_own_bytes, _list_descendants(pid)))
-    return total
+        running_call.started_bytes = sum(map(_own_bytes, _list_descendants(pid)))
+    return own_bytes + running_call.started_bytes
 
 
 def _list_descendants(pid: int) -> list[psutil.Process]:

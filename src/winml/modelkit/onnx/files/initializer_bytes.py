@@ -96,6 +96,11 @@ def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
         InputError: the data file is missing, shorter than the model states, or outside of its folder.
     """
     place = data_location(tensor)
+    if place.start < 0 or (place.length is not None and place.length < 0):
+        raise InputError(
+            f"{path}: the place of weight {tensor.name!r} in data file {place.file!r} is no number",
+            hint="Create the file again.",
+        )
     if place.file == path.name and place.length is not None:
         return StoredBytes(path, place.start, place.length)  # in the model itself
     found = check_data_file(path.parent, place.file, place.start + (place.length or 0))
