@@ -220,7 +220,7 @@ def read_from_a_pickle(self: Any, x: torch.Tensor) -> torch.Tensor:
         (number_of_selected, "numel()"),
         (loop_over_selected, "for row in"),
         (number_of_repeated, "len(repeated)"),
-        (error_caught, "assert"),
+        (error_caught, "assert x"),
         (error_of_a_helper_suppressed, "a helper raises"),
         (error_of_an_operator_caught, "cholesky"),
         (applied_by_element, "apply_"),
