@@ -229,7 +229,7 @@ def _run(program: str, *arguments: str | Path) -> None:
 
 
 def _install(row: Row) -> None:
-    print(f"installing {row.reader.name}", flush=True)
+    print(f"installing {row.reader.name}\n", end="", flush=True)  # one write: several installations print
     start = time.monotonic()
     try:
         row.versions = install_reader(row.reader)
