@@ -45,7 +45,7 @@ def test_sizes_nobody_gave_are_ones_the_model_runs_at(tmp_path: Path) -> None:
     assert measure_model(path, PerfOptions(RunOptions("m.onnx"), LatencyOptions(2, warmup=0))).latency.first_run_ms > 0
     with pytest.raises(MeasureError) as failed:
         compare_by_name(path, path, run=RunOptions("m.onnx", {"sequence": 128}))
-    assert "shape_config" in failed.value.hint
+    assert "run.sizes" in failed.value.hint
     with pytest.raises(ConfigError, match="foo"):
         compare_by_name(path, path, foo=1)
 
