@@ -374,7 +374,7 @@ def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
     graph = cuts.model.graph
     names = [str(value.name) for value in values if value.producer() is not None]
     outputs = {value.name for value in graph.outputs}
-    if widened_graph(cuts.path) is not None and any(value.dtype in (None, ir.DataType.BFLOAT16) for value in values):
+    if any(value.dtype in (None, ir.DataType.BFLOAT16) for value in values) and widened_graph(cuts.path) is not None:
         raise StageError(
             f"{cuts.path} computes in bfloat16, for which ONNX Runtime has no kernels on the CPU",
             hint=f"Extract from a file that was exported with {opt.dtype} fp32.",

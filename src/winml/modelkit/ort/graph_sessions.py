@@ -26,6 +26,7 @@ import onnxruntime as ort
 from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.bfloat16 import widen_bfloat16
 from winml.modelkit.onnx.contents import subgraphs
+from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.files.placing import external_files
 from winml.modelkit.onnx.files.reading import read_referring, read_structure, refer_to_data
@@ -249,14 +250,6 @@ def open_session(
     return Session(referring.SerializeToString(), optimize=optimize, data_folder=file.parent, source=file, **place)
 
 
-def _all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph and its subgraphs, however deep."""
-    yield graph
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _all_graphs(inner)
-
-
 def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:
     values = (*graph.input, *graph.output, *graph.value_info)
     kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
@@ -265,7 +258,9 @@ def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:
 
 def widened_graph(path: Path) -> ir.Model | None:
     """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
-    if not any(map(_has_bfloat16_values, _all_graphs(read_structure(path).graph))):
+    structure = read_structure(path)
+    graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
+    if not any(map(_has_bfloat16_values, graphs)):
         return None
     model = load_by_reference(path)
     return model if widen_bfloat16(model) else None
