@@ -72,15 +72,18 @@ clean:
 
 EXTRAS = demo,eval,gguf,test,dev
 
+# Modules are compiled when they are imported: most never are, and pip would compile them one after the other.
+INSTALL = $(RUN) -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+
 # The stamp is written last, so an interrupted install is taken up again.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) scripts/check_python.py
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[$(EXTRAS)]"
+	$(INSTALL) -e ".[$(EXTRAS)]"
 	touch $(READY)
 
 $(DOCS_READY): $(READY)
-	$(RUN) -m pip install --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(INSTALL) -e ".[docs]"
 	touch $(DOCS_READY)
 
 # All tests but those of the repository: documents print what the versions of constraints.txt answer.

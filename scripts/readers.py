@@ -244,7 +244,9 @@ def _run_tests(rows: list[Row]) -> int:
         return 0
     files = sorted({file for row in installed for file in row.reader.tests})
     options = [f"--reader={row.reader.name}" for row in installed]
-    return int(pytest.main(["-n", "auto", *options, *files], [OutcomesPlugin(installed)]))
+    # One more than cores: some tests wait for the network or for a page.
+    workers = (os.cpu_count() or 1) + 1
+    return int(pytest.main([f"-n{workers}", *options, *files], [OutcomesPlugin(installed)]))
 
 
 def main() -> int:

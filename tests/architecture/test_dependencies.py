@@ -110,6 +110,7 @@ PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "windows", "aarc
 """Systems with wheels of torch: none are for Macs with Intel processors and for Windows on Arm."""
 
 
+@pytest.mark.slow
 @pytest.mark.reader("uv")
 def test_constraints_resolve_on_every_python_and_system() -> None:
     """Wheels of the pinned versions exist, agree with one another, and bring no library without a pin.
