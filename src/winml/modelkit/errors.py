@@ -236,9 +236,9 @@ def place_of(error: BaseException) -> str:
     innermost line of a library is returned.
     """
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    foreign_frames = [place for place in frames if not place[0].startswith(("<", str(Path(__file__).parent)))]
+    foreign_frames = [location for location in frames if not location[0].startswith(("<", str(Path(__file__).parent)))]
     libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    user_frames = [place for place in foreign_frames if not place[0].startswith(libraries)]
+    user_frames = [location for location in foreign_frames if not location[0].startswith(libraries)]
     return "".join(f"{file}:{line}: " for file, line in (user_frames or foreign_frames)[-1:])
 
 

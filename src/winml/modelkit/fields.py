@@ -124,7 +124,7 @@ class Field:
 
 
 def stated_options(record: object, declaring: type | None = None) -> dict[str, str]:
-    """Return the options of a record that differ from their defaults: name → spelling for messages.
+    """Return the options of a record with values other than the defaults: name → spelling for messages.
 
     Args:
         record: A request, or a record of options.
@@ -135,15 +135,15 @@ def stated_options(record: object, declaring: type | None = None) -> dict[str, s
 
 
 def refuse_stated(
-    record: object, names: Iterable[str], words: str, hint: str, *, declaring: type | None = None
+    record: object, names: Iterable[str], message: str, hint: str, *, declaring: type | None = None
 ) -> None:
     """Refuse the first of several options if a record states it.
 
     Args:
         record: A request, or a record of options.
         names: Names of the options.
-        words: The error, with ``{}`` for the spelling of the option.
-        hint: The hint of the error, with the same.
+        message: The error, with ``{}`` for the spelling of the option.
+        hint: The hint of the error, also with ``{}`` for the spelling.
         declaring: The dataclass that declares the options; None: the type of the record.
 
     Raises:
@@ -151,7 +151,7 @@ def refuse_stated(
     """
     options = stated_options(record, declaring)
     for flag in (options[name] for name in names if name in options):
-        raise UsageError(words.replace("{}", flag), hint=hint.replace("{}", flag))
+        raise UsageError(message.replace("{}", flag), hint=hint.replace("{}", flag))
 
 
 def declare(default: Any, group: str, **details: Any) -> Any:
@@ -174,17 +174,17 @@ def declare(default: Any, group: str, **details: Any) -> Any:
 @functools.cache
 def fields_of(declaring: type) -> tuple[Field, ...]:
     """Return the options that a dataclass declares, in order; other fields are omitted."""
-    return tuple(_convert_field(declaring, item) for item in dataclasses.fields(declaring) if "group" in item.metadata)
+    return tuple(_convert_field(declaring, attr) for attr in dataclasses.fields(declaring) if "group" in attr.metadata)
 
 
-def _convert_field(declaring: type, item: dataclasses.Field[Any]) -> Field:
-    base = next(base for base in declaring.__mro__ if item.name in vars(base).get("__annotations__", {}))
-    kind = vars(base)["__annotations__"][item.name]
-    if isinstance(kind, str):
-        kind = eval(kind, vars(sys.modules[base.__module__]))  # noqa: S307  # our own source
-    default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-    details = {"declaring": base, "is_repeatable": get_origin(kind) is tuple, **item.metadata}
-    return Field(item.name, kind, default, **details)
+def _convert_field(declaring: type, attribute: dataclasses.Field[Any]) -> Field:
+    base = next(base for base in declaring.__mro__ if attribute.name in vars(base).get("__annotations__", {}))
+    annotation = vars(base)["__annotations__"][attribute.name]
+    if isinstance(annotation, str):
+        annotation = eval(annotation, vars(sys.modules[base.__module__]))  # noqa: S307  # our own source
+    default = attribute.default if attribute.default_factory is dataclasses.MISSING else attribute.default_factory()
+    details = {"declaring": base, "is_repeatable": get_origin(annotation) is tuple, **attribute.metadata}
+    return Field(attribute.name, annotation, default, **details)
 
 
 @functools.cache

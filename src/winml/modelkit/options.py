@@ -40,7 +40,7 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
         """Create a record; a base with fields of :func:`winml.modelkit.fields.declare` is not a base at run time."""
         declaring = [base for base in bases if dataclasses.is_dataclass(base)]
         fields = {field.name: field for base in declaring for field in fields_of(base)}
-        declared = {name: pydantic.Field(**_default_settings(field)) for name, field in fields.items()}
+        declared = {name: pydantic.Field(**_default_keyword(field)) for name, field in fields.items()}
         types = {name: _limited_type(field) for name, field in fields.items()}
         members = {**declared, **namespace, "__annotations__": {**types, **namespace.get("__annotations__", {})}}
         records = tuple(base for base in bases if base not in declaring)
@@ -52,7 +52,7 @@ class _NamedErrors(type(pydantic.BaseModel)):  # type: ignore[misc]  # pydantic'
         try:
             return super().__call__(*args, **{name: _as_tuples(value) for name, value in values.items()})
         except pydantic.ValidationError as error:
-            raise _validation_error(cls, error, cls.__name__) from None
+            raise _convert_validation_error(cls, error, cls.__name__) from None
 
 
 def _as_tuples(value: object) -> object:
@@ -112,7 +112,7 @@ class Options(_Checked):
 _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
 
 
-def _default_settings(field: Field) -> dict[str, Any]:
+def _default_keyword(field: Field) -> dict[str, Any]:
     is_mapping = isinstance(field.default, dict)
     return {"default_factory": field.default.copy} if is_mapping else {"default": field.default}
 
@@ -134,13 +134,13 @@ def _limited_type(field: Field) -> Any:
     return Annotated[field.annotation, pydantic.Field(ge=field.minimum, le=field.maximum)]
 
 
-def nearest(word: str, names: Iterable[str]) -> str | None:
+def nearest(text: str, names: Iterable[str]) -> str | None:
     """Return the member of ``names`` most similar to ``word``, or None."""
-    word, candidates = word.lower(), {candidate.lower(): candidate for candidate in sorted(names)}
-    matches = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
+    text, candidates = text.lower(), {candidate.lower(): candidate for candidate in sorted(names)}
+    matches = difflib.get_close_matches(text, candidates, n=1, cutoff=0.5)
     if matches:
         return candidates[matches[0]]
-    prefixes = (lower for lower in candidates if lower.startswith(word) or word.startswith(lower))
+    prefixes = (lower for lower in candidates if lower.startswith(text) or text.startswith(lower))
     return next((candidates[lower] for lower in prefixes), None)
 
 
@@ -327,7 +327,7 @@ def load_json(text: str, **hooks: Any) -> Any:
     except ValueError as error:
         # For example, a number with more digits than Python converts.
         raise JsonError(f"not valid JSON: {error}") from None
-    _refuse_unusable(value)
+    _refuse_unprocessable_values(value)
     return value
 
 
@@ -337,16 +337,16 @@ def load_metadata(text: str) -> Any:
     Raises:
         JsonError: as :func:`load_json`, or a number is not finite or has more than 64 bits.
     """
-    return load_json(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
+    return load_json(text, parse_int=_parse_int64, parse_float=_parse_finite_float, parse_constant=_refuse_nan)
 
 
-def _parse_int(digits: str) -> int:
+def _parse_int64(digits: str) -> int:
     if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"the number {digits[:_INT64_DIGITS]}… has more than 64 bits")
     return int(digits)
 
 
-def _parse_float(digits: str) -> float:
+def _parse_finite_float(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError(f"the number {digits[:_INT64_DIGITS]} is not finite")
@@ -357,25 +357,25 @@ _INT64_DIGITS = 20
 """Specified: length of the smallest 64-bit integer, including its sign."""
 
 
-def _refuse_unusable(value: Any) -> None:
+def _refuse_unprocessable_values(value: Any) -> None:
     """Refuse values that Python parses but cannot process later: deep nesting, and texts that UTF-8 cannot encode."""
     level = [value]
     for _ in range(_DEEPEST):
         children: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                children += [*item, *item.values()]
-            elif isinstance(item, list):
-                children += item
-            elif isinstance(item, str) and not item.isascii():
-                _refuse_half_characters(item)
+        for element in level:
+            if isinstance(element, dict):
+                children += [*element, *element.values()]
+            elif isinstance(element, list):
+                children += element
+            elif isinstance(element, str) and not element.isascii():
+                _refuse_lone_surrogates(element)
         if not children:
             return
         level = children
     raise _nesting_error()
 
 
-def _refuse_half_characters(text: str) -> None:
+def _refuse_lone_surrogates(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -392,7 +392,7 @@ class _DuplicateKeyError(ValueError):
     pass
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     members: dict[str, object] = {}
     for key, value in pairs:
         if key in members:
@@ -401,14 +401,14 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     return members
 
 
-def _refuse_constant(name: str) -> None:
+def _refuse_nan(name: str) -> None:
     # Python accepts NaN and infinities, which are invalid JSON and which no option needs.
     raise ValueError(f"{name} is not a JSON value")
 
 
 _STRICT: dict[str, object] = {
-    "object_pairs_hook": _refuse_duplicates,
-    "parse_constant": _refuse_constant,
+    "object_pairs_hook": _refuse_duplicate_keys,
+    "parse_constant": _refuse_nan,
 }
 """Hooks that refuse duplicate keys, NaN and infinities in the JSON of users."""
 _GIVE_FILE = "Pass the path of a JSON file."
@@ -426,7 +426,7 @@ def parse_options(options: type[_OptionsT], value: Any, label: str) -> _OptionsT
         # JSON mode converts arrays to tuples and numbers to floats if declared, and is strict otherwise.
         return options.model_validate_json(json.dumps(value))
     except pydantic.ValidationError as error:
-        raise _validation_error(options, error, label) from None
+        raise _convert_validation_error(options, error, label) from None
 
 
 def options_of(
@@ -454,7 +454,9 @@ def options_of(
     return options
 
 
-def _validation_error(options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str) -> ConfigError:
+def _convert_validation_error(
+    options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str
+) -> ConfigError:
     problems = error.errors(include_url=False)
     # A misspelled key also leaves the correct key missing; report the misspelled key.
     problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
@@ -464,7 +466,7 @@ def _validation_error(options: type[pydantic.BaseModel], error: pydantic.Validat
         known_keys = [field.alias or name for name, field in record.model_fields.items()]
         outer_location = ".".join(map(str, outer_keys))
         outer_label = f"{label}: {outer_location}" if outer_location else label
-        if hint := _hint(record, key):
+        if hint := _key_hint(record, key):
             return ConfigError(f"{outer_label}: unknown key {key!r}", hint=hint)
         return ConfigError(unknown_key_message(str(key), known_keys, outer_label))
     # The last element of the location may name a pydantic validator, which is not in the JSON.
@@ -473,11 +475,11 @@ def _validation_error(options: type[pydantic.BaseModel], error: pydantic.Validat
     value = repr(problem["input"])
     value_words = "" if problem["type"] == "missing" or f"got {value}" in reason else f" (got {value})"
     fields = [position for position, element in enumerate(problem["loc"]) if isinstance(element, str)]
-    hints = (_hint(_record_type(options, problem["loc"][:position]), problem["loc"][position]) for position in fields)
+    hints = (_key_hint(_record_type(options, problem["loc"][:index]), problem["loc"][index]) for index in fields)
     return ConfigError(f"{label}: {location or 'value'}: {reason}{value_words}", hint=next(filter(None, hints), ""))
 
 
-def _hint(record: type[pydantic.BaseModel], key: str | int) -> str:
+def _key_hint(record: type[pydantic.BaseModel], key: str | int) -> str:
     hint = record.ways_out.get(str(key), "") if issubclass(record, Options) else ""
     return re.sub(r"\{(\w+)\}", lambda option: spell(option[1]), hint)
 

@@ -76,8 +76,8 @@ class RunningStep:
     def words(self) -> str:
         """Elapsed time, completed work, and estimated remaining time: ``12 s, layer 3 of 24, about 84 s left``."""
         seconds = time.monotonic() - self.started
-        left = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done >= _LEAST_DONE else ""
-        return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, left)))
+        remaining = f"about {seconds * (1 / self.done - 1):.0f} s left" if self.done >= _LEAST_DONE else ""
+        return ", ".join(filter(None, (f"{seconds:.0f} s", self.progress, remaining)))
 
     def outward(self) -> Iterator[RunningStep]:
         """Yield the step and its enclosing steps, the outermost last."""
@@ -104,18 +104,18 @@ def running_step(step: RunningStep) -> Iterator[None]:
             outer.inner = ""
 
 
-def count_progress(done: float, total: float, counted: str, *, is_told: bool = False) -> None:
+def count_progress(completed: float, total: float, counted: str, *, is_told: bool = False) -> None:
     """Update the progress of the step that runs in this thread; no effect without a step.
 
     Args:
-        done: Completed amount of work.
+        completed: Completed amount of work.
         total: Total amount of work.
         counted: Completed work in words, such as ``layer 3 of 24``.
         is_told: Notify listeners at once; for long work.
     """
     if (running := _innermost.get()) is None or not total:
         return
-    running.done, running.counted = done / total, counted
+    running.done, running.counted = completed / total, counted
     inner, *outer = running.outward()
     for step in outer:
         step.inner, inner = inner.progress, step
@@ -124,27 +124,27 @@ def count_progress(done: float, total: float, counted: str, *, is_told: bool = F
 
 
 @contextmanager
-def part_of_step(words: str) -> Iterator[None]:
+def part_of_step(description: str) -> Iterator[None]:
     """Report the block as a part of the running step; progress inside the block is progress of the part.
 
     Args:
-        words: The part, such as ``step 2 of 3, module 3 of 24``; parts may differ in duration.
+        description: The part, such as ``step 2 of 3, module 3 of 24``; parts may differ in duration.
     """
-    count_progress(0, 1, words, is_told=True)
+    count_progress(0, 1, description, is_told=True)
     with running_step(RunningStep()):
         yield
 
 
-def counted(items: Sequence[_T], words: str) -> Iterator[_T]:
+def counted(elements: Sequence[_T], noun: str) -> Iterator[_T]:
     """Yield items and count each as progress of the running step; the count is reset at the end.
 
     Args:
-        items: Items of similar duration, processed one by one.
-        words: Singular noun of an item, such as ``random input``.
+        elements: Items of similar duration, processed one by one.
+        noun: Singular noun of an item, such as ``random input``.
     """
-    for number, item in enumerate(items):
-        count_progress(number, len(items), f"{words} {number + 1} of {len(items)}")
-        yield item
+    for number, element in enumerate(elements):
+        count_progress(number, len(elements), f"{noun} {number + 1} of {len(elements)}")
+        yield element
     count_progress(0, 1, "")
 
 

@@ -76,18 +76,18 @@ class _Entry:
 def _select_entries(value: Any, keys: tuple[str, ...]) -> Any:
     """Return selected entries of a JSON object, or of each object of an array."""
     if isinstance(value, list):
-        return [_select_entries(item, keys) for item in value]
+        return [_select_entries(element, keys) for element in value]
     return None if value is None else {key: value[key] for key in keys if key in value}
 
 
-def entry(key: str = "", **form: Any) -> Mapping[str, Any]:
+def entry(key: str = "", **attributes: Any) -> Mapping[str, Any]:
     """Return the metadata of a field that is not simply written under its name: ``field(metadata=entry("class"))``.
 
     Args:
-        key: Its key, if that is not the name.
-        form: Further attributes of :class:`_Entry`, such as ``digits=3`` or ``skip=True``.
+        key: Key of the entry, if it differs from the name of the attribute.
+        attributes: Further attributes of :class:`_Entry`, such as ``digits=3`` or ``skip=True``.
     """
-    return {_ENTRY: _Entry(key, **form)}
+    return {_ENTRY: _Entry(key, **attributes)}
 
 
 RecordT = TypeVar("RecordT", bound="Record")
@@ -135,10 +135,10 @@ class Record:
         record: dict[str, object] = dict(self._constants)
         kind = type(self)
         if kind not in _ENTRIES:
-            _ENTRIES[kind] = tuple(_entries(kind))
-        for name, form in _ENTRIES[kind]:
+            _ENTRIES[kind] = tuple(_list_entries(kind))
+        for name, rule in _ENTRIES[kind]:
             value = getattr(self, name)
-            form.write(value() if callable(value) else value, record)
+            rule.write(value() if callable(value) else value, record)
         return record
 
     @classmethod
@@ -156,7 +156,8 @@ class Record:
 
 def record_keys(kind: type[Record]) -> tuple[str, ...]:
     """Return the keys that records of a class can have, in order, without keys of inlined records."""
-    return (*kind._constants, *dict.fromkeys(form.within or form.key for _, form in _entries(kind) if not form.inline))
+    rules = (rule for _, rule in _list_entries(kind) if not rule.inline)
+    return (*kind._constants, *dict.fromkeys(rule.within or rule.key for rule in rules))
 
 
 def json_value(value: Any, digits: int | None = None) -> Any:
@@ -174,9 +175,9 @@ def json_value(value: Any, digits: int | None = None) -> Any:
     if isinstance(value, float):
         return None if not math.isfinite(value) else value if digits is None else round(value, digits)
     if isinstance(value, Mapping):
-        return {key: json_value(item, digits) for key, item in value.items()}
+        return {key: json_value(member, digits) for key, member in value.items()}
     if isinstance(value, (tuple, list)):
-        return [json_value(item, digits) for item in value]
+        return [json_value(element, digits) for element in value]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, datetime):
@@ -190,21 +191,21 @@ _ENTRIES: dict[type[Record], tuple[tuple[str, _Entry], ...]] = {}
 """Class of written records → its attributes in order."""
 
 
-def _entries(kind: type[Any]) -> list[tuple[str, _Entry]]:
+def _list_entries(kind: type[Any]) -> list[tuple[str, _Entry]]:
     """Return the written attributes in order: fields, then properties, each with attributes of the base class first."""
-    plain = _Entry()
-    forms = {item.name: item.metadata.get(_ENTRY, plain) for item in dataclasses.fields(kind)}
+    default = _Entry()
+    rules = {attribute.name: attribute.metadata.get(_ENTRY, default) for attribute in dataclasses.fields(kind)}
     for base in reversed(kind.__mro__):
         for name, member in vars(base).items():
             getter = member.fget if isinstance(member, property) else getattr(member, "func", member)
             if _ENTRY in getattr(getter, "__dict__", {}):
-                forms[name] = vars(getter)[_ENTRY]
+                rules[name] = vars(getter)[_ENTRY]
     entries: list[tuple[str, _Entry]] = []
-    for name, form in sorted(forms.items(), key=lambda item: (bool(item[1].before), item[1].last)):
-        if form.skip:
+    for name, rule in sorted(rules.items(), key=lambda pair: (bool(pair[1].before), pair[1].last)):
+        if rule.skip:
             continue
-        digits = kind._digits if form.digits is None else form.digits
-        complete_form = dataclasses.replace(form, key=form.key or name, digits=digits)
-        keys = [entry_form.key for _, entry_form in entries]
-        entries.insert(keys.index(form.before) if form.before else len(entries), (name, complete_form))
+        digits = kind._digits if rule.digits is None else rule.digits
+        complete_rule = dataclasses.replace(rule, key=rule.key or name, digits=digits)
+        keys = [written_rule.key for _, written_rule in entries]
+        entries.insert(keys.index(rule.before) if rule.before else len(entries), (name, complete_rule))
     return entries

@@ -75,10 +75,10 @@ class PlugIn(Record):
     problem: str = ""
     """Reason why the plug-in is unusable; empty if usable."""
 
-    def refusal(self, what: str) -> UsageError:
+    def refusal(self, noun: str) -> UsageError:
         """Return the error for a request of this name."""
         return UsageError(
-            f"{what} {self.name} of the package {self.package} {self.version} cannot be used: {self.problem}",
+            f"{noun} {self.name} of the package {self.package} {self.version} cannot be used: {self.problem}",
             hint=f"Install a version for this winml, or remove it: pip uninstall {self.package}",
         )
 
@@ -86,22 +86,22 @@ class PlugIn(Record):
 class Names(Mapping[str, T_co], Generic[T_co]):
     """Name → object, for names in options; ``Annotated[str, names]`` is a field with one of the names."""
 
-    def __init__(self, kind: str, named: Mapping[str, Any]) -> None:
+    def __init__(self, kind: str, objects: Mapping[str, Any]) -> None:
         """Declare names.
 
         Args:
             kind: Noun for the objects, for messages: ``mode``.
-            named: Name → object.
+            objects: Name → object.
         """
-        self.kind, self._named = kind, named
+        self.kind, self._named = kind, objects
 
     # Annotations of fields are hashed; tables of names compare by identity.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> T_co:
-        found: T_co = self._named[name]
-        return found
+        member: T_co = self._named[name]
+        return member
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._named)
@@ -126,13 +126,13 @@ class Names(Mapping[str, T_co], Generic[T_co]):
         """
         if name in self:
             return self[name]
-        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._suggest(name))
+        raise UsageError(f"{option} {name}: no such {self.kind}", hint=self._suggestion_text(name))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Validate a field annotated with the table, as ``Annotated[str, LAYOUTS]``: its value is one of the names."""
         from pydantic import AfterValidator
 
-        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
+        return AfterValidator(self._check_name).__get_pydantic_core_schema__(source, handler)
 
     def __get_pydantic_json_schema__(
         self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]
@@ -140,12 +140,12 @@ class Names(Mapping[str, T_co], Generic[T_co]):
         """Describe such a field by its names, including names of installed plug-ins."""
         return {"enum": list(self.names), **handler(schema)}
 
-    def _check(self, name: str) -> str:
+    def _check_name(self, name: str) -> str:
         if name not in self:
-            raise ValueError(f"no such {self.kind}. {self._suggest(name)}")
+            raise ValueError(f"no such {self.kind}. {self._suggestion_text(name)}")
         return name
 
-    def _suggest(self, name: str) -> str:
+    def _suggestion_text(self, name: str) -> str:
         from winml.modelkit.options import nearest  # imports pydantic
 
         guess = nearest(name, self.names)
@@ -181,7 +181,7 @@ class Registry(Names[T_co]):
         self._loaded: dict[str | PlugIn, Any] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._built_in or name in self._owners()
+        return name in self._built_in or name in self._name_owners()
 
     def __getitem__(self, name: str) -> T_co:
         """Return the object of a name.
@@ -198,16 +198,16 @@ class Registry(Names[T_co]):
                 self._loaded[name] = _import_object(target)
             built_in: T_co = self._loaded[name]
             return built_in
-        plug_in = self._owners()[name]
+        plug_in = self._name_owners()[name]
         checked, value = self._check_plug_in(plug_in)
         if checked.problem:
             raise checked.refusal(self.kind)
-        found: T_co = value
-        return found
+        member: T_co = value
+        return member
 
     def __iter__(self) -> Iterator[str]:
         yield from self._built_in
-        yield from (name for name, plug_in in self._owners().items() if not self._check_plug_in(plug_in)[0].problem)
+        yield from (name for name, owner in self._name_owners().items() if not self._check_plug_in(owner)[0].problem)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -220,10 +220,10 @@ class Registry(Names[T_co]):
     @property
     def names(self) -> tuple[str, ...]:
         """All names, including names of unusable plug-ins; imports nothing."""
-        return (*self._built_in, *self._owners())
+        return (*self._built_in, *self._name_owners())
 
-    def _check(self, name: str) -> str:
-        if super()._check(name) not in self._built_in:
+    def _check_name(self, name: str) -> str:
+        if super()._check_name(name) not in self._built_in:
             self[name]
         return name
 
@@ -241,19 +241,19 @@ class Registry(Names[T_co]):
             return _import_object(target)
         problem, value = _import_plug_in(target)
         if problem:
-            raise replace(self._owners()[name], problem=problem).refusal(self.kind)
+            raise replace(self._name_owners()[name], problem=problem).refusal(self.kind)
         return value
 
     def source(self, name: str) -> str:
         """Return package and version of a plug-in, ``example 1.0``; empty for a built-in name."""
         if name in self._built_in or name not in self:
             return ""
-        plug_in = self._owners()[name]
+        plug_in = self._name_owners()[name]
         return f"{plug_in.package} {plug_in.version}"
 
     def reported(self) -> tuple[PlugIn, ...]:
         """Return all plug-ins of the group with their problems; imports them."""
-        usable = self._owners()
+        usable = self._name_owners()
         return tuple(
             self._check_plug_in(p)[0] if usable.get(p.name) is p else self._mark_unreachable(p)
             for p in self._group_plug_ins()
@@ -262,7 +262,7 @@ class Registry(Names[T_co]):
     def _group_plug_ins(self) -> tuple[PlugIn, ...]:
         return _read_entry_points(search_path()).get(self.group, ())
 
-    def _owners(self) -> Mapping[str, PlugIn]:
+    def _name_owners(self) -> Mapping[str, PlugIn]:
         """Return the plug-ins that own their names: neither built-in objects nor earlier plug-ins have the name."""
         owners: dict[str, PlugIn] = {}
         for plug_in in self._group_plug_ins():
@@ -271,7 +271,7 @@ class Registry(Names[T_co]):
         return owners
 
     def _mark_unreachable(self, plug_in: PlugIn) -> PlugIn:
-        owner = "winml" if plug_in.name in self._built_in else self._owners()[plug_in.name].package
+        owner = "winml" if plug_in.name in self._built_in else self._name_owners()[plug_in.name].package
         return replace(plug_in, problem=f"{owner} has a {self.kind} of this name")
 
     def _check_plug_in(self, plug_in: PlugIn) -> tuple[PlugIn, Any]:
@@ -312,7 +312,7 @@ def installed_plug_ins() -> tuple[PlugIn, ...]:
         elif group == _CONTRACT:
             reports += plug_ins
         else:
-            reports += (replace(item, problem=f"winml has no group {_NAMESPACE}.{group}") for item in plug_ins)
+            reports += (replace(plug_in, problem=f"winml has no group {_NAMESPACE}.{group}") for plug_in in plug_ins)
     return tuple(reports)
 
 
@@ -343,23 +343,23 @@ def _import_plug_in(target: str) -> tuple[str, Any]:
             return "", _import_object(target)
     except (Exception, SystemExit) as error:
         # Paths are removed, because winml sys prints no paths.
-        words = re.sub(r"\(?(?<!\w)(?:/|[A-Za-z]:[\\/])\S+", "…", first_line(error))
-        return f"{target} cannot be imported: {type(error).__name__}: {words}", None
+        message = re.sub(r"\(?(?<!\w)(?:/|[A-Za-z]:[\\/])\S+", "…", first_line(error))
+        return f"{target} cannot be imported: {type(error).__name__}: {message}", None
 
 
 @functools.cache
-def _read_entry_points(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
+def _read_entry_points(path_entries: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ...]]:
     """Return the entry points of all packages for winml, by group, in the order of their names.
 
     Only files with a group of winml are parsed: reading the others takes 2 ms for a hundred distributions, while
     ``importlib.metadata`` takes 35 to 150 ms to import and 5 to 10 ms to read them (measured).
 
     Args:
-        places: Module search path.
+        path_entries: Module search path.
     """
     groups: dict[str, list[PlugIn]] = {}
     packages: set[str] = set()
-    for folder in _plug_in_folders(dict.fromkeys(places)):
+    for folder in _plug_in_folders(dict.fromkeys(path_entries)):
         package, version, entries, problem = _read_description(folder)
         if package in packages:  # as for modules, the first entry on the path wins
             continue
@@ -367,7 +367,7 @@ def _read_entry_points(places: tuple[str, ...]) -> Mapping[str, tuple[PlugIn, ..
         if problem:
             groups.setdefault(_CONTRACT, []).append(PlugIn(_CONTRACT, _ENTRY_POINTS, package, version, "", problem))
         contracts = [entry.name for group, entry in entries if group == _CONTRACT]
-        problem = "" if CONTRACT in contracts else _contract_words(contracts)
+        problem = "" if CONTRACT in contracts else _contract_mismatch_text(contracts)
         for group, entry in entries:
             if group != _CONTRACT:
                 plug_in = PlugIn(group, entry.name, package, version, entry.value, problem)
@@ -414,7 +414,7 @@ def damaged_package(error: BaseException) -> tuple[str, Path] | None:
     Returns:
         Name of the package and path of the file; ``None`` for any other error.
     """
-    if not any(_is_metadata_error(link) for link in error_chain(error)):
+    if not any(_is_from_importlib_metadata(link) for link in error_chain(error)):
         return None
     for folder in _metadata_folders(dict.fromkeys(sys.path)):
         package, _, _, problem = _read_description(folder)
@@ -430,18 +430,18 @@ def damaged_package(error: BaseException) -> tuple[str, Path] | None:
     return None
 
 
-def _is_metadata_error(error: BaseException) -> bool:
+def _is_from_importlib_metadata(error: BaseException) -> bool:
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(str(frame.f_globals.get("__name__")).startswith("importlib.metadata") for frame in frames)
 
 
-def _contract_words(contracts: Iterable[str]) -> str:
+def _contract_mismatch_text(contracts: Iterable[str]) -> str:
     names = ", ".join(contracts) or "none"
     return f"its package is for contract {names} (group {_NAMESPACE}.{_CONTRACT}), and this winml has {CONTRACT}"
 
 
-def _plug_in_folders(places: Iterable[str]) -> Iterator[Path]:
-    for folder in _metadata_folders(places):
+def _plug_in_folders(path_entries: Iterable[str]) -> Iterator[Path]:
+    for folder in _metadata_folders(path_entries):
         try:
             content = (folder / _ENTRY_POINTS).read_bytes()
         except OSError:
@@ -450,10 +450,10 @@ def _plug_in_folders(places: Iterable[str]) -> Iterator[Path]:
             yield folder
 
 
-def _metadata_folders(places: Iterable[str]) -> Iterator[Path]:
-    for place in places:
+def _metadata_folders(path_entries: Iterable[str]) -> Iterator[Path]:
+    for path_entry in path_entries:
         try:
-            with os.scandir(place or os.curdir) as entries:
+            with os.scandir(path_entry or os.curdir) as entries:
                 folders = sorted(entry.path for entry in entries if entry.name.endswith(_METADATA_SUFFIXES))
         except OSError:
             continue

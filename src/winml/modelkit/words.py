@@ -26,14 +26,14 @@ _LONG_TEXT = re.compile(
 """A long text, either quoted or without spaces."""
 
 
-def first_words(words: Sequence[object], count: int, rest: str = "more") -> str:
+def first_words(texts: Sequence[object], count: int, noun: str = "more") -> str:
     """List the first texts, and the number of remaining texts.
 
     >>> first_words(["Add", "Mul", "Exp"], 2), first_words(["Add", "Mul"], 2)
     ('Add, Mul and 1 more', 'Add, Mul')
     """
-    left_out = len(words) - count
-    return ", ".join(map(str, words[:count])) + (f" and {left_out} {rest}" if left_out > 0 else "")
+    left_out = len(texts) - count
+    return ", ".join(map(str, texts[:count])) + (f" and {left_out} {noun}" if left_out > 0 else "")
 
 
 def size_words(size_bytes: int) -> str:
@@ -73,8 +73,8 @@ def count_noun(count: int, noun: str, verb: str = "") -> str:
     >>> count_noun(1, "weight", "are"), count_noun(2, "weight", "are")
     ('1 weight is', '2 weights are')
     """
-    words = f"{count} {noun}{'' if count == 1 else 's'}"
-    return f"{words} {_SINGULAR_VERBS[verb] if count == 1 else verb}" if verb else words
+    counted = f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{counted} {_SINGULAR_VERBS[verb] if count == 1 else verb}" if verb else counted
 
 
 def time_words(milliseconds: float) -> str:
@@ -124,10 +124,10 @@ def printable(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(map(_escape, text))
+    return "".join(map(_escape_unprintable, text))
 
 
-def _escape(character: str) -> str:
+def _escape_unprintable(character: str) -> str:
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
@@ -142,8 +142,8 @@ def terminal_text(text: str) -> str:
     'a\tb\n\\x1b[31m\\r\\x9b'
     """
     return "".join(
-        _escape(character) if unicodedata.category(character) in _CONTROLS and character not in "\n\t" else character
-        for character in text
+        _escape_unprintable(char) if unicodedata.category(char) in _CONTROLS and char not in "\n\t" else char
+        for char in text
     )
 
 
@@ -155,10 +155,10 @@ def json_printable(text: str) -> str:
     """
     if text.isascii() and "\x7f" not in text:
         return text
-    return "".join(character if character == "\n" else _json_escape(character) for character in text)
+    return "".join(character if character == "\n" else _escape_unprintable_in_json(character) for character in text)
 
 
-def _json_escape(character: str) -> str:
+def _escape_unprintable_in_json(character: str) -> str:
     if unicodedata.category(character) not in _UNPRINTABLE:
         return character
     units = character.encode("utf-16-be", "surrogatepass")
@@ -171,13 +171,13 @@ def message_words(text: str) -> str:
     >>> message_words("node '" + "x" * 5000 + "' is unknown")[-50:]
     "xxxxxxxxxxxxxxxxxxx… (5000 characters)' is unknown"
     """
-    return _shorten(_LONG_TEXT.sub(_cut_match, printable(text)), _LONGEST_MESSAGE)
+    return _shorten_text(_LONG_TEXT.sub(_shorten_match, printable(text)), _LONGEST_MESSAGE)
 
 
-def _cut_match(match: re.Match[str]) -> str:
+def _shorten_match(match: re.Match[str]) -> str:
     quote = match["open"] or ""
-    return f"{quote}{_shorten(match['text'], LONGEST_TEXT)}{quote}"
+    return f"{quote}{_shorten_text(match['text'], LONGEST_TEXT)}{quote}"
 
 
-def _shorten(text: str, limit: int) -> str:
+def _shorten_text(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
