@@ -245,8 +245,9 @@ def place_of(error: BaseException) -> str:
 def failed_import(error: BaseException) -> str:
     """Return the name of the package that raised an error during import; empty for all other errors.
 
-    This package is skipped, and so is the script of the user, for which a line is reported instead. The package of the
-    cause is returned if an import error has one: transformers raises an import error for every error in its modules.
+    This package and the script of the user are skipped; errors of the script are reported with a line. The package of
+    the cause is returned if an import error has one: transformers raises an import error for every error in its
+    modules.
     """
     if isinstance(error, ImportError) and error.__cause__ is not None and (name := failed_import(error.__cause__)):
         return name
@@ -362,7 +363,7 @@ opt = _SpelledOptions()
 
 
 def spell_flag(option: str) -> str:
-    """Spell an option as the command takes it, for texts that are a command line."""
+    """Spell an option as on the command line, for texts with a command."""
     return _TEXTS.get(option) or f"--{option.replace('_', '-')}"
 
 

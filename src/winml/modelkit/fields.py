@@ -178,6 +178,7 @@ def fields_of(declaring: type) -> tuple[Field, ...]:
 
 
 def _convert_field(declaring: type, attribute: dataclasses.Field[Any]) -> Field:
+    """Return the option of a dataclass field, with its annotation evaluated in the declaring module."""
     base = next(base for base in declaring.__mro__ if attribute.name in vars(base).get("__annotations__", {}))
     annotation = vars(base)["__annotations__"][attribute.name]
     if isinstance(annotation, str):

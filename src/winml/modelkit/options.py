@@ -113,6 +113,7 @@ _OptionsT = TypeVar("_OptionsT", bound=pydantic.BaseModel)
 
 
 def _default_keyword(field: Field) -> dict[str, Any]:
+    """Return the default of a field as a keyword of :class:`pydantic.Field`; each record gets a copy of a mapping."""
     is_mapping = isinstance(field.default, dict)
     return {"default_factory": field.default.copy} if is_mapping else {"default": field.default}
 
@@ -135,7 +136,7 @@ def _limited_type(field: Field) -> Any:
 
 
 def nearest(text: str, names: Iterable[str]) -> str | None:
-    """Return the member of ``names`` most similar to ``word``, or None."""
+    """Return the member of ``names`` most similar to ``text``, or None."""
     text, candidates = text.lower(), {candidate.lower(): candidate for candidate in sorted(names)}
     matches = difflib.get_close_matches(text, candidates, n=1, cutoff=0.5)
     if matches:
@@ -341,12 +342,14 @@ def load_metadata(text: str) -> Any:
 
 
 def _parse_int64(digits: str) -> int:
+    """Parse an integer; raises ValueError beyond 64 bits."""
     if len(digits) > _INT64_DIGITS or not -(1 << 63) <= int(digits) < 1 << 63:
         raise ValueError(f"the number {digits[:_INT64_DIGITS]}… has more than 64 bits")
     return int(digits)
 
 
 def _parse_finite_float(digits: str) -> float:
+    """Parse a number; raises ValueError for an infinity."""
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError(f"the number {digits[:_INT64_DIGITS]} is not finite")
@@ -358,7 +361,11 @@ _INT64_DIGITS = 20
 
 
 def _refuse_unprocessable_values(value: Any) -> None:
-    """Refuse values that Python parses but cannot process later: deep nesting, and texts that UTF-8 cannot encode."""
+    """Refuse values that Python parses but cannot process later: deep nesting, and texts that UTF-8 cannot encode.
+
+    Raises:
+        JsonError: there is such a value.
+    """
     level = [value]
     for _ in range(_DEEPEST):
         children: list[Any] = []
@@ -376,6 +383,7 @@ def _refuse_unprocessable_values(value: Any) -> None:
 
 
 def _refuse_lone_surrogates(text: str) -> None:
+    """Raise JsonError for half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -393,6 +401,7 @@ class _DuplicateKeyError(ValueError):
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
+    """Make an object of its JSON members; raises _DuplicateKeyError for a repeated key. Hook of :func:`json.loads`."""
     members: dict[str, object] = {}
     for key, value in pairs:
         if key in members:
@@ -402,6 +411,7 @@ def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, object]:
 
 
 def _refuse_nan(name: str) -> None:
+    """Raise ValueError for NaN or an infinity."""
     # Python accepts NaN and infinities, which are invalid JSON and which no option needs.
     raise ValueError(f"{name} is not a JSON value")
 
@@ -457,6 +467,7 @@ def options_of(
 def _convert_validation_error(
     options: type[pydantic.BaseModel], error: pydantic.ValidationError, label: str
 ) -> ConfigError:
+    """Convert the first problem of pydantic into a ConfigError; a misspelled key comes before all other problems."""
     problems = error.errors(include_url=False)
     # A misspelled key also leaves the correct key missing; report the misspelled key.
     problem = next((problem for problem in problems if problem["type"] == "extra_forbidden"), problems[0])
@@ -480,6 +491,7 @@ def _convert_validation_error(
 
 
 def _key_hint(record: type[pydantic.BaseModel], key: str | int) -> str:
+    """Return the hint of ``ways_out`` for a key, with options spelled; empty without a hint."""
     hint = record.ways_out.get(str(key), "") if issubclass(record, Options) else ""
     return re.sub(r"\{(\w+)\}", lambda option: spell(option[1]), hint)
 

@@ -1,4 +1,4 @@
-"""Times the steps of a flow and reports which one is running.
+"""Times the steps of a flow and reports the running step.
 
 A flow wraps each step in ``with clock.step(name)``; a listener shows the progress. Prints nothing.
 """

@@ -137,15 +137,17 @@ class Names(Mapping[str, T_co], Generic[T_co]):
     def __get_pydantic_json_schema__(
         self, schema: Any, handler: Callable[[Any], Mapping[str, Any]]
     ) -> dict[str, object]:
-        """Describe such a field by its names, including names of installed plug-ins."""
+        """Describe a field by its names, including names of installed plug-ins."""
         return {"enum": list(self.names), **handler(schema)}
 
     def _check_name(self, name: str) -> str:
+        """Return the name, as pydantic's validator of the field; raises ValueError if the name is unknown."""
         if name not in self:
             raise ValueError(f"no such {self.kind}. {self._suggestion_text(name)}")
         return name
 
     def _suggestion_text(self, name: str) -> str:
+        """Return the nearest name as a question, or else the list of all names."""
         from winml.modelkit.options import nearest  # imports pydantic
 
         guess = nearest(name, self.names)
@@ -223,6 +225,7 @@ class Registry(Names[T_co]):
         return (*self._built_in, *self._name_owners())
 
     def _check_name(self, name: str) -> str:
+        """Return the name, after an import of its plug-in; raises UsageError if the plug-in is unusable."""
         if super()._check_name(name) not in self._built_in:
             self[name]
         return name
@@ -260,6 +263,7 @@ class Registry(Names[T_co]):
         )
 
     def _group_plug_ins(self) -> tuple[PlugIn, ...]:
+        """Return the installed plug-ins of the group, also those without an own name."""
         return _read_entry_points(search_path()).get(self.group, ())
 
     def _name_owners(self) -> Mapping[str, PlugIn]:
@@ -271,6 +275,7 @@ class Registry(Names[T_co]):
         return owners
 
     def _mark_unreachable(self, plug_in: PlugIn) -> PlugIn:
+        """Return a plug-in with the problem that another object owns its name."""
         owner = "winml" if plug_in.name in self._built_in else self._name_owners()[plug_in.name].package
         return replace(plug_in, problem=f"{owner} has a {self.kind} of this name")
 
@@ -285,6 +290,7 @@ class Registry(Names[T_co]):
         return result
 
     def _load_plug_in(self, plug_in: PlugIn) -> tuple[str, Any]:
+        """Import and check the object of a plug-in; return the problem (empty: usable) and the object."""
         problem, value = _import_plug_in(plug_in.target)
         if problem:
             return problem, None
@@ -331,6 +337,7 @@ def search_path() -> tuple[str, ...]:
 
 
 def _import_object(target: str) -> Any:
+    """Import ``module:object``, or ``module`` alone."""
     module, _, name = target.partition(":")
     return functools.reduce(getattr, name.split(".") if name else (), importlib.import_module(module))
 
@@ -436,11 +443,13 @@ def _is_from_importlib_metadata(error: BaseException) -> bool:
 
 
 def _contract_mismatch_text(contracts: Iterable[str]) -> str:
+    """Describe the contracts of a package that do not include the current contract."""
     names = ", ".join(contracts) or "none"
     return f"its package is for contract {names} (group {_NAMESPACE}.{_CONTRACT}), and this winml has {CONTRACT}"
 
 
 def _plug_in_folders(path_entries: Iterable[str]) -> Iterator[Path]:
+    """Yield the metadata folders of packages with entry points for winml."""
     for folder in _metadata_folders(path_entries):
         try:
             content = (folder / _ENTRY_POINTS).read_bytes()
@@ -451,6 +460,7 @@ def _plug_in_folders(path_entries: Iterable[str]) -> Iterator[Path]:
 
 
 def _metadata_folders(path_entries: Iterable[str]) -> Iterator[Path]:
+    """Yield the metadata folders of the packages on a search path, sorted within each entry."""
     for path_entry in path_entries:
         try:
             with os.scandir(path_entry or os.curdir) as entries:

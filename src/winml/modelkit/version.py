@@ -34,7 +34,7 @@ def install_command(extra: str) -> str:
 
 
 def _source_folder(direct_url: str | None) -> Path | None:
-    """Return the source folder of an installation, read from ``direct_url.json`` of pip; None if it does not exist."""
+    """Return the source folder of an installation, read from ``direct_url.json`` of pip; None if missing."""
     # Imported late: this module is imported before the working directory leaves the search path.
     import json
     from pathlib import Path
