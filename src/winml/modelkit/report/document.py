@@ -38,13 +38,13 @@ Kind = Literal[
 """Type of the values of a column. A ``name`` is an identifier, such as the name of a node."""
 
 
-def _count(value: float) -> str:
+def _format_count(value: float) -> str:
     """Format a count; a mean of counts may have decimals."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 _WRITTEN: Mapping[Kind, Callable[[float], str]] = {
-    "count": _count,
+    "count": _format_count,
     "parameters": lambda value: count_words(int(value)),
     "bytes": lambda value: size_words(int(value)),
     "latency": time_words,
@@ -145,7 +145,7 @@ class Column:
             case _ if not math.isfinite(cell):
                 return {math.inf: "∞", -math.inf: "-∞"}.get(cell, MISSING)
             case _:
-                return _WRITTEN.get(self.kind, _count)(cell)
+                return _WRITTEN.get(self.kind, _format_count)(cell)
 
 
 def columns(*columns: str | tuple[str, Kind] | Column) -> list[Column]:
@@ -174,7 +174,7 @@ class Fields:
     def visible(self, detail: Detail) -> list[tuple[str, str]]:
         """Return label and value of the rows up to a detail level."""
         visible_rows = (row for row in self.rows if len(row) == 2 or row[2] <= detail)
-        return [(row[0], _shorten_text(row[1], detail)) for row in visible_rows if row[1] is not None]
+        return [(row[0], _text_for_detail(row[1], detail)) for row in visible_rows if row[1] is not None]
 
 
 @dataclass(frozen=True)
@@ -208,24 +208,24 @@ class Table:
         return replace(
             self,
             columns=[self.columns[index] for index in columns],
-            rows=[[_shorten_cell(row[index], detail) for index in columns] for row in rows],
+            rows=[[_cell_for_detail(row[index], detail) for index in columns] for row in rows],
             brief=None,
             rest=self.rest.replace("{}", str(len(self.rows) - len(rows))) if len(rows) < len(self.rows) else "",
         )
 
 
-def _shorten_text(text: str | Shortened, detail: Detail) -> str:
+def _text_for_detail(text: str | Shortened, detail: Detail) -> str:
     if isinstance(text, Shortened):
         return text.short if detail is Detail.ALWAYS else text.full
     return text
 
 
-def _shorten_cell(cell: Cell, detail: Detail) -> Cell:
+def _cell_for_detail(cell: Cell, detail: Detail) -> Cell:
     match cell:
         case Nested():
             return cell.path if detail is Detail.PAGE else "  " * cell.level + cell.name
         case Shortened():
-            return _shorten_text(cell, detail)
+            return _text_for_detail(cell, detail)
         case _:
             return cell
 
@@ -461,14 +461,14 @@ def visible(blocks: Iterable[Block], detail: Detail) -> Iterator[Block]:
                 yield block
 
 
-def first_of(words: Sequence[str], count: int, more: str) -> Shortened:
+def first_of(texts: Sequence[str], count: int, ending: str) -> Shortened:
     """Shorten a list for a terminal to its first words; a single remaining word is not cut off.
 
     >>> first_of(["Add", "Mul", "Exp"], 1, "and {} others")
     Shortened(short='Add, and 2 others', full='Add, Mul, Exp')
     """
-    brief = words if len(words) <= count + 1 else [*words[:count], more.format(len(words) - count)]
-    return Shortened(", ".join(brief), ", ".join(words))
+    brief = texts if len(texts) <= count + 1 else [*texts[:count], ending.format(len(texts) - count)]
+    return Shortened(", ".join(brief), ", ".join(texts))
 
 
 def note_fields(notes: Iterable[str]) -> list[Field]:

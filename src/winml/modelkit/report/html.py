@@ -32,10 +32,10 @@ def render_html(document: doc.Document) -> str:
     blocks = list(doc.visible(document.page_blocks, doc.Detail.PAGE))
     facts = blocks.pop(0) if blocks and isinstance(blocks[0], doc.Fields) else doc.Fields(())
     rows = facts.visible(doc.Detail.PAGE) if isinstance(facts, doc.Fields) else []
-    return _template().render(
+    return _load_template().render(
         document=document,
         facts=[row for row in rows if row[0] != NOTE],
-        notes=[words for label, words in rows if label == NOTE],
+        notes=[text for label, text in rows if label == NOTE],
         blocks=blocks,
         page=doc.Detail.PAGE,
         earlier=doc.EARLIER,
@@ -53,7 +53,7 @@ def _read_resource(name: str) -> str:
 
 
 @cache
-def _template() -> Template:
+def _load_template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_make_printable)
@@ -106,12 +106,12 @@ def _td_class(column: doc.Column, cells: Sequence[doc.Cell]) -> str:
 def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
     number = cell if isinstance(cell, doc.Number) else doc.Number(cell if isinstance(cell, (int, float)) else None)
     value = number.value if column.is_number and number.value is not None and math.isfinite(number.value) else None
-    words = column.words(cell)
+    text = column.words(cell)
     link = cell if isinstance(cell, doc.Linked) else None
-    pieces = re.split(r"(?<=[./])(?=.)", words) if style.startswith("long") else [words]
-    share = _percent(value) if column.kind == "share" and value is not None else ""
+    pieces = re.split(r"(?<=[./])(?=.)", text) if style.startswith("long") else [text]
+    share = _css_percent(value) if column.kind == "share" and value is not None else ""
     return _PageCell(
-        pieces, " ".join(filter(None, (style, column.tones.get(words, "")))), value, number.earlier, share, link
+        pieces, " ".join(filter(None, (style, column.tones.get(text, "")))), value, number.earlier, share, link
     )
 
 
@@ -121,7 +121,7 @@ SMALLEST_MARK, LARGEST_MARK = 1.0, 1.8
 """Chosen: sizes of the smallest and of the largest mark, in heights of a letter."""
 
 
-def _percent(share: float) -> str:
+def _css_percent(share: float) -> str:
     """Format a share as a CSS length in percent, clipped to 0–100.
 
     >>> _percent(0.5), _percent(1.2)
@@ -137,13 +137,13 @@ class _Scale:
     low: float
     high: float
 
-    def place(self, value: float) -> float:
+    def position(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def span(self, low: float, high: float) -> tuple[str, str]:
         """Return start and length of the line between two values."""
-        left, right = (min(max(self.place(value), 0.0), 1.0) for value in (low, high))
-        return _percent(left), _percent(right - left)
+        start, end = (min(max(self.position(value), 0.0), 1.0) for value in (low, high))
+        return _css_percent(start), _css_percent(end - start)
 
 
 def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str]]]:
@@ -157,7 +157,7 @@ def _bar_rows(chart: doc.Bars) -> list[tuple[doc.Bar, tuple[str, str]]]:
 class _DotRow:
     dot: doc.Dot
     mark: str
-    place: str
+    position: str
     size: str
     interval: tuple[str, str] | None
     bar: tuple[str, str]
@@ -188,7 +188,7 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
         _DotRow(
             dot,
             _MARKS[dot.grade],
-            _percent(values.place(dot.value)),
+            _css_percent(values.position(dot.value)),
             f"{SMALLEST_MARK + (LARGEST_MARK - SMALLEST_MARK) * dot.size / largest:.2f}",
             None if dot.low is None or dot.high is None else values.span(dot.low, dot.high),
             bars.span(min(0.0, dot.bar), max(0.0, dot.bar)),
@@ -197,8 +197,8 @@ def _dot_chart(chart: doc.Dots) -> _DotChart:
     ]
     return _DotChart(
         rows,
-        value_line="" if chart.value_line is None else _percent(values.place(chart.value_line)),
-        bar_line="" if chart.bar_line is None else _percent(bars.place(chart.bar_line)),
+        value_line="" if chart.value_line is None else _css_percent(values.position(chart.value_line)),
+        bar_line="" if chart.bar_line is None else _css_percent(bars.position(chart.bar_line)),
         ends=(f"{values.low:.3g}", f"{values.high:.3g}"),
     )
 

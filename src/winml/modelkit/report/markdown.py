@@ -26,11 +26,11 @@ def render_markdown(document: doc.Document, *, level: int = 1, detail: doc.Detai
     """
     groups = [[f"{'#' * level} {_markdown_text(document.title)}"]] if document.title else []
     groups += [[_line_text(document.introduction)]] if document.introduction else []
-    groups += _groups(doc.visible(document.page_blocks, detail), level + 1)
+    groups += _format_blocks(doc.visible(document.page_blocks, detail), level + 1)
     return "\n\n".join("\n".join(group) for group in groups) + "\n"
 
 
-def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
+def _format_blocks(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
     """Yield the lines of each block; blocks are separated by an empty line."""
     for block in blocks:
         match block:
@@ -51,7 +51,7 @@ def _groups(blocks: Iterable[doc.Block], level: int) -> Iterator[list[str]]:
                 yield [_line_text(block.words)]
             case doc.Section():
                 yield [f"{'#' * level} {(_code_span if block.is_name else _markdown_text)(block.heading)}"]
-                yield from _groups(block.blocks, level + 1)
+                yield from _format_blocks(block.blocks, level + 1)
             case doc.Boxes() | doc.Bars() | doc.Dots():
                 pass
 
@@ -69,9 +69,9 @@ def _row_text(cells: Iterable[str]) -> str:
 
 
 def _cell_text(column: doc.Column, cell: doc.Cell) -> str:
-    words = column.words(cell)
+    content = column.words(cell)
     # A table ends a cell at a pipe, in code as well.
-    text = _code_span(words).replace("|", "\\|") if column.kind == "name" and words else _markdown_text(words)
+    text = _code_span(content).replace("|", "\\|") if column.kind == "name" and content else _markdown_text(content)
     return (
         f"{text} ({_markdown_text(cell.label)}: {_markdown_text(cell.target)})"
         if isinstance(cell, doc.Linked)
@@ -84,7 +84,7 @@ def _tree_lines(tree: doc.Tree) -> Iterator[str]:
         printable(f"{'  ' * level}{'  '.join(filter(None, (branch.name, branch.path)))}{branch.words}")
         for branch, level in tree.root.walk()
     ]
-    fence = _fence("\n".join(lines), least=3)
+    fence = _backquote_fence("\n".join(lines), minimum=3)
     yield f"{fence}text"
     yield from lines
     yield fence
@@ -115,11 +115,11 @@ def _code_span(text: str) -> str:
     '`` a`b ``'
     """
     text = printable(text)
-    fence = _fence(text, least=1)
+    fence = _backquote_fence(text, minimum=1)
     space = " " if "`" in text or not text else ""
     return f"{fence}{space}{text}{space}{fence}"
 
 
-def _fence(text: str, *, least: int) -> str:
+def _backquote_fence(text: str, *, minimum: int) -> str:
     """Return a fence that is longer than every run of backquotes in the text."""
-    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), 0)
+    return "`" * max(minimum, *(len(run) + 1 for run in re.findall("`+", text)), 0)

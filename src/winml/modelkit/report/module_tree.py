@@ -39,13 +39,13 @@ class DisplayedModule(Generic[_Item]):
     hidden: int
     """Number of omitted modules below the last displayed level."""
 
-    def name(self, of: Callable[[_Item], str]) -> str:
+    def name(self, name_of: Callable[[_Item], str]) -> str:
         """Return the name of the module; for equal modules the range of names: ``BertLayer.0 … .11``."""
-        first, last = of(self.item), of(self.last)
-        if first == last:
-            return first
-        head, dot, tail = last.rpartition(".")
-        return f"{first} … {dot}{tail}" if dot and first.startswith(f"{head}.") else f"{first} … {last}"
+        start, stop = name_of(self.item), name_of(self.last)
+        if start == stop:
+            return start
+        head, dot, tail = stop.rpartition(".")
+        return f"{start} … {dot}{tail}" if dot and start.startswith(f"{head}.") else f"{start} … {stop}"
 
     @property
     def count_words(self) -> str:
@@ -62,17 +62,17 @@ class _TreeFolder(Generic[_Item]):
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """Displayed facts of a module and the numbers of its children → number. Equal numbers mean equal modules."""
 
-    def fold(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
+    def fold(self, modules: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
         """Return the displayed modules of one level, and the number of each module."""
         rows: list[DisplayedModule[_Item]] = []
         numbers: list[int] = []
-        for item in items:
-            children, child_rows = self.fold(self.children_of(item), level + 1)
-            number = self.numbers.setdefault((self.facts_of(item), child_rows), len(self.numbers))
+        for module in modules:
+            children, child_rows = self.fold(self.children_of(module), level + 1)
+            number = self.numbers.setdefault((self.facts_of(module), child_rows), len(self.numbers))
             numbers.append(number)
             is_last_level = self.limits.depth is not None and level >= self.limits.depth
             hidden = sum(child.count * (1 + child.hidden) for child in children) if is_last_level else 0
-            rows.append(DisplayedModule(item, item, 1, () if is_last_level else children, hidden))
+            rows.append(DisplayedModule(module, module, 1, () if is_last_level else children, hidden))
         return tuple(self._fold_runs(rows, numbers)), tuple(numbers)
 
     def _fold_runs(
@@ -83,9 +83,9 @@ class _TreeFolder(Generic[_Item]):
             stop = start + 1
             while stop < len(modules) and numbers[stop] == numbers[start]:
                 stop += 1
-            first = modules[start]
+            head = modules[start]
             if self.limits.folds and stop - start >= FEWEST_FOLDED:
-                yield DisplayedModule(first.item, modules[stop - 1].item, stop - start, first.children, first.hidden)
+                yield DisplayedModule(head.item, modules[stop - 1].item, stop - start, head.children, head.hidden)
             else:
                 yield from modules[start:stop]
             start = stop

@@ -86,8 +86,8 @@ def _print_blocks(blocks: Sequence[doc.Block], console: Console, label_width: in
 
 def _branch_text(branch: doc.Branch) -> Text:
     parts = ((branch.name, "dim" if branch.is_dim else "bold"), (f" {branch.path}" if branch.path else "", "dim"))
-    words = (branch.words, "dim" if branch.is_dim else "")
-    return Text.assemble(*((printable(text), style) for text, style in (*parts, words)))
+    details = (branch.words, "dim" if branch.is_dim else "")
+    return Text.assemble(*((printable(text), style) for text, style in (*parts, details)))
 
 
 def _add_branches(tree: rich_tree.Tree, branches: Iterable[doc.Branch]) -> None:
@@ -103,20 +103,20 @@ def _print_table(table: doc.Table, console: Console) -> None:
     names = [printable(column.name) for column in table.columns]
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     gaps = 2 * _GAP * (len(widths) - 1)
-    texts = [width for column, width in zip(table.columns, widths, strict=True) if not column.is_number]
-    min_width = sum(widths) - sum(texts) + sum(min(width, _LEAST_TEXT) for width in texts) + gaps
+    text_widths = [width for column, width in zip(table.columns, widths, strict=True) if not column.is_number]
+    min_width = sum(widths) - sum(text_widths) + sum(min(width, _LEAST_TEXT) for width in text_widths) + gaps
     console_width = console.width
     if min_width > console_width:
         console.width = sum(widths) + gaps
     try:
-        console.print(_rich_table(table.columns, rows), crop=False)
+        console.print(_make_rich_table(table.columns, rows), crop=False)
     finally:
         console.width = console_width
     if table.rest:
         console.print(Text(printable(table.rest)), soft_wrap=True)
 
 
-def _rich_table(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) -> rich_table.Table:
+def _make_rich_table(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) -> rich_table.Table:
     heads = [
         rich_table.Column(
             Text(printable(column.name)),
@@ -130,6 +130,6 @@ def _rich_table(columns: Sequence[doc.Column], rows: Iterable[Sequence[str]]) ->
     ]
     table = rich_table.Table(*heads, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        tones = (_TONES.get(column.tones.get(words, ""), "") for column, words in zip(columns, row, strict=True))
+        tones = (_TONES.get(column.tones.get(text, ""), "") for column, text in zip(columns, row, strict=True))
         table.add_row(*map(Text, row, tones))
     return table
