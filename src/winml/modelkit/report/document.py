@@ -1,7 +1,7 @@
 """Document of a report: fields, tables, trees and charts of typed values, rendered in a terminal, Markdown or HTML.
 
 A subject is described once, as a :class:`Document`. Blocks of the longer output formats are marked with a
-:class:`Detail`. Numbers are formatted here, so that every format prints the same text. Renders nothing.
+:class:`Detail`. Numbers are formatted here, so every format prints the same text. Renders nothing.
 """
 
 from __future__ import annotations
@@ -215,12 +215,14 @@ class Table:
 
 
 def _text_for_detail(text: str | Shortened, detail: Detail) -> str:
+    """Return the short text in a terminal without ``--verbose``, else the full text."""
     if isinstance(text, Shortened):
         return text.short if detail is Detail.ALWAYS else text.full
     return text
 
 
 def _cell_for_detail(cell: Cell, detail: Detail) -> Cell:
+    """Return a cell as a detail level displays it: module names indented or as paths, texts short or full."""
     match cell:
         case Nested():
             return cell.path if detail is Detail.PAGE else "  " * cell.level + cell.name

@@ -54,6 +54,7 @@ def _read_resource(name: str) -> str:
 
 @cache
 def _load_template() -> Template:
+    """Load the template of a page, with the tests and filters that it uses."""
     import jinja2
 
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_make_printable)
@@ -98,12 +99,14 @@ def _cell_rows(table: doc.Table) -> list[list[_PageCell]]:
 
 
 def _td_class(column: doc.Column, cells: Sequence[doc.Cell]) -> str:
+    """Return the CSS class of the cells of a column: ``number``, ``long`` or empty."""
     if column.is_number:
         return "number"
     return "long" if any(len(column.words(cell)) > LONG for cell in cells) else ""
 
 
 def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
+    """Return a table cell as text pieces, CSS classes, and the value for sorting."""
     number = cell if isinstance(cell, doc.Number) else doc.Number(cell if isinstance(cell, (int, float)) else None)
     value = number.value if column.is_number and number.value is not None and math.isfinite(number.value) else None
     text = column.words(cell)
@@ -124,7 +127,7 @@ SMALLEST_MARK, LARGEST_MARK = 1.0, 1.8
 def _css_percent(share: float) -> str:
     """Format a share as a CSS length in percent, clipped to 0–100.
 
-    >>> _percent(0.5), _percent(1.2)
+    >>> _css_percent(0.5), _css_percent(1.2)
     ('50.00', '100.00')
     """
     return f"{100 * min(max(share, 0.0), 1.0):.2f}"
@@ -138,6 +141,7 @@ class _Scale:
     high: float
 
     def position(self, value: float) -> float:
+        """Return the position of a value; 0 if the scale has no extent."""
         return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
 
     def span(self, low: float, high: float) -> tuple[str, str]:
@@ -237,6 +241,7 @@ def _box_data(chart: doc.Boxes) -> str:
 
 
 def _box_rows(chart: doc.Boxes, numbers: dict[str, int]) -> Iterator[list[object]]:
+    """Yield each box as a JSON array: number of the parent (-1: none), texts, size, shade, mark and details."""
     for box in chart.boxes:
         parent = numbers.get(box.parent, -1) if box.parent else -1
         texts = [printable(text) for text in (box.label, box.kind, box.words)]

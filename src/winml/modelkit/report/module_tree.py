@@ -1,7 +1,6 @@
 """Selection of the modules in a displayed tree: equal consecutive modules are folded, deep modules are omitted.
 
-Two modules are equal if their classes and displayed facts are equal, and so are all modules inside them. Renders
-nothing.
+Two modules are equal if classes, displayed facts and all inner modules are equal. Renders nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ class _TreeFolder(Generic[_Item]):
     def _fold_runs(
         self, modules: Sequence[DisplayedModule[_Item]], numbers: Sequence[int]
     ) -> Iterator[DisplayedModule[_Item]]:
+        """Yield the modules of one level; consecutive modules with equal numbers become one entry."""
         start = 0
         while start < len(modules):
             stop = start + 1

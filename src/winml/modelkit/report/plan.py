@@ -1,4 +1,4 @@
-"""Plan of a verb: the files it would read, write and remove, and its steps.
+"""Plan of a verb: its steps, and the files to read, write and remove.
 
 Standard library only: requests are refused, and plans made, before a model library is imported.
 """

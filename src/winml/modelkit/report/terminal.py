@@ -85,6 +85,7 @@ def _print_blocks(blocks: Sequence[doc.Block], console: Console, label_width: in
 
 
 def _branch_text(branch: doc.Branch) -> Text:
+    """Format the name, path and details of a tree entry."""
     parts = ((branch.name, "dim" if branch.is_dim else "bold"), (f" {branch.path}" if branch.path else "", "dim"))
     details = (branch.words, "dim" if branch.is_dim else "")
     return Text.assemble(*((printable(text), style) for text, style in (*parts, details)))
