@@ -53,9 +53,9 @@ class _ListedName(click.types.StringParamType):
         return [CompletionItem(f"{earlier}{comma}{name}") for name in names if name.startswith(prefix)]
 
 
-def _registry_lister(module: str, name: str, *more: str) -> Callable[[click.Context], Iterable[str]]:
+def _registry_lister(module: str, name: str, *extra_names: str) -> Callable[[click.Context], Iterable[str]]:
     """Return a function that lists the names of a registry, imported when a shell requests it."""
-    return lambda _ctx: (*getattr(importlib.import_module(f"winml.modelkit.{module}"), name), *more)
+    return lambda _ctx: (*getattr(importlib.import_module(f"winml.modelkit.{module}"), name), *extra_names)
 
 
 def _task_names(_ctx: click.Context) -> Iterable[str]:

@@ -55,10 +55,10 @@ def catch_signals() -> None:
         number = getattr(signal, name)
         # A shell that starts a command in the background, or nohup, may have set a signal to be ignored.
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            _earlier[number] = signal.signal(number, _interrupt)
+            _earlier[number] = signal.signal(number, _raise_interruption)
 
 
-def _interrupt(number: int, _frame: object) -> None:
+def _raise_interruption(number: int, _frame: object) -> None:
     _received.append(number)
     raise KeyboardInterrupt
 
@@ -102,8 +102,8 @@ def _convert_error(error: Exception) -> WinMLError | None:
     """Convert an error of the system or of an installed package into a WinMLError; None: a bug in winml."""
     if _errors.is_out_of_memory(error):
         return _errors.out_of_memory_error(error)
-    if isinstance(error, OSError) and (system_error := _system_error(error)) is not None:
-        return system_error
+    if isinstance(error, OSError) and (converted := _convert_system_error(error)) is not None:
+        return converted
     if damage := damaged_package(error):
         package, file = damage
         return InputError(
@@ -120,7 +120,7 @@ def _convert_error(error: Exception) -> WinMLError | None:
     return import_error(error)
 
 
-def _system_error(error: OSError) -> WinMLError | None:
+def _convert_system_error(error: OSError) -> WinMLError | None:
     if _raises_os_error(Path.cwd):
         return InputError(
             "the working directory was deleted, by code of the model or by another process",
@@ -199,8 +199,8 @@ def tell_settled() -> None:
         from winml.modelkit.onnx.files.recovery import unfinished_notes
 
         notes += unfinished_notes(paths)
-    for words in notes:
-        tell(f"note: {words}")
+    for note in notes:
+        tell(f"note: {note}")
 
 
 def _short_path(path: Path) -> str:

@@ -71,8 +71,8 @@ class WinMLCommand(DocumentedCommand):
         position = next((number for number, param in enumerate(self.params) if param.name == "ep"), None)
         if position is None:
             return
-        words = "Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it."
-        field = Field("ep_library", str, (), DEVICE, text=words)
+        text = "Library of a plug-in execution provider. The variable WINML_EP_LIBRARY also takes it."
+        field = Field("ep_library", str, (), DEVICE, text=text)
         option = GroupedOption(["--ep-library"], field, multiple=True, metavar="NAME=PATH")
         self.params.insert(position + 1, option)
 
@@ -179,12 +179,12 @@ def report_click_error(error: click.ClickException) -> int:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return True if an error, or an error in its chain of causes, is due to a lack of memory."""
     for link in error_chain(error):
-        words = str(link)
+        text = str(link)
         if isinstance(link, MemoryError) or getattr(link, "errno", None) == errno.ENOMEM:
             return True
-        if isinstance(link, (ImportError, OSError, RuntimeError)) and any(word in words for word in _MEMORY_WORDS):
+        if isinstance(link, (ImportError, OSError, RuntimeError)) and any(phrase in text for phrase in _MEMORY_WORDS):
             return True
-        if isinstance(link, SystemError) and _LOST_ERROR in words:
+        if isinstance(link, SystemError) and _LOST_ERROR in text:
             return True
     return False
 
@@ -193,5 +193,5 @@ def out_of_memory_error(error: BaseException) -> WinMLError:
     """Return the error for a lack of memory, with the files of the command and the reason of the failing step."""
     reason = first_line(error)
     files = f" for {', '.join(_named_paths)}" if _named_paths else ""
-    words = "" if reason == type(error).__name__ else f": {reason}"
-    return WinMLError(f"not enough memory{files}{words}", hint=_MEMORY_HINT)
+    reason_text = "" if reason == type(error).__name__ else f": {reason}"
+    return WinMLError(f"not enough memory{files}{reason_text}", hint=_MEMORY_HINT)

@@ -113,7 +113,7 @@ def run_verb(
     describe: Callable[[RecordT], Document],
     write: Callable[[RecordT], list[Path]] = lambda _record: [],
 ) -> None:
-    """Plan a request; print the plan for ``--dry-run``, else run it and print its record.
+    """Plan a request; print the plan for ``--dry-run``, else run the plan and print the record.
 
     Args:
         request: The request.

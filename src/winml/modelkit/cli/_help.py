@@ -66,9 +66,9 @@ class GroupedOption(click.Option):
             ctx: The context of the command.
             is_brief: One spelling, the first sentence, and of the remarks only a default of one word.
         """
-        words = _help_words(self.help, ctx, is_brief=is_brief)
+        description = _help_words(self.help, ctx, is_brief=is_brief)
         remarks = self.remarks(ctx, is_brief=is_brief)
-        return self._spelling_words(ctx, is_brief=is_brief), f"{words}  [{remarks}]" if remarks else words
+        return self._spelling_words(ctx, is_brief=is_brief), f"{description}  [{remarks}]" if remarks else description
 
     def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
         """Return the default, the limits of numbers, and whether the option is repeatable or required."""
@@ -104,8 +104,8 @@ def _help_words(text: str, ctx: click.Context, *, is_brief: bool = False) -> str
     """Format a help text: remove code marks, spell option names as flags; brief: the first sentence only."""
     options = (param for param in ctx.command.params if isinstance(param, click.Option))
     flags = {option.name: _brief_spellings(option.opts)[0] for option in options}
-    words = re.sub(r"`([^`]*)`", lambda match: flags.get(match[1], match[1]), text)
-    return f"{words.partition('. ')[0]}." if is_brief and ". " in words else words
+    help_text = re.sub(r"`([^`]*)`", lambda match: flags.get(match[1], match[1]), text)
+    return f"{help_text.partition('. ')[0]}." if is_brief and ". " in help_text else help_text
 
 
 def _brief_spellings(names: Sequence[str]) -> tuple[str, ...]:
@@ -142,8 +142,8 @@ class DocumentedCommand(click.Command):
         description, _, self.epilog = inspect.cleandoc(self.help or "").partition("\n\nExamples:\n")
         self.help = description
         field = Field("help_all", bool, False, GENERAL, text="Show every option and exit.")
-        show_all: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all}
-        self.params.append(GroupedOption([_HELP_ALL], field, **show_all))
+        flag: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "callback": _show_all_options}
+        self.params.append(GroupedOption([_HELP_ALL], field, **flag))
         self.context_settings = {**HELP_SETTINGS, **self.context_settings}
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -151,7 +151,7 @@ class DocumentedCommand(click.Command):
         _write_help(self, ctx, formatter)
 
 
-def _show_all(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:
+def _show_all_options(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:
     if is_requested and not ctx.resilient_parsing:
         ctx.meta[_IS_WHOLE] = True
         click.echo(ctx.get_help(), color=ctx.color)
@@ -192,7 +192,7 @@ def _write_help(command: click.Command, ctx: click.Context, formatter: click.Hel
         if not selection:
             hidden_groups += [group] if group != GENERAL else []
             continue
-        with formatter.section(_heading(group)):
+        with formatter.section(_format_heading(group)):
             _write_rows(formatter, [option_row(param, ctx, is_brief=not is_whole) for param in selection])
     if isinstance(command, click.Group):
         _write_verbs(command, ctx, formatter, is_whole=is_whole)
@@ -211,8 +211,8 @@ def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]])
     indent = " " * formatter.current_indent
     width = min(max(len(names) for names, _ in rows), _NAMES) + 2
     text_width = max(formatter.width - width - len(indent), _NAMES)
-    for names, words in rows:
-        lines = textwrap.wrap(words, text_width, break_on_hyphens=False, break_long_words=False)
+    for names, description in rows:
+        lines = textwrap.wrap(description, text_width, break_on_hyphens=False, break_long_words=False)
         if len(names) > width - 2:
             formatter.write(f"{indent}{names}\n")
             names = ""
@@ -221,7 +221,7 @@ def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]])
             names = ""
 
 
-def _heading(group: str) -> str:
+def _format_heading(group: str) -> str:
     """Format a heading, bold in a terminal; click removes the style elsewhere."""
     return group if os.environ.get("NO_COLOR") else click.style(group, bold=True)
 
@@ -236,10 +236,10 @@ def _write_text(formatter: click.HelpFormatter, text: str) -> None:
 def _write_verbs(group: click.Group, ctx: click.Context, formatter: click.HelpFormatter, *, is_whole: bool) -> None:
     """Write the subcommands of a group; whole: with the options of each subcommand."""
     commands = {name: group.commands[name] for name in group.list_commands(ctx)}
-    with formatter.section(_heading("Commands")):
+    with formatter.section(_format_heading("Commands")):
         formatter.write_dl([(name, command.get_short_help_str(WIDTH)) for name, command in commands.items()])
     for name, command in commands.items() if is_whole else ():
         context = click.Context(command, info_name=name, parent=ctx)
         for heading, params in grouped_options(command, context).items():
-            with formatter.section(_heading(f"{name}: {heading}")):
+            with formatter.section(_format_heading(f"{name}: {heading}")):
                 _write_rows(formatter, [option_row(param, context) for param in params])

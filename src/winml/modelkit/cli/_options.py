@@ -40,6 +40,7 @@ class NonEmptyPath(click.Path):
 
 
 def _combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+
     def decorate(command: _F) -> _F:
         for option in reversed(options):
             command = option(command)
@@ -134,9 +135,9 @@ def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
     elif Path in kinds:
         settings["type"] = NonEmptyPath()
     elif float in kinds:
-        least = option.minimum if option.above is None else option.above
-        is_limited = least is not None or option.maximum is not None
-        limits = click.FloatRange(least, option.maximum, min_open=option.above is not None)
+        minimum = option.minimum if option.above is None else option.above
+        is_limited = minimum is not None or option.maximum is not None
+        limits = click.FloatRange(minimum, option.maximum, min_open=option.above is not None)
         settings["type"] = limits if is_limited else float
         metavar = metavar or "NUMBER"
     elif int in kinds and option.read is None:

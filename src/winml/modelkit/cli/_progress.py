@@ -55,7 +55,7 @@ class _LongSteps:
     def follow(self, head: str, step: RunningStep) -> bool:
         """Show a step until it is over; return False if the step was shown already."""
         with self._lock:
-            if any(step is other for _, other in self._steps):
+            if any(step is shown_step for _, shown_step in self._steps):
                 return False
             self._steps.append((head, step))
             if not self._is_followed:
@@ -78,7 +78,7 @@ class _LongSteps:
         while True:
             time.sleep(_TICK_S)
             with self._lock:
-                self._steps = [item for item in self._steps if not item[1].is_over]
+                self._steps = [entry for entry in self._steps if not entry[1].is_over]
                 if not self._steps:
                     self._is_followed = False
                     return
@@ -101,16 +101,16 @@ steps_paused = _LONG_STEPS.paused
 
 
 @contextmanager
-def shown_wait(words: str) -> Iterator[None]:
+def shown_wait(description: str) -> Iterator[None]:
     """Show the progress of long work inside the block; the line is erased from a terminal afterwards.
 
     Args:
-        words: Name of the work, such as ``comparing``.
+        description: Name of the work, such as ``comparing``.
     """
     from winml.modelkit.progress import RunningStep, running_step
 
     step = RunningStep()
-    _LONG_STEPS.follow(words, step)
+    _LONG_STEPS.follow(description, step)
     try:
         with running_step(step):
             yield
@@ -132,7 +132,7 @@ def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Callable[[in
         return
     if not own_stderr().isatty():
         with steps_paused():
-            yield _progress_lines(counted)
+            yield _progress_printer(counted)
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -149,14 +149,14 @@ def live_progress(*, quiet: bool, counted: str = "run") -> Iterator[Callable[[in
     task = bar.add_task("", total=1.0, counted="", left="")
     pace = _Pace()
 
-    def show(done: int, share: float) -> None:
+    def show_progress(completed: int, share: float) -> None:
         bar.start()
-        left = pace.left_words(time.monotonic(), share)
-        bar.update(task, completed=share, counted=count_noun(done, counted), left=left, refresh=True)
+        remaining_text = pace.left_words(time.monotonic(), share)
+        bar.update(task, completed=share, counted=count_noun(completed, counted), left=remaining_text, refresh=True)
 
     try:
         with steps_paused():
-            yield show
+            yield show_progress
     finally:
         if pace.began:
             bar.stop()
@@ -173,9 +173,9 @@ class _Pace:
 
     began: float = 0.0
     """Time of the first report."""
-    first: float = 0.0
+    start_share: float = 0.0
     """Completed share at the first report."""
-    last: float = 1.0
+    last_share: float = 1.0
     """Share of the latest report; a smaller share starts another measurement."""
 
     def left_words(self, now: float, share: float) -> str:
@@ -185,28 +185,28 @@ class _Pace:
             now: Seconds on a clock.
             share: Completed share of the measurement, 0 to 1.
         """
-        if share < self.last:
-            self.began, self.first = now, share
-        self.last = share
-        if not self.first < share < 1:
+        if share < self.last_share:
+            self.began, self.start_share = now, share
+        self.last_share = share
+        if not self.start_share < share < 1:
             return ""
-        return f"about {(now - self.began) * (1 - share) / (share - self.first):.0f} s left"
+        return f"about {(now - self.began) * (1 - share) / (share - self.start_share):.0f} s left"
 
 
-def _progress_lines(noun: str) -> Callable[[int, float], None]:
+def _progress_printer(noun: str) -> Callable[[int, float], None]:
     """Return a function that prints the progress of a measurement at most every :data:`LINE_S` seconds."""
     last, pace = time.monotonic(), _Pace()
 
-    def show(done: int, share: float) -> None:
+    def print_progress(completed: int, share: float) -> None:
         nonlocal last
         now = time.monotonic()
-        left = pace.left_words(now, share)
+        remaining_text = pace.left_words(now, share)
         if now - last >= LINE_S:
             last = now
-            words = [f"measuring: {count_noun(done, noun)}", f"{100 * share:.0f} %", left]
-            tell(", ".join(filter(None, words)))
+            texts = [f"measuring: {count_noun(completed, noun)}", f"{100 * share:.0f} %", remaining_text]
+            tell(", ".join(filter(None, texts)))
 
-    return show
+    return print_progress
 
 
 @contextmanager
@@ -226,12 +226,12 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
 
     running: dict[str, tuple[Cell, float, str]] = {}
 
-    def words(cell: Cell | CellResult) -> str:
+    def label(cell: Cell | CellResult) -> str:
         return printable(f"{cell.model} {settings_words(cell.settings)}".strip())
 
     def running_lines() -> Text:
         lines = [
-            f"  {time.monotonic() - start:6.0f} s  {words(cell)}: {step}" for cell, start, step in [*running.values()]
+            f"  {time.monotonic() - start:6.0f} s  {label(cell)}: {step}" for cell, start, step in [*running.values()]
         ]
         return Text("\n".join([f"{len(ended)} configurations completed, {len(running)} running", *lines]))
 
@@ -247,7 +247,7 @@ def sweep_progress(ended: list[str], *, quiet: bool) -> Iterator[SweepListener]:
         ended.append(result.cell_id)
         if not quiet:
             reason = f": {result.step}: {result.problem}" if result.problem else ""
-            tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {words(result)}{reason}")
+            tell(f"[{len(ended)}] {result.state:<6} {result.seconds:7.1f} s  {label(result)}{reason}")
 
     listener = SweepListener(add_cell, update_cell, end_cell, (lambda _words: None) if quiet else tell)
     if quiet or not own_stderr().isatty():

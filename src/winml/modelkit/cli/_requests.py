@@ -93,11 +93,11 @@ def config_option(help: str) -> Callable[[_F], _F]:
     return option("config", str, help, MODEL, short="-c", metavar="JSON", is_common=True)
 
 
-def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConfig:
-    """Read a build config, or one of its sections; print notes on changed and unused keys.
+def read_build_config(text_or_path: str | None, *, section: str = "") -> WinMLBuildConfig:
+    """Read a build config, or a single section; print notes on changed and unused keys.
 
     Args:
-        place: File or text; None: the default config.
+        text_or_path: File or text; None: the default config.
         section: Section that may be passed without the enclosing config.
 
     Raises:
@@ -106,9 +106,9 @@ def read_build_config(place: str | None, *, section: str = "") -> WinMLBuildConf
     from winml.modelkit.builds.config import SECTIONS, WinMLBuildConfig, parse_build_config
     from winml.modelkit.options import read_json
 
-    if place is None:
+    if text_or_path is None:
         return WinMLBuildConfig()
-    value, source = read_json(place, "--config")
+    value, source = read_json(text_or_path, "--config")
     if section and isinstance(value, dict) and not {"schema_version", "auto", *SECTIONS} & set(value):
         value = {section: value}
     config, notes = parse_build_config(value, source)
@@ -185,17 +185,17 @@ def configured_options(options: Mapping[str, Any], config: WinMLBuildConfig) -> 
     return {**options, **loader_values}
 
 
-def name_section_keys(section: object, stated: Iterable[str], options: Mapping[str, object], key_words: str) -> None:
+def name_section_keys(section: object, flags: Iterable[str], options: Mapping[str, object], key_words: str) -> None:
     """Make errors name the keys of a config section in place of options that are not specified.
 
     Args:
         section: The section, or None.
-        stated: Options that the section may state.
+        flags: Options that the section may state.
         options: Options of the command.
         key_words: Name of a key, with ``{}`` for the key: ``export.{}``.
     """
     names = named_options(click.get_current_context())
-    for name in stated:
+    for name in flags:
         key = spell_keyword(name)
         if getattr(section, key, None) and not (options.get(name) or options.get(key)):
             names[name] = key_words.format(key)
@@ -248,12 +248,12 @@ def export_section(config: WinMLBuildConfig) -> WinMLExportConfig:
     return config.export
 
 
-def model_name(options: Mapping[str, Any], taken: str) -> str:
+def model_name(options: Mapping[str, Any], accepted_kinds: str) -> str:
     """Return the model, specified as argument or with ``-m``.
 
     Args:
         options: Values by option name, with ``target`` and ``model``.
-        taken: Kinds of models that the verb accepts, for the hint.
+        accepted_kinds: Kinds of models that the verb accepts, for the hint.
 
     Raises:
         UsageError: no model is specified, or two models are.
@@ -264,7 +264,7 @@ def model_name(options: Mapping[str, Any], taken: str) -> str:
             f"two models are specified: {models[0]!r} and, with -m, {models[1]!r}"
             if models
             else "no model is specified",
-            hint=f"Specify one: {taken}.",
+            hint=f"Specify one: {accepted_kinds}.",
         )
     return models[0]
 
@@ -334,12 +334,12 @@ def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None
     assert model.request is not None
     steps: list[StepEvent] = []
 
-    def show(event: StepEvent) -> None:
+    def record_step(event: StepEvent) -> None:
         assert on_step is not None
         steps.append(event)
         on_step(event)
 
-    path = exported_model(model.request, WinMLExportConfig(), None if on_step is None else show)
+    path = exported_model(model.request, WinMLExportConfig(), None if on_step is None else record_step)
     if steps:
         from winml.modelkit.builds.cache import stored_bytes
 

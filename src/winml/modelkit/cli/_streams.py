@@ -224,6 +224,7 @@ def show_answer(
         texts: Option other than ``output`` → function that returns the text of one of its files.
 
     Raises:
+        OutputExistsError: a file exists, and may not be overwritten.
         WriteError: a file cannot be written.
     """
     texts = {"output": lambda _path: f"{json_text(record)}\n", **texts}
@@ -268,6 +269,7 @@ def write_answer(
         overwrite: Replace existing files.
 
     Raises:
+        OutputExistsError: a file exists, and may not be overwritten.
         WriteError: a file cannot be written.
     """
     return write_files(
@@ -323,10 +325,10 @@ def _page_links(page: Path, files: Mapping[str, Sequence[Path]]) -> Iterator[Lin
     from winml.modelkit.report.document import Linked
 
     folder = page.absolute().parent
-    for option, words in _OPENED_BY.items():
+    for option, description in _OPENED_BY.items():
         for path in files.get(option, ()):
             try:
                 target = Path(os.path.relpath(path.absolute(), folder)).as_posix()
             except ValueError:  # on another drive of Windows
                 continue
-            yield Linked(words, path.name, target)
+            yield Linked(description, path.name, target)
