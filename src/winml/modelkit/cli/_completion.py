@@ -28,7 +28,7 @@ _MODELS = ("model", "target", "folder")
 
 
 class _PathText(click.types.StringParamType):
-    """Text that may be a path, such as a model, which is a file, a folder, or a Hub id."""
+    """Text that may be a path, such as a model: a file, a folder, or a Hub id."""
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG002  # click's
         """Return a request for file completion, which the shell performs."""
@@ -113,7 +113,7 @@ _BY_METAVAR: Mapping[str, Callable[[click.Context], Iterable[str]]] = {"SELECTOR
 def complete_arguments(params: Iterable[click.Parameter], args: list[str]) -> list[str]:
     """Return the arguments of a partial command line, without a trailing option that has no value yet.
 
-    Click would stop at this option, before it reads positional arguments such as the model.
+    Click would stop at this option, before positional arguments such as the model.
     """
     value_options = {
         name

@@ -50,7 +50,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def catch_signals() -> None:
-    """Make termination signals raise KeyboardInterrupt, so that the verb cleans up."""
+    """Make termination signals raise KeyboardInterrupt, so the verb cleans up."""
     for name in _SIGNALS:
         number = getattr(signal, name)
         # A shell that starts a command in the background, or nohup, may have set a signal to be ignored.
@@ -59,6 +59,7 @@ def catch_signals() -> None:
 
 
 def _raise_interruption(number: int, _frame: object) -> None:
+    """Record a signal, and raise KeyboardInterrupt; the handler of termination signals."""
     _received.append(number)
     raise KeyboardInterrupt
 
@@ -121,6 +122,7 @@ def _convert_error(error: Exception) -> WinMLError | None:
 
 
 def _convert_system_error(error: OSError) -> WinMLError | None:
+    """Convert an error of the operating system with a known cause; None for other causes."""
     if _raises_os_error(Path.cwd):
         return InputError(
             "the working directory was deleted, by code of the model or by another process",
@@ -181,6 +183,7 @@ def _unfinished_folder(file: Path) -> Path | None:
 
 
 def _committed_words() -> str:
+    """Describe the files that the command had written before it ended."""
     from winml.modelkit.onnx.files.named_paths import committed_files
 
     files = [file for file in committed_files() if _unfinished_folder(file) is None]
@@ -204,6 +207,7 @@ def tell_settled() -> None:
 
 
 def _short_path(path: Path) -> str:
+    """Return a path relative to the working directory if it is inside."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):

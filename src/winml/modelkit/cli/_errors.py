@@ -36,7 +36,7 @@ _named_paths: list[str] = []
 
 
 def named_options(context: click.Context) -> dict[str, str]:
-    """Return how texts of the running command spell some options: option → key of the config that states it."""
+    """Return the mutable spellings of options in texts of the running command: option → key of the config."""
     names: dict[str, str] = context.meta.setdefault(f"{__name__}.named_options", {})
     return names
 
@@ -102,7 +102,7 @@ class WinMLCommand(DocumentedCommand):
 
     @staticmethod
     def _apply_group_options(ctx: click.Context) -> None:
-        """Apply the options before the verb as if they stood after it."""
+        """Apply options before the verb like options after the verb."""
         group_options = ctx.find_root().params
         for name in ("quiet", "verbose"):
             if group_options.get(name) and name not in ctx.params:

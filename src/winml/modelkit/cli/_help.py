@@ -152,6 +152,7 @@ class DocumentedCommand(click.Command):
 
 
 def _show_all_options(ctx: click.Context, _param: click.Parameter, is_requested: bool) -> None:
+    """Print all options and end the command; the callback of ``--help-all``."""
     if is_requested and not ctx.resilient_parsing:
         ctx.meta[_IS_WHOLE] = True
         click.echo(ctx.get_help(), color=ctx.color)
@@ -227,6 +228,7 @@ def _format_heading(group: str) -> str:
 
 
 def _write_text(formatter: click.HelpFormatter, text: str) -> None:
+    """Write a paragraph, indented; nothing for an empty text."""
     if text:
         formatter.write_paragraph()
         with formatter.indentation():

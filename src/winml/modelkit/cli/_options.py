@@ -40,6 +40,7 @@ class NonEmptyPath(click.Path):
 
 
 def _combine_options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Return a decorator that adds several options to a command, in this order."""
 
     def decorate(command: _F) -> _F:
         for option in reversed(options):
@@ -223,6 +224,7 @@ def tree_options(help: str) -> Callable[[_F], _F]:
 
 
 def _format_option(*formats: str) -> Callable[[_F], _F]:
+    """Return the option ``--format``; the first format is the default."""
     names: dict[str, Any] = {"spelling": "--format", "short": "-f", "only": formats}
     return option("format_", str, "Output format.", OUTPUT, default=formats[0], is_common=True, **names)
 

@@ -73,6 +73,7 @@ class _LongSteps:
             self._paused -= 1
 
     def _show_running(self) -> None:
+        """Print the progress of the latest long step until no step runs; the body of the thread."""
         is_terminal = own_stderr().isatty()
         last_time = time.monotonic()
         while True:

@@ -56,7 +56,7 @@ class _EnduringFile(io.FileIO):
 
 
 class _SharedStream(io.TextIOWrapper):
-    """A stream for foreign code; ``close`` only flushes it, because other code writes to it as well."""
+    """A stream for foreign code; ``close`` only flushes, because other code also writes to the stream."""
 
     def close(self) -> None:
         """Flush the buffer."""
@@ -140,8 +140,8 @@ def tell(message: str, *, start: str = "", end: str = "\n") -> None:
 def library_output_to_stderr() -> Iterator[None]:
     """Redirect output inside the block to stderr, including output of code that writes to the descriptor itself.
 
-    Code inside the block sees other stream objects than the command: it may close or replace them. A change of the
-    working directory is undone at the end of the block.
+    Code inside the block gets separate stream objects, and may close or replace the streams. A change of the working
+    directory is undone at the end of the block.
     """
     streams = sys.stdout, sys.stderr
     outer = dict(_own)
@@ -322,6 +322,7 @@ def page_text(document: Document, page: Path, files: Mapping[str, Sequence[Path]
 
 
 def _page_links(page: Path, files: Mapping[str, Sequence[Path]]) -> Iterator[Linked]:
+    """Yield a link, relative to the page, for each file with a viewer."""
     from winml.modelkit.report.document import Linked
 
     folder = page.absolute().parent

@@ -1,4 +1,4 @@
-"""Entry point of ``winml``: finds the verb, runs it, and exits with its exit code."""
+"""Entry point of ``winml``: finds and runs the verb, and exits with its exit code."""
 
 from __future__ import annotations
 
@@ -116,6 +116,7 @@ def _winml(**_given: bool) -> None:
 
 
 def _run_group(argv: Sequence[str] | None) -> Any:
+    """Run the command line without exits of click; return the exit code of the verb, or None for 0."""
     try:
         return _winml.main(args=argv, prog_name="winml", standalone_mode=False)
     except SystemExit as leave:
