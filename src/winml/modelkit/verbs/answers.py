@@ -128,7 +128,7 @@ def _refuse_shared_file(files: Mapping[str, tuple[Path, ...]]) -> None:
     option_by_path: dict[Path, str] = {}
     for option, paths in files.items():
         for path in paths:
-            other = option_by_path.setdefault(path.absolute(), option)
-            if other != option:
-                names = " and ".join(spell(name) for name in (other, option))
+            first_option = option_by_path.setdefault(path.absolute(), option)
+            if first_option != option:
+                names = " and ".join(spell(name) for name in (first_option, option))
                 raise UsageError(f"{names} specify the same file: {path}", hint="Use a separate file for each.")
