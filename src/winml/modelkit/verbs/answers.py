@@ -116,6 +116,7 @@ def plan_answer(
 
 
 def _report_files(request: AnswerRequest, parts: Sequence[str]) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    """Yield each file option of a report with its files: one for ``output``, one for each part for other options."""
     request_type: type = type(request)
     for field in fields_of(request_type):
         path = getattr(request, field.name)
@@ -125,6 +126,7 @@ def _report_files(request: AnswerRequest, parts: Sequence[str]) -> Iterator[tupl
 
 
 def _refuse_shared_file(files: Mapping[str, tuple[Path, ...]]) -> None:
+    """Refuse one file for two options; raises UsageError."""
     option_by_path: dict[Path, str] = {}
     for option, paths in files.items():
         for path in paths:

@@ -228,6 +228,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         )
 
     def _plan_folder(self, build: FoundFolder) -> FilePlan[RecordT]:
+        """Plan the transformation of the parts of a build folder; raises as :meth:`plan` does."""
         from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
         from winml.modelkit.onnx.files.placing import external_files
 
@@ -266,7 +267,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         )
 
     def _output_path(self, model: Path) -> tuple[Path, tuple[str, ...]]:
-        """Return the output path, and a note if it is the default."""
+        """Return the output path, and a note if it is the default; raises UsageError without any output path."""
         if self.output is not None:
             return self.output, ()
         output = self.default_output(model)
@@ -338,7 +339,7 @@ class FilePlan(Plan, Generic[RecordT]):
     overwrite: bool = False
 
     def refuse_unrun(self) -> None:
-        """Refuse a graph that a run would refuse after normalization, for a plan that is not run.
+        """Refuse graphs that a run would refuse after normalization, for a dry run.
 
         Raises:
             WinMLError: as :meth:`run` raises before a model runs.
@@ -381,6 +382,7 @@ class FilePlan(Plan, Generic[RecordT]):
 def _plan_steps(
     task: GraphFileTask, work: FileWork[Any, Any], checked: CheckedSource | None, *, is_copy: bool
 ) -> tuple[PlannedStep, ...]:
+    """Return the steps for one file, each with its details."""
     if checked is None:
         reading, normalization = "recovery puts it in place first; it is checked then", "unless it is normalized"
     else:
