@@ -97,13 +97,13 @@ def command(**options: object) -> None:
     file_options = options_of_part(options, next(iter(parts.values()))) if parts else options
     model = _refuse_early(file_options)
     if len(parts) > 1:
-        _inspect_files(parts, options, file_options)
+        _print_files(parts, options, file_options)
     elif model is not None and model.lower().endswith(".onnx"):
-        _inspect_files({ONLY_PART: Path(model)}, options, file_options)
+        _print_files({ONLY_PART: Path(model)}, options, file_options)
     elif model is None and options["list_tasks"] and not (options["model_type"] or options["model_class"]):
-        _list_all_tasks(options)
+        _print_all_tasks(options)
     else:
-        _inspect_model(model, options)
+        _print_model_inspection(model, options)
 
 
 def _refuse_early(options: Mapping[str, Any]) -> str | None:
@@ -183,7 +183,7 @@ def _find_file(name: str) -> str:
     return name if path is None else str(path)
 
 
-def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_options: dict[str, object]) -> None:
+def _print_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_options: dict[str, object]) -> None:
     """Print the contents of a file, or of each part of a folder; with ``--module``, of parts with such a module."""
     names = list(parts)
     of_several = len(parts) > 1
@@ -197,12 +197,12 @@ def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_o
     show_parts(
         files,
         options,
-        lambda item: item.document(options),
+        lambda inspected: inspected.document(options),
         of_several=of_several,
-        record=lambda item: item.as_record(options),
+        record=lambda inspected: inspected.as_record(options),
     )
-    for item in files.values():
-        _exit_if_unfit(item.fit)
+    for inspected in files.values():
+        _exit_if_unfit(inspected.fit)
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _tree_limits(options: Mapping[str, Any]) -> TreeLimits:
     return TreeLimits(options["depth"], folds=options["verbose"] < 2)
 
 
-def _list_all_tasks(options: dict[str, object]) -> None:
+def _print_all_tasks(options: dict[str, object]) -> None:
     from winml.modelkit.inspect.table import tasks_document
     from winml.modelkit.models.checkpoints.task import TASK_ALIASES, all_tasks
 
@@ -274,7 +274,7 @@ def _list_all_tasks(options: dict[str, object]) -> None:
     show_result(record, options, lambda: tasks_document(tasks, TASK_ALIASES))
 
 
-def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
+def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> None:
     request = model_request({**options, "model": model or ""})
     from winml.modelkit.inspect.model_inspection import inspect_model, list_tasks
     from winml.modelkit.inspect.table import model_inspection_document, tasks_document

@@ -87,7 +87,7 @@ def run_weightless(
     if (run := _run_on_meta_device(model, inputs, named_outputs, sizes or {})) is not None:
         return run
     try:
-        with _fake_tensors(), torch.no_grad():
+        with _fake_tensor_mode(), torch.no_grad():
             values = {name: _empty_like(value) for name, value in _named_tensors(model)}
             tensors = [
                 torch.empty(_resolve_shape(spec, sizes or {}), dtype=getattr(torch, spec.dtype)) for spec in inputs
@@ -128,7 +128,7 @@ def _run_on_meta_device(
 
 
 @contextmanager
-def _fake_tensors() -> Iterator[None]:
+def _fake_tensor_mode() -> Iterator[None]:
     log = logging.getLogger(_TORCH_LOG)
     was_disabled, log.disabled = log.disabled, True
     try:

@@ -226,7 +226,7 @@ def inspect_onnx(path: Path, *, selector: str | None = None) -> OnnxInspection:
     inlined = inline_functions(model, path)
     contents = read_contents(model)
     count_parameters(contents)
-    metadata = {item.key: item.value for item in model.metadata_props}
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     shapes, shape_notes = read_shapes(model, contents.nodes)
     macs = count_node_macs(contents, shapes)
@@ -328,7 +328,7 @@ def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
         )
         for dtype, group in groups.items()
     }
-    return dict(sorted(summaries.items(), key=lambda item: (-item[1].size_bytes, item[0])))
+    return dict(sorted(summaries.items(), key=lambda pair: (-pair[1].size_bytes, pair[0])))
 
 
 def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
@@ -373,4 +373,4 @@ def _model_notes(model: onnx.ModelProto, inlined: int, nodes: Sequence[PlacedNod
 
 
 def _repeated_keys(holder: onnx.ModelProto | onnx.NodeProto) -> list[str]:
-    return sorted(key for key, count in Counter(item.key for item in holder.metadata_props).items() if count > 1)
+    return sorted(key for key, count in Counter(prop.key for prop in holder.metadata_props).items() if count > 1)

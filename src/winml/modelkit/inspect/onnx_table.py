@@ -40,7 +40,7 @@ def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | No
         *_graph_fields(inspection),
         *_record_fields(inspection),
         *_hierarchy_fields(inspection),
-        *([("assumed", item.message) for item in inspection.assumed or ()]),
+        *([("assumed", assumption.message) for assumption in inspection.assumed or ()]),
         *doc.note_fields(inspection.notes),
     ]
     return doc.Document(
@@ -70,7 +70,7 @@ def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
     yield "inputs", ", ".join(map(_value_words, inspection.inputs)) or "none"
     yield "outputs", ", ".join(map(_value_words, inspection.outputs)) or "none"
     if inspection.dimensions:
-        yield "sizes", ", ".join(f"{item.name} {item.words}" for item in inspection.dimensions)
+        yield "sizes", ", ".join(f"{dimension.name} {dimension.words}" for dimension in inspection.dimensions)
     groups = [
         f"{dtype} {count_words(summary.parameters) if summary.parameters else 'packed values or scales'} "
         f"({size_words(summary.size_bytes)})"
@@ -89,9 +89,9 @@ def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
         "operators": [f"{name} {count}" for name, count in inspection.operators.items()],
         "functions": [f"{name} ({count_noun(count, 'node')})" for name, count in inspection.functions.items()],
     }
-    for label, words in lists.items():
-        if words:
-            yield label, doc.first_of(words, _TOP_OPERATORS, "and {} others")
+    for label, texts in lists.items():
+        if texts:
+            yield label, doc.first_of(texts, _TOP_OPERATORS, "and {} others")
     yield "MACs", _macs_words(total.macs)
 
 
@@ -113,8 +113,8 @@ def _quantization_words(record: Any) -> doc.Shortened:
         modules = record["modules"]
         quantized = sum(module["quantized"] for module in modules)
         unquantized = sum(sum(module["left"].values()) for module in modules)
-        words = f"{_record_words(record['requested'])} · {quantized} of {quantized + unquantized} nodes with weights"
-        return doc.Shortened(words, "; ".join([words, *(f"{module['tag']} {module['actual']}" for module in modules)]))
+        brief = f"{_record_words(record['requested'])} · {quantized} of {quantized + unquantized} nodes with weights"
+        return doc.Shortened(brief, "; ".join([brief, *(f"{module['tag']} {module['actual']}" for module in modules)]))
     except (KeyError, TypeError, AttributeError):
         return doc.Shortened(*[_record_words(record)] * 2)  # of another tool, or damaged
 
@@ -128,8 +128,8 @@ def _record_words(record: Any) -> str:
             # Values without information, such as the reason for the exporter if there was no choice.
             if value not in ("", None)
         )
-    if isinstance(record, list) and record and all(isinstance(item, dict) and "name" in item for item in record):
-        return "; ".join(_record_words(item) for item in record)
+    if isinstance(record, list) and record and all(isinstance(entry, dict) and "name" in entry for entry in record):
+        return "; ".join(_record_words(entry) for entry in record)
     return record if isinstance(record, str) else json.dumps(record, ensure_ascii=False)
 
 
@@ -179,10 +179,10 @@ def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
     return doc.Table(columns, rows)
 
 
-def _cost_cells(total: Cost, own: Cost) -> Iterator[doc.Cell]:
+def _cost_cells(total: Cost, own_cost: Cost) -> Iterator[doc.Cell]:
     for name in ("nodes", "parameters", "size_bytes", "bits"):
-        yield from (getattr(total, name), getattr(own, name))
-    yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own))
+        yield from (getattr(total, name), getattr(own_cost, name))
+    yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own_cost))
 
 
 def _displayed_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[DisplayedModule[ModuleCost], ...]:

@@ -150,7 +150,7 @@ class _NodeChecks:
     chosen: ChosenProvider
     is_present: bool
     table: OperatorTable | None
-    found: dict[_FindingKey, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
+    nodes_by_finding: dict[_FindingKey, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     """Finding → module and name of each node."""
     notes: list[str] = field(default_factory=list)
     is_quantized: bool = False
@@ -251,15 +251,15 @@ class _NodeChecks:
         for node in self.facts.nodes:
             refusals = list(self._documented_refusals(node, table))
             supported += not refusals
-            for kind, what, reason in refusals:
-                self._add_finding(kind, what, reason, node)
+            for kind, subject, reason in refusals:
+                self._add_finding(kind, subject, reason, node)
         self.notes += [table.caveat] if table.caveat else []
         if not self.is_present:
             self.notes.append(
                 "The provider is not installed: this result is from its documentation, not from the provider."
             )
         fit = self._create_fit("document", f"{table.version}: {table.source}", len(self.facts.nodes), supported)
-        return replace(fit, limits=tuple(self._listed_limits(table)))
+        return replace(fit, limits=tuple(self._list_limits(table)))
 
     def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_FindingKey]:
         yield from self._size_findings(node)
@@ -274,7 +274,7 @@ class _NodeChecks:
         if entry.types and dtype is not None and dtype not in (*entry.types, *table.casts):
             yield "dtype", _typed_name(node), f"the list has {', '.join(entry.types)}"
 
-    def _listed_limits(self, table: OperatorTable) -> Iterator[ListedLimit]:
+    def _list_limits(self, table: OperatorTable) -> Iterator[ListedLimit]:
         counts = Counter(node.operator for node in self.facts.nodes)
         for operator, count in counts.most_common():
             limit = table.also.get(operator) or (table.operators[operator].limit if operator in table.operators else "")
@@ -298,10 +298,10 @@ class _NodeChecks:
         if not names and node.has_unknown_size and not self.chosen.provider.takes_dynamic:
             yield "unknown size", node.operator, "a size depends on data, but the provider requires fixed sizes"
 
-    def _add_finding(self, kind: FindingKind, what: str, reason: str, node: NodeFacts | None = None) -> None:
-        self.found[kind, what, reason].append(("", "") if node is None else (node.module, node.name))
+    def _add_finding(self, kind: FindingKind, subject: str, reason: str, node: NodeFacts | None = None) -> None:
+        self.nodes_by_finding[kind, subject, reason].append(("", "") if node is None else (node.module, node.name))
 
-    def _remedy(self, kind: FindingKind, what: str, reason: str) -> str:
+    def _find_remedy(self, kind: FindingKind, subject: str, reason: str) -> str:
         """Return the remedy for a finding, in a sentence with a command if there is one."""
         if kind in _PLACEMENT_KINDS and (remedy := self._quantized_remedy(reason)):
             return remedy
@@ -317,7 +317,7 @@ class _NodeChecks:
                     "sizes."
                 )
             case "operator":
-                domain, _, operator = what.rpartition(".")
+                domain, _, operator = subject.rpartition(".")
                 if domain == "com.microsoft":
                     return (
                         f"Optimize the export again for this provider, without this operator: winml optimize --ep {ep}."
@@ -327,14 +327,14 @@ class _NodeChecks:
                 command = f"winml optimize -m {path} --level full --ep {ep} --check"
                 return f"{_ON_CPU}. To see what fusion would change: {command}"
             case "dtype":
-                remedy = next((words for dtype, words in _dtype_remedies().items() if dtype in what), "")
+                remedy = next((text for dtype, text in _dtype_remedies().items() if dtype in subject), "")
                 return remedy.format(path=path) or f"{_ON_CPU}: avoid values of this type in large MatMuls."
             case "refused":
                 return (
                     f"{_ON_CPU}. Use different {opt.ep_options} or a different {opt.device}; winml compile lists the "
                     "unsupported nodes."
                 )
-            case "graph" if what.startswith("opset"):
+            case "graph" if subject.startswith("opset"):
                 return f"Convert it: winml optimize -m {path} --opset N."
             case "graph" if ep == "qnn":
                 return processor_hint()
@@ -347,7 +347,7 @@ class _NodeChecks:
     def _quantized_remedy(self, reason: str) -> str:
         """Return the remedy for an unsupported node of a quantized file; empty if the file is not quantized."""
         ep = short_name(self.chosen.provider.name)
-        if ep == "qnn" and any(words in reason for words in _AT_THE_EDGE):
+        if ep == "qnn" and any(message in reason for message in _AT_THE_EDGE):
             return f"Let the device convert inputs and outputs: {opt.ep_options} offload_graph_io_quantization=0."
         if not self.is_quantized:
             return ""
@@ -359,11 +359,11 @@ class _NodeChecks:
 
     def _create_fit(self, basis: Basis, source: str, nodes: int, supported: int) -> ProviderFit:
         findings = []
-        for (kind, what, reason), locations in self.found.items():
+        for (kind, subject, reason), locations in self.nodes_by_finding.items():
             modules = Counter(module for module, _ in locations)
             names = tuple(name for _, name in locations if name)
             by_module = {} if kind == "graph" else dict(modules.most_common())
-            findings.append(Finding(kind, what, reason, self._remedy(kind, what, reason), by_module, names))
+            findings.append(Finding(kind, subject, reason, self._find_remedy(kind, subject, reason), by_module, names))
         findings.sort(key=lambda finding: (finding.kind != "graph", -sum(finding.modules.values())))
         provider = self.chosen.provider
         return ProviderFit(
@@ -385,7 +385,7 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear"})
 
 def _float_source(model: onnx.ModelProto, path: Path) -> str:
     """Return the path of the float source recorded in a quantized file, if the source exists."""
-    metadata = {item.key: item.value for item in model.metadata_props}
+    metadata = {prop.key: prop.value for prop in model.metadata_props}
     try:
         return str(file_below(path.parent, load_metadata(metadata[FLOAT_SOURCE_KEY])["file"]))
     except (KeyError, TypeError, ValueError, ForeignNameError):

@@ -129,13 +129,13 @@ class InspectedModel(Record, kind="model"):
     @recorded(entry("model", before="tasks"))
     def model_entry(self) -> dict[str, object]:
         """Return class, type and task of the model."""
-        own = {"source": self.info.source_kind, "task_rule": self.info.task_rule}
-        return {**self.info.as_record(), **own, "inference_class": self.inference_class}
+        settings = {"source": self.info.source_kind, "task_rule": self.info.task_rule}
+        return {**self.info.as_record(), **settings, "inference_class": self.inference_class}
 
     @recorded(entry("processors", before="weights"))
     def processors_entry(self) -> list[dict[str, object]]:
         """Return the processors of the checkpoint."""
-        return [{"role": item.role, "class": item.class_name, "origin": item.origin} for item in self.processors]
+        return [{"role": kind.role, "class": kind.class_name, "origin": kind.origin} for kind in self.processors]
 
     @recorded(entry("export", before="weights"))
     def export_entry(self) -> dict[str, object]:

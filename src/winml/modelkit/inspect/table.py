@@ -36,8 +36,8 @@ def model_inspection_document(record: InspectedModel, limits: TreeLimits | None 
     fields = [*_model_fields(record), *_tensor_fields(record), *_weight_fields(record)]
     if record.tree is not None:
         registered = f"{record.tree.registered} registered, with torch.nn layers"
-        words = f"{len(record.tree)} modules ({registered}), from {record.tree_source}"
-        fields.append(("hierarchy", words))
+        description = f"{len(record.tree)} modules ({registered}), from {record.tree_source}"
+        fields.append(("hierarchy", description))
     tree = [] if record.tree is None else [_module_tree(record.tree, record.never_ran, limits or TreeLimits())]
     bits = [] if record.quantization is None else [_bits_table(record.quantization)]
     return doc.Document([doc.Fields([*fields, *doc.note_fields(record.notes)]), *bits, *tree])
@@ -75,12 +75,12 @@ def _tensor_fields(record: InspectedModel) -> Iterator[doc.Field]:
 
 def _range_words(spec: InputTensorSpec) -> str:
     bounds = spec.as_record().get("value_range")
-    words = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
+    bounds_text = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
     first_values = [
         f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_DISPLAYED]
     ]
     ellipsis = ", …" if len(spec.first_values) > _FIRST_DISPLAYED else ""
-    return f"{words}, first {', '.join(first_values)}{ellipsis}" if first_values else words
+    return f"{bounds_text}, first {', '.join(first_values)}{ellipsis}" if first_values else bounds_text
 
 
 def _weight_fields(record: InspectedModel) -> Iterator[doc.Field]:
@@ -102,8 +102,8 @@ def _weight_fields(record: InspectedModel) -> Iterator[doc.Field]:
 def _bits_table(stored: StoredBits) -> doc.Table:
     """Return format and bits of each parameter; parameters of equal layers share a row."""
     groups: dict[StoredParameter, list[str]] = {}
-    for item in stored.parameters:
-        groups.setdefault(replace(item, name=_NUMBER.sub("*", item.name)), []).append(item.name)
+    for parameter in stored.parameters:
+        groups.setdefault(replace(parameter, name=_NUMBER.sub("*", parameter.name)), []).append(parameter.name)
     rows: list[list[doc.Cell]] = [
         [
             names[0] if len(names) == 1 else kind.name,
@@ -182,8 +182,8 @@ def tasks_document(
         aliases: Alias → task.
     """
 
-    def words(task: str) -> str:
+    def describe_task(task: str) -> str:
         alias_words = ", ".join(alias for alias, target in aliases.items() if target == task)
         return ", ".join(tasks[task]) + (f"; also called {alias_words}" if alias_words else "")
 
-    return doc.Document([doc.Fields([(task, words(task)) for task in tasks])])
+    return doc.Document([doc.Fields([(task, describe_task(task)) for task in tasks])])
