@@ -228,6 +228,7 @@ def _uses_hierarchy(options: Mapping[str, Any]) -> bool:
 
 
 def _inspect_file(path: Path, options: Mapping[str, Any]) -> _InspectedFile:
+    """Inspect a file and check the requested provider; raises UsageError for an option of checkpoints."""
     hint = "Omit it, or inspect the checkpoint that the file was exported from."
     refuse_checkpoint_options(path, options, FOR_CHECKPOINTS, hint)
     from winml.modelkit.inspect.onnx_inspection import inspect_onnx
@@ -245,6 +246,7 @@ def _provider_fit(path: Path, options: Mapping[str, Any]) -> ProviderFit | None:
 
 
 def _add_fit(document: Document, fit: ProviderFit | None) -> Document:
+    """Append the support by a provider to a document, if checked."""
     if fit is None:
         return document
     from winml.modelkit.inspect.onnx_table import provider_fit_document
@@ -260,12 +262,14 @@ def _exit_if_unfit(fit: ProviderFit | None) -> None:
 
 
 def _tree_limits(options: Mapping[str, Any]) -> TreeLimits:
+    """Return the limits of the displayed module tree from ``--depth`` and ``-vv``."""
     from winml.modelkit.report.module_tree import TreeLimits
 
     return TreeLimits(options["depth"], folds=options["verbose"] < 2)
 
 
 def _print_all_tasks(options: dict[str, object]) -> None:
+    """Print the tasks of all architectures, with their aliases."""
     from winml.modelkit.inspect.table import tasks_document
     from winml.modelkit.models.checkpoints.task import TASK_ALIASES, all_tasks
 
@@ -275,6 +279,7 @@ def _print_all_tasks(options: dict[str, object]) -> None:
 
 
 def _print_model_inspection(model: str | None, options: Mapping[str, Any]) -> None:
+    """Print the tasks or the planned export of an architecture; exit if the provider does not run all nodes."""
     request = model_request({**options, "model": model or ""})
     from winml.modelkit.inspect.model_inspection import inspect_model, list_tasks
     from winml.modelkit.inspect.table import model_inspection_document, tasks_document

@@ -129,6 +129,7 @@ def _run_on_meta_device(
 
 @contextmanager
 def _fake_tensor_mode() -> Iterator[None]:
+    """Create fake tensors inside the block, and suppress torch's log of failing operators."""
     log = logging.getLogger(_TORCH_LOG)
     was_disabled, log.disabled = log.disabled, True
     try:
@@ -140,6 +141,7 @@ def _fake_tensor_mode() -> Iterator[None]:
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters, then the buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()
 
@@ -150,6 +152,7 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
 
 
 def _resolve_shape(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of an input, with sizes in place of the names of dynamic dimensions."""
     sizes = {**summed_sizes(spec.sums, sizes), **sizes}
     return tuple(size if isinstance(size, int) else sizes[size] for size in spec.shape)
 
@@ -287,11 +290,12 @@ def _run_forward(resolved: ResolvedModel, part: ModelPart, request: ModelRequest
 
 
 def _outputs_by_name(forward: FlatForward, flat: tuple[torch.Tensor, ...]) -> Mapping[str, torch.Tensor]:
+    """Return output name → tensor of a flat forward."""
     return dict(zip(forward.output_names, flat, strict=True))
 
 
 def _run_with_values(resolved: ResolvedModel, name: str, request: ModelRequest, note: str) -> _Forward:
-    """Run a part on random values.
+    """Run a part with random weights, or with the weights of a factory, on its example or random inputs.
 
     Raises:
         CheckpointError: the random weights exceed the limit.
@@ -331,6 +335,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _parameter_sizes(model: nn.Module) -> tuple[weight_files.StoredSize, ...]:
+    """Return number and bytes of the parameters of each data type."""
     counts: dict[torch.dtype, int] = {}
     for parameter in model.parameters():
         counts[parameter.dtype] = counts.get(parameter.dtype, 0) + parameter.numel()
@@ -383,6 +388,7 @@ def _damaged_files(weights: weight_files.WeightFiles) -> Iterator[str]:
 
 
 def _damage_words(file: Path) -> str:
+    """Return why a weight file cannot be read; empty for an intact file."""
     try:
         weight_files.check_safetensors(file)
     except CheckpointError as error:
@@ -391,6 +397,7 @@ def _damage_words(file: Path) -> str:
 
 
 def _weights_on_disk(weights: weight_files.WeightFiles) -> records.WeightsOnDisk:
+    """Return the format, files and sizes of stored weights; only headers are read."""
     sizes = weight_files.stored_sizes(weights.files) if weights.format == "safetensors" else ()
     return records.WeightsOnDisk(
         weights.format, weights.files, sum(file.stat().st_size for file in weights.files), sizes

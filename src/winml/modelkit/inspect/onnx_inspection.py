@@ -297,6 +297,7 @@ def _select_subtrees(
 def _list_nodes(
     modules: Sequence[ModuleCost], tree: OnnxTree, contents: Contents, macs: Sequence[int | None]
 ) -> tuple[NodeInfo, ...]:
+    """Return the nodes of some modules, in the order of the graph."""
     tags = {module.tag for module in modules}
     return tuple(
         NodeInfo(node.proto.name, node.operator, tag, operations, tuple(node.proto.input), tuple(node.proto.output))
@@ -306,11 +307,13 @@ def _list_nodes(
 
 
 def _graph_inputs(graph: onnx.GraphProto) -> tuple[ValueInfo, ...]:
+    """Return the inputs of a graph that are no initializers."""
     initialized = {tensor.name for tensor in graph.initializer}
     return tuple(_value_info(value) for value in graph.input if value.name not in initialized)
 
 
 def _value_info(value: onnx.ValueInfoProto) -> ValueInfo:
+    """Describe an input or output of a graph, which may be no tensor."""
     kind = value.type.WhichOneof("value") or "tensor_type"
     if kind in _NO_TENSOR:
         return ValueInfo(value.name, _NO_TENSOR[kind], None)
@@ -319,6 +322,7 @@ def _value_info(value: onnx.ValueInfoProto) -> ValueInfo:
 
 
 def _summarize_weights(weights: Iterable[Weight]) -> dict[str, WeightSummary]:
+    """Return element type → number, parameters and bytes of its weights, the largest type first."""
     groups: dict[str, list[Weight]] = defaultdict(list)
     for weight in weights:
         groups[weight.kind or weight.dtype].append(weight)
@@ -344,6 +348,7 @@ def _parse_own_metadata(metadata: Mapping[str, str]) -> dict[str, object]:
 
 
 def _model_notes(model: onnx.ModelProto, inlined: int, nodes: Sequence[PlacedNode]) -> Iterator[str]:
+    """Yield notes on inlined functions, newer versions, cycles, and repeated metadata keys."""
     if inlined:
         yield (
             f"{count_noun(inlined, 'function')} of the file represent modules; all other facts describe the inlined "
@@ -373,4 +378,5 @@ def _model_notes(model: onnx.ModelProto, inlined: int, nodes: Sequence[PlacedNod
 
 
 def _repeated_keys(holder: onnx.ModelProto | onnx.NodeProto) -> list[str]:
+    """Return the metadata keys that occur more than once, sorted."""
     return sorted(key for key, count in Counter(prop.key for prop in holder.metadata_props).items() if count > 1)

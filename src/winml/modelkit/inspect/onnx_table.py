@@ -1,4 +1,4 @@
-"""Describes an inspected ONNX file, from its graph to its initializers, and what an execution provider runs of it."""
+"""Describes an inspected ONNX file, from graph to initializers, and its support by an execution provider."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ def _graph_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
 
 
 def _record_fields(inspection: OnnxInspection) -> Iterator[doc.Field]:
+    """Yield the parsed metadata of winml by key, then the names and values of other metadata."""
     for key, record in inspection.records.items():
         if key == QUANTIZATION_KEY:
             yield key, _quantization_words(record)
@@ -180,6 +181,7 @@ def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
 
 
 def _cost_cells(total: Cost, own_cost: Cost) -> Iterator[doc.Cell]:
+    """Yield each cost of a module twice: with its children, and without (``own_cost``)."""
     for name in ("nodes", "parameters", "size_bytes", "bits"):
         yield from (getattr(total, name), getattr(own_cost, name))
     yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own_cost))

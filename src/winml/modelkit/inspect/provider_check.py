@@ -183,7 +183,7 @@ class _NodeChecks:
         return {} if self.chosen.provider.takes_dynamic else self.facts.open_places
 
     def by_session(self) -> ProviderFit | None:
-        """Query the provider; None if placement is not reported, or if the session fails and there is no table."""
+        """Query the provider; None if placement is not reported, or a session fails without an operator table."""
         if not reports_placement():
             self.notes.append(
                 f"ONNX Runtime {ort.__version__} does not report the provider of a node; this requires 1.24 or later."
@@ -236,6 +236,7 @@ class _NodeChecks:
         return self._create_fit("kernels", f"ONNX Runtime {ort.__version__}", len(self.facts.nodes), supported)
 
     def _list_kernels(self) -> KernelTable | None:
+        """Return the kernels of the provider; None, with a note, if ONNX Runtime cannot list them."""
         try:
             return kernel_table(self.chosen.provider.name, self.facts.opsets)
         except StageError as error:
@@ -262,6 +263,7 @@ class _NodeChecks:
         return replace(fit, limits=tuple(self._list_limits(table)))
 
     def _documented_refusals(self, node: NodeFacts, table: OperatorTable) -> Iterator[_FindingKey]:
+        """Yield a finding for each reason in the operator table against a node; nothing for a supported node."""
         yield from self._size_findings(node)
         if node.operator not in table.operators:
             if node.operator not in table.also:
@@ -275,6 +277,7 @@ class _NodeChecks:
             yield "dtype", _typed_name(node), f"the list has {', '.join(entry.types)}"
 
     def _list_limits(self, table: OperatorTable) -> Iterator[ListedLimit]:
+        """Yield the documented conditions of the operators in the file, the most frequent operator first."""
         counts = Counter(node.operator for node in self.facts.nodes)
         for operator, count in counts.most_common():
             limit = table.also.get(operator) or (table.operators[operator].limit if operator in table.operators else "")
@@ -292,6 +295,7 @@ class _NodeChecks:
         self._add_finding("refused" if is_listed else "operator", node.operator, reason or _NO_REASON, node)
 
     def _size_findings(self, node: NodeFacts) -> Iterator[_FindingKey]:
+        """Yield findings on dynamic and data-dependent sizes of a node, if the provider requires fixed sizes."""
         names = sorted(node.open_names & self.open_places.keys())
         for name in names:
             yield "open size", name, "the provider requires fixed sizes"
@@ -299,10 +303,11 @@ class _NodeChecks:
             yield "unknown size", node.operator, "a size depends on data, but the provider requires fixed sizes"
 
     def _add_finding(self, kind: FindingKind, subject: str, reason: str, node: NodeFacts | None = None) -> None:
+        """Count a node under a finding; None: the whole graph."""
         self.nodes_by_finding[kind, subject, reason].append(("", "") if node is None else (node.module, node.name))
 
     def _find_remedy(self, kind: FindingKind, subject: str, reason: str) -> str:
-        """Return the remedy for a finding, in a sentence with a command if there is one."""
+        """Return the remedy for a finding: a sentence, with a command if possible."""
         if kind in _PLACEMENT_KINDS and (remedy := self._quantized_remedy(reason)):
             return remedy
         ep, path = short_name(self.chosen.provider.name), self.path
@@ -358,6 +363,7 @@ class _NodeChecks:
         )
 
     def _create_fit(self, basis: Basis, source: str, nodes: int, supported: int) -> ProviderFit:
+        """Return the result of a check, with the findings on the whole graph first, then by number of nodes."""
         findings = []
         for (kind, subject, reason), locations in self.nodes_by_finding.items():
             modules = Counter(module for module, _ in locations)

@@ -166,4 +166,5 @@ class InspectedModel(Record, kind="model"):
 
 
 def _size_records(sizes: tuple[StoredSize, ...]) -> dict[str, dict[str, int]]:
+    """Return data type → number and bytes of parameters, as JSON values."""
     return {size.dtype: {"count": size.count, "size_bytes": size.size_bytes} for size in sizes}

@@ -74,6 +74,7 @@ def _tensor_fields(record: InspectedModel) -> Iterator[doc.Field]:
 
 
 def _range_words(spec: InputTensorSpec) -> str:
+    """Format the value range and the first values of an input; empty if none are stated."""
     bounds = spec.as_record().get("value_range")
     bounds_text = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
     first_values = [
@@ -150,18 +151,21 @@ def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: 
 
 
 def _module_facts(module: _Module) -> tuple[object, ...]:
+    """Return the class, parameters and calls by which equal modules are folded."""
     if isinstance(module, TracedModule):
         return (module.class_name,)
     return (module.class_name, module.parameter_count, module.calls)
 
 
 def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
+    """Return the path of the closest ancestor in the tree, or of the module itself."""
     while path and tree.get(path) is None:
         path = path.rpartition(".")[0]
     return path
 
 
 def _module_branch(row: DisplayedModule[_Module]) -> doc.Branch:
+    """Return the tree entry of a displayed module and, recursively, of its children."""
     node, children = row.item, tuple(map(_module_branch, row.children))
     path = row.name(lambda module: module.path) if node.path else ""
     if isinstance(node, TracedModule):
