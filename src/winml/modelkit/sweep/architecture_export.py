@@ -53,6 +53,8 @@ def find_small_model(
 ) -> Architecture:
     """Write the smallest config of a model type that PyTorch runs; return the description of its model.
 
+    Warnings and logs of libraries are suppressed in the process from then on.
+
     Args:
         model_type: The model type.
         folder: Folder of its config.
@@ -81,13 +83,13 @@ def _find_small_config(model_type: str, config: Path, task: str | None, report_s
         # Encoders with this key can be used as decoders.
         content["is_decoder"] = True
 
-    def write(aspects: Sequence[Aspect]) -> None:
+    def write_config(aspects: Sequence[Aspect]) -> None:
         config.write_text(json.dumps(shrink(content, aspects)), encoding="utf-8", newline="\n")
 
     refusals: list[Architecture] = []
-    plain: Architecture | None = None
+    fallback: Architecture | None = None
     for aspects in WAYS:
-        write(aspects)
+        write_config(aspects)
         retained_large = tuple(aspect for aspect in WAYS[0] if aspect not in aspects)
         start = replace(unbuilt, retained_large=retained_large)
         architecture, is_final = _try_config(
@@ -97,12 +99,12 @@ def _find_small_config(model_type: str, config: Path, task: str | None, report_s
             return architecture
         if architecture.is_attempted:
             # A smaller config may lack the layers with a KV cache.
-            plain = plain or architecture
+            fallback = fallback or architecture
         else:
             refusals.append(architecture)
-    if plain is not None:
-        write([aspect for aspect in WAYS[0] if aspect not in plain.retained_large])
-        return plain
+    if fallback is not None:
+        write_config([aspect for aspect in WAYS[0] if aspect not in fallback.retained_large])
+        return fallback
     # The reason of the config that progressed furthest; of several, the smallest.
     return max(refusals, key=lambda refusal: refusal.state_before == "not run")
 
@@ -191,7 +193,7 @@ def _check_files(result: ExportResult) -> Attempt:
     texts = [verification.generation for verification in verifications if verification.generation is not None]
     equal_tokens = [text.new_tokens if text.stopped_after is None else text.stopped_after for text in texts]
     caches = [spec.cache.kind for part in result.parts for spec in part.inputs if spec.cache is not None]
-    assumptions = [item.words for verification in verifications for item in verification.assumed or ()]
+    assumptions = [assumption.words for verification in verifications for assumption in verification.assumed or ()]
     problem = f"equal, but not verified for other inputs: {', '.join(assumptions)}" if assumptions else ""
     if problems:
         problem = f"{len(problems)} of {len(nodes)} nodes: {problems[0]}"

@@ -34,10 +34,10 @@ from winml.modelkit.ort.processes import process_context, resident_bytes_of, sta
 
 @contextmanager
 def _stop_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[float], None]) -> Iterator[None]:
-    """Stop and continue other processes together with this process during the block: Ctrl-Z, and ``fg`` or ``bg``.
+    """Stop and continue process groups with the current process inside the block: Ctrl-Z, and ``fg`` or ``bg``.
 
-    Signals of a terminal do not reach processes in separate groups. No effect if the system has no such signal, if
-    the signal has another handler, and outside of the main thread, since only the main thread can handle signals.
+    Signals of a terminal do not reach processes in separate groups. No effect on systems without the signal, with
+    another handler of the signal, and outside of the main thread, since only the main thread can handle signals.
 
     Args:
         groups: Returns the process groups that stop with this process.
@@ -50,18 +50,18 @@ def _stop_together(groups: Callable[[], Iterable[int]], on_continue: Callable[[f
         yield
         return
 
-    def stop(number: int, _frame: FrameType | None) -> None:
+    def stop_all(number: int, _frame: FrameType | None) -> None:
         start = time.monotonic()
         for group in groups():
             _signal_group(group, signal.SIGSTOP)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # returns when this process continues
-        signal.signal(number, stop)
+        signal.signal(number, stop_all)
         for group in groups():
             _signal_group(group, signal.SIGCONT)
         on_continue(time.monotonic() - start)
 
-    signal.signal(signal.SIGTSTP, stop)
+    signal.signal(signal.SIGTSTP, stop_all)
     try:
         yield
     finally:
@@ -151,7 +151,7 @@ def run_bounded(
     """Run calls, ``jobs`` at a time, and yield their endings in the order of completion.
 
     Running processes are killed when the caller closes the iterator early. If a terminal stops this process (Ctrl-Z),
-    the processes stop with it, and the pause does not count as their time.
+    all processes stop, and the pause does not count as running time.
 
     Args:
         calls: Calls to run; read one by one as processes become free.
@@ -164,12 +164,12 @@ def run_bounded(
     pending_calls = iter(calls)
     running: list[_RunningCall] = []
 
-    def go_on(seconds: float) -> None:
+    def extend_limits(seconds: float) -> None:
         for running_call in running:
             running_call.started += seconds
 
     try:
-        with _stop_together(lambda: [item.process.pid for item in running if item.process.pid], go_on):
+        with _stop_together(lambda: [call.process.pid for call in running if call.process.pid], extend_limits):
             while True:
                 while len(running) < jobs and (call := next(pending_calls, None)) is not None:
                     running.append(_start_call(context, call))

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
 
-def joined(place: str, name: str) -> str:
+def joined(location: str, name: str) -> str:
     """Return the path or URL of a folder below a place.
 
     >>> joined("s3://bucket/sweep/", "bert")
     's3://bucket/sweep/bert'
     """
-    return f"{place.rstrip('/')}/{name}"
+    return f"{location.rstrip('/')}/{name}"
 
 
-def refuse_unknown_place(place: str) -> None:
+def refuse_unknown_place(location: str) -> None:
     """Refuse a URL without an installed implementation.
 
     Raises:
@@ -56,23 +56,23 @@ def refuse_unknown_place(place: str) -> None:
     """
     import fsspec
 
-    protocol = fsspec.core.split_protocol(place)[0]
+    protocol = fsspec.core.split_protocol(location)[0]
     try:
         fsspec.get_filesystem_class(protocol or "file")
     except (ImportError, ValueError) as error:
         raise UsageError(
-            f"{opt.artifacts} {place}: {first_line(error)}",
+            f"{opt.artifacts} {location}: {first_line(error)}",
             hint="Install the fsspec package for it, or use a folder.",
         ) from error
 
 
-def upload(folder: Path, names: Sequence[str], place: str) -> None:
+def upload(folder: Path, names: Sequence[str], location: str) -> None:
     """Copy files and folders.
 
     Args:
         folder: Source folder.
         names: Names of files and folders in the source folder; missing names are skipped.
-        place: Target folder or URL.
+        location: Target folder or URL.
 
     Raises:
         WriteError: the target cannot be written to.
@@ -80,7 +80,7 @@ def upload(folder: Path, names: Sequence[str], place: str) -> None:
     import fsspec
 
     try:
-        system, root = fsspec.core.url_to_fs(place)
+        system, root = fsspec.core.url_to_fs(location)
         system.makedirs(root, exist_ok=True)
         for name in names:
             files = [folder / name] if (folder / name).is_file() else sorted((folder / name).rglob("*"))
@@ -92,7 +92,7 @@ def upload(folder: Path, names: Sequence[str], place: str) -> None:
     except Exception as error:
         # Each protocol raises different errors.
         raise WriteError(
-            f"{place}: {first_line(error)}", hint=f"Choose a different location with {opt.artifacts}."
+            f"{location}: {first_line(error)}", hint=f"Choose a different location with {opt.artifacts}."
         ) from error
 
 
@@ -143,6 +143,8 @@ class CellOrder:
 
 def run_cell(order: CellOrder, report: Callable[[CellResult], None]) -> CellResult:
     """Run the steps of a cell, and return its result; a failure of any kind is a result.
+
+    The process then ignores signals that end a command, and works in the directory of the caller.
 
     Args:
         order: The cell.
@@ -202,7 +204,7 @@ class _CellWork:
         for name in self.order.cell.do:
             self._start_step(name)
             start = time.perf_counter()
-            getattr(self, f"_{name}")()
+            getattr(self, f"_run_{name}")()
             self.measures[f"{name}_seconds"] = round(time.perf_counter() - start, 3)
         if self.order.artifacts is not None:
             self._start_step("upload")
@@ -218,8 +220,8 @@ class _CellWork:
         from winml.modelkit.sweep.architecture_export import error_line, unforeseen_line
 
         result = replace(self._current_result(), artifacts=self._artifact_location())
-        if words := _full_disk_words(error):
-            return replace(result, state="stopped", problem=f"the disk is full: {words}")
+        if message := _full_disk_words(error):
+            return replace(result, state="stopped", problem=f"the disk is full: {message}")
         if not isinstance(error, WinMLError):
             return replace(result, problem=unforeseen_line(error), exit_code=1)
         if isinstance(error, ExportError):
@@ -269,24 +271,24 @@ class _CellWork:
             architecture = Architecture.from_fields(json.loads(description.read_text(encoding="utf-8")))
         else:
             own_folder = self.order.folder / "tmp" / "model"
-            architecture = find_small_model(model_type, own_folder, task, self._report_small)
+            architecture = find_small_model(model_type, own_folder, task, self._report_small_model)
             (own_folder / _SMALL_MODEL).write_text(json.dumps(asdict(architecture)), encoding="utf-8", newline="\n")
             folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(own_folder.iterdir(), key=lambda path: path.name == _SMALL_MODEL):
                 # The description is moved last, so that its presence means completeness. All cells write equal files.
                 os.replace(path, folder / path.name)  # noqa: PTH105
-        self._report_small(architecture)
+        self._report_small_model(architecture)
         if not architecture.is_attempted:
             raise InputError(architecture.problem, hint="Remove it from the plan.")
         return folder / "config.json"
 
-    def _report_small(self, architecture: Architecture) -> None:
+    def _report_small_model(self, architecture: Architecture) -> None:
         self.details["architecture"] = asdict(architecture)
         if architecture.parameters:
             self.measures["parameters"] = architecture.parameters
         self.report(self._current_result())
 
-    def _export(self) -> None:
+    def _run_export(self) -> None:
         from winml.modelkit.sweep.architecture_export import tried_export
 
         if self.request is None:
@@ -304,7 +306,7 @@ class _CellWork:
         if not attempt.is_verified:
             raise _UnsuccessfulStepError(attempt.problem, attempt.exit_code)
 
-    def _build(self) -> None:
+    def _run_build(self) -> None:
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
         from winml.modelkit.builds.stage_walk import StageStore
@@ -328,14 +330,14 @@ class _CellWork:
         }
         self.path = result.model_path if len(parts) == 1 else None
 
-    def _only_file(self) -> Path:
+    def _one_file(self) -> Path:
         if self.path is None:
             raise InputError(
                 f"the model has several parts, but {self.step} takes one file", hint="Choose one with loader.submodel."
             )
         return self.path
 
-    def _perf(self) -> None:
+    def _run_perf(self) -> None:
         from winml.modelkit.ort.opened_model import RunOptions
         from winml.modelkit.profile.latency import LatencyOptions
         from winml.modelkit.profile.perf import PerfOptions, measure_model
@@ -347,7 +349,7 @@ class _CellWork:
             ep=section.ep,
             threads=section.threads or self.order.threads,
         )
-        result = measure_model(self._only_file(), PerfOptions(run, LatencyOptions(section.iterations, section.warmup)))
+        result = measure_model(self._one_file(), PerfOptions(run, LatencyOptions(section.iterations, section.warmup)))
         summary = result.latency.summary
         self.measures |= {
             "latency_p50_ms": round(summary.p50, 4),
@@ -356,19 +358,19 @@ class _CellWork:
             "session_creation_ms": round(result.session_creation_ms, 3),
         }
 
-    def _eval(self) -> None:
+    def _run_eval(self) -> None:
         from winml.modelkit.builds.evaluated_models import evaluate_build
         from winml.modelkit.evaluate.records import evaluation_words
 
         section = self.order.cell.work.build.eval
         assert section is not None  # refused with the plan
-        result = evaluate_build(self._only_file(), section, self.request)
+        result = evaluate_build(self._one_file(), section, self.request)
         self.measures |= {metric.name: metric.value for metric in result.metrics}
         self.measures |= {"agreement": result.agreement, "samples": result.data.samples}
         if not result.is_good_enough:
             raise _UnsuccessfulStepError(evaluation_words(result), 3)
 
-    def _compare(self) -> None:
+    def _run_compare(self) -> None:
         """Compare the file with its source and add the measures; raises an error if no output can be compared."""
         from winml.modelkit.compare.comparing import CompareOptions, compare_models
         from winml.modelkit.ort.opened_model import RunOptions
@@ -376,7 +378,7 @@ class _CellWork:
         section = self.order.cell.work.compare
         run = RunOptions(self.order.cell.model, sizes=section.sizes, seed=section.seed)
         reference = self.request or named_path(self.order.cell.model)
-        worst = compare_models(reference, self._only_file(), CompareOptions(run, draws=section.samples)).worst
+        worst = compare_models(reference, self._one_file(), CompareOptions(run, draws=section.samples)).worst
         fidelity = worst.fidelity
         self.measures |= {
             "sqnr_db": round(fidelity.sqnr_db, 2),
@@ -402,6 +404,6 @@ def _full_disk_words(error: BaseException | None) -> str:
         number = getattr(link, "errno", None)
         if isinstance(number, int) and number in FULL_DISK_ERRORS:
             return os.strerror(number)
-        if words := next((words for words in _FULL_WORDS if words in str(link)), ""):
-            return words
+        if text := next((message for message in _FULL_WORDS if message in str(link)), ""):
+            return text
     return ""

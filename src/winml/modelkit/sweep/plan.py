@@ -100,7 +100,7 @@ class SweepPlan(Options):
     @property
     def listed(self) -> tuple[ListedModel, ...]:
         """All entries of the list, as records."""
-        return tuple(item if isinstance(item, ListedModel) else ListedModel(model=item) for item in self.models)
+        return tuple(model if isinstance(model, ListedModel) else ListedModel(model=model) for model in self.models)
 
 
 class WorkSettings(Options):
@@ -200,19 +200,19 @@ _JSON = json.JSONDecoder()
 
 def _parse_values(text: str) -> Iterator[Any]:
     """Yield comma-separated values: JSON, which may contain commas, or else text."""
-    rest: str | None = text
-    while rest is not None:
-        rest = rest.lstrip()
+    remaining: str | None = text
+    while remaining is not None:
+        remaining = remaining.lstrip()
         try:
-            value, end = _JSON.raw_decode(rest)
+            value, end = _JSON.raw_decode(remaining)
         except ValueError:
             end = -1
-        if end < 0 or rest[end:].lstrip()[:1] not in ("", ","):
-            value = rest.partition(",")[0].rstrip()
+        if end < 0 or remaining[end:].lstrip()[:1] not in ("", ","):
+            value = remaining.partition(",")[0].rstrip()
             end = len(value)
         yield value
-        _, comma, tail = rest[end:].partition(",")
-        rest = tail if comma else None
+        _, comma, tail = remaining[end:].partition(",")
+        remaining = tail if comma else None
 
 
 def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, object]]:

@@ -62,13 +62,13 @@ class RayQueue:
     seconds: float
     resident_bytes: int | None
     """Memory limit of one process; None: its share of the memory of its machine."""
-    most: int | None
+    max_jobs: int | None
     """Maximum number of parallel tasks; None: the number of CPUs of the cluster."""
 
     @property
     def jobs(self) -> int:
         """Maximum number of parallel processes; 0: unknown here."""
-        return self.most or 0
+        return self.max_jobs or 0
 
     @property
     def limits(self) -> Mapping[str, float]:
@@ -90,12 +90,12 @@ class RayQueue:
         """
         if not cells:
             return
-        with _connect(self.address) as ray, _create_marker(place) as marker:
+        with _connect_to_cluster(self.address) as ray, _create_marker(place) as marker:
             yield from _Tasks(ray, self, place, listener, marker).results(cells)
 
 
 @contextlib.contextmanager
-def _connect(address: str) -> Iterator[Any]:
+def _connect_to_cluster(address: str) -> Iterator[Any]:
     """Connect to a cluster for the duration of the block.
 
     Raises:
@@ -192,7 +192,7 @@ class _Tasks:
     def _max_tasks(self) -> int:
         """Return the number of tasks that may run at this moment; 0 if no machine has a CPU."""
         cpus = int(self.ray.cluster_resources().get("CPU", 0))
-        return min(cpus, self.queue.most or cpus)
+        return min(cpus, self.queue.max_jobs or cpus)
 
     def _read_result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
         """Return the result of an ended task; None if its worker was lost and the task is to be retried."""

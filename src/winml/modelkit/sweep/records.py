@@ -127,10 +127,10 @@ class SweepLimit(Record):
     @classmethod
     def of(cls, kind: Literal["min", "max"], measure: str, limit: float, cells: Iterable[CellResult]) -> SweepLimit:
         """Check the measure of every completed cell against a limit."""
-        return cls(kind, measure, limit, tuple(cell.cell_id for cell in cells if _violates(cell, kind, measure, limit)))
+        return cls(kind, measure, limit, tuple(row.cell_id for row in cells if _is_missed(row, kind, measure, limit)))
 
 
-def _violates(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
+def _is_missed(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
     if cell.state != "done":
         return False
     value = cell.measures.get(measure)
@@ -189,7 +189,7 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
     @recorded(entry("against", before="notes"))
     def changes(self) -> dict[str, object] | None:
         """Return the differences from the earlier sweep; None without an earlier sweep."""
-        return None if self.against is None else {"folder": self.against.folder, "changes": self._changes()}
+        return None if self.against is None else {"folder": self.against.folder, "changes": self._list_changes()}
 
     def earlier(self, cell: CellResult) -> CellResult | None:
         """Return the cell of the same model and configuration in the earlier sweep; None if there is no such cell."""
@@ -199,7 +199,7 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
         # The id is derived from the model and its whole configuration, including settings common to all cells.
         return {} if self.against is None else {cell.cell_id: cell for cell in self.against.cells}
 
-    def _changes(self) -> list[dict[str, object]]:
+    def _list_changes(self) -> list[dict[str, object]]:
         """Return the cells with changes of state or measures since the earlier sweep."""
         earlier = self._earlier_by_id()
         changes: list[dict[str, object]] = []

@@ -165,11 +165,11 @@ class _ConfigFacts:
             for config in configs
             for key, value in config.items()
             if _TOKEN.search(key)
-            for token in _counts_in(value)
+            for token in _list_counts(value)
         }
         large_tokens = sorted(token for token in tokens if token >= _MOST_VOCABULARY)
         replaced_tokens = {token: _MOST_VOCABULARY - 1 - position for position, token in enumerate(large_tokens)}
-        mel_bins = (number for config in configs for number in _counts_in(config.get("num_mel_bins")))
+        mel_bins = (number for config in configs for number in _list_counts(config.get("num_mel_bins")))
         return cls(replaced_tokens, len(configs) > 1, frozenset(mel_bins))
 
 
@@ -296,7 +296,7 @@ def _cut_repetitions(content: Mapping[str, Any], counts: Mapping[str, int]) -> d
     smaller |= {key: min(value, 2) for key, value in content.items() if _LAYER_PERIOD.search(key) and _is_count(value)}
     smaller |= {key: min(value, 1) for key, value in content.items() if _LAYER_OFFSET.search(key) and _is_count(value)}
     pattern = content.get("block_types")
-    if isinstance(pattern, list) and all(isinstance(item, str) for item in pattern):
+    if isinstance(pattern, list) and all(isinstance(kind, str) for kind in pattern):
         smaller["block_types"] = sorted({*pattern}, key=pattern.index)
     for key, layers in content.items():
         if _LAYERS_PER_STACK.search(key) and _is_count(layers) and layers > 2:
@@ -319,7 +319,7 @@ def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Itera
         if _is_list_per_layer(value, depth):
             yield repr(value[layer])
         elif _is_object_by_layer(value, depth):
-            yield repr({int(key): item for key, item in value.items()}.get(layer))
+            yield repr({int(key): setting for key, setting in value.items()}.get(layer))
         elif _is_indices(key, value, depth):
             yield repr(layer in value)
         elif _FIRST_LAYERS.search(key) and _is_count(value):
@@ -334,7 +334,7 @@ def _cut_layer_setting(key: str, value: Any, depth: int, retained_layers: Sequen
         return [value[layer] for layer in retained_layers]
     if _is_object_by_layer(value, depth):
         return {
-            str(retained_layers.index(int(key))): item for key, item in value.items() if int(key) in retained_layers
+            str(retained_layers.index(int(key))): entry for key, entry in value.items() if int(key) in retained_layers
         }
     if _is_indices(key, value, depth):
         return [retained_layers.index(layer) for layer in value if layer in retained_layers]
@@ -346,14 +346,14 @@ def _cut_layer_setting(key: str, value: Any, depth: int, retained_layers: Sequen
 
 
 def _is_list_per_layer(value: object, depth: int) -> bool:
-    return isinstance(value, list) and len(value) == depth and not any(isinstance(item, dict) for item in value)
+    return isinstance(value, list) and len(value) == depth and not any(isinstance(element, dict) for element in value)
 
 
 def _is_object_by_layer(value: object, depth: int) -> bool:
     """Return True if a value is an object of layer settings, with layer numbers (also ``05``) as keys."""
     if not isinstance(value, dict) or not value:
         return False
-    return all(key.isdecimal() and int(key) < depth and isinstance(item, dict) for key, item in value.items())
+    return all(key.isdecimal() and int(key) < depth and isinstance(setting, dict) for key, setting in value.items())
 
 
 def _is_indices(key: str, value: Any, depth: int) -> bool:
@@ -362,14 +362,14 @@ def _is_indices(key: str, value: Any, depth: int) -> bool:
 
 def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, object]:
     """Divide widths by :data:`_WIDTH_DIVISOR`, partly with fewer heads and partly with narrower heads."""
-    head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _counts_in(value)]
+    head_counts = [number for key, value in _named_values(content) if _is_heads(key) for number in _list_counts(value)]
     if "head size" not in aspects:
         head_counts = [count for count in head_counts if count >= _WIDTH_DIVISOR]
     head_count_divisor = math.gcd(_WIDTH_DIVISOR, *head_counts) if head_counts and "heads" in aspects else 1
     width_divisor = _WIDTH_DIVISOR if "head size" in aspects or not head_counts else head_count_divisor
     head_size_divisor = width_divisor // head_count_divisor
 
-    def cut(key: str, value: object) -> Any:
+    def cut_value(key: str, value: object) -> Any:
         """Return the reduced value of a key that counts widths, heads or experts; other values are unchanged."""
         if _PER_HEAD.search(key):
             return _map_counts(value, lambda width: max(width // head_size_divisor, min(width, 1)))
@@ -387,10 +387,10 @@ def _cut_width(content: dict[str, object], aspects: Sequence[Aspect], facts: _Co
             step = _EXPERT_STEP if _INNER_WIDTH.search(key) else 1
             return _map_counts(value, lambda width: _divide_width(width, width_divisor, step))
         if isinstance(value, dict) and not _is_config(value):
-            return {name: cut(name, inner) for name, inner in value.items()}
+            return {name: cut_value(name, inner) for name, inner in value.items()}
         return value
 
-    return {key: cut(key, value) for key, value in content.items()}
+    return {key: cut_value(key, value) for key, value in content.items()}
 
 
 def _divide_width(width: int, divisor: int, step: int) -> int:
@@ -418,7 +418,7 @@ def _is_width(key: str) -> bool:
 
 
 def _cut_image(content: dict[str, object]) -> dict[str, object]:
-    patch = max(_counts_in(content.get("patch_size")), default=0)
+    patch = max(_list_counts(content.get("patch_size")), default=0)
     edge = _IMAGE_PATCHES * patch if patch >= _COARSE_PATCH else _SMALL_IMAGE
     return _cap_counts(content, {_IMAGE_SIZES: edge, _IMAGE_TOKENS: _IMAGE_PATCHES**2})
 
@@ -456,14 +456,14 @@ def _map_counts(value: object, change: Any) -> Any:
     if _is_count(value):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return [_map_counts(item, change) for item in value]
+        return [_map_counts(element, change) for element in value]
     return value
 
 
-def _counts_in(value: Any) -> list[int]:
+def _list_counts(value: Any) -> list[int]:
     """Return a count, or all counts in nested lists."""
     if isinstance(value, (list, tuple)):
-        return [number for item in value for number in _counts_in(item)]
+        return [number for element in value for number in _list_counts(element)]
     return [value] if _is_count(value) else []
 
 

@@ -116,16 +116,16 @@ def sweep_models(
     return run_sweep(plan, Path(output), options, listener or SweepListener(), notes=(*notes, *change_notes))
 
 
-def changed_plan(plan: SweepPlan, passed: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
+def changed_plan(plan: SweepPlan, changes: Mapping[str, Any]) -> tuple[SweepPlan, tuple[str, ...]]:
     """Update a plan, key by key, with values of options; return the plan and notes on it.
 
     Raises:
         ConfigError: a value of the wrong kind.
     """
     record = json.loads(plan.model_dump_json())
-    for name, value in passed.items():
+    for name, value in changes.items():
         if isinstance(value, Mapping):
-            record[name] |= {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+            record[name] |= {key: list(entry) if isinstance(entry, tuple) else entry for key, entry in value.items()}
         elif value:
             record[name] = list(value)
     return plan_from_record(record, "sweep")
@@ -237,7 +237,7 @@ def run_sweep(
                 jobs=queue.jobs,
                 bounds=queue.limits,
                 reused=reused_count,
-                notes=(*notes, *_notes(plan, queue)),
+                notes=(*notes, *_latency_notes(plan, queue)),
             )
             text = json_printable(json.dumps(outcome.as_record(), indent=1, ensure_ascii=False))
             folder.write(folder.path / file_names.SWEEP_RESULTS_NAME, f"{text}\n")
@@ -284,7 +284,7 @@ def _check_limits(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLim
     return (*minima, *(SweepLimit.of("max", name, value, rows) for name, value in plan.max.items()))
 
 
-def _notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
+def _latency_notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
     if "perf" in plan.do and queue.jobs != 1:
         number = queue.jobs or "several"
         return (f"{number} processes ran in parallel: latencies are those of a busy machine",)

@@ -122,11 +122,11 @@ def sweep_document(result: SweepResult) -> doc.Document:
     )
     return doc.Document(
         [table],
-        doc.Fields(list(_fields(result))),
+        doc.Fields(list(_list_fields(result))),
         title=f"Sweep: {result.folder}",
         subject=f"{result.total} cells",
         introduction="Each row is a model in one configuration.",
-        figures=list(_figures(result)),
+        figures=list(_list_figures(result)),
         links=[
             doc.Linked("– the results as JSON", SWEEP_RESULTS_NAME, SWEEP_RESULTS_NAME),
             doc.Linked("– the table as comma-separated values", SWEEP_TABLE_NAME, SWEEP_TABLE_NAME),
@@ -134,7 +134,7 @@ def sweep_document(result: SweepResult) -> doc.Document:
     )
 
 
-def _figures(result: SweepResult) -> Iterator[doc.Figure]:
+def _list_figures(result: SweepResult) -> Iterator[doc.Figure]:
     states = [cell.state for cell in result.cells]
     num_done = states.count("done")
     meaning = f"{len({cell.model for cell in result.cells})} models, each in every configuration"
@@ -144,7 +144,7 @@ def _figures(result: SweepResult) -> Iterator[doc.Figure]:
     yield doc.Figure("time", f"{sum(cell.seconds for cell in result.cells):.0f} s", "sum over the cells")
 
 
-def _fields(result: SweepResult) -> Iterator[doc.Field]:
+def _list_fields(result: SweepResult) -> Iterator[doc.Field]:
     yield from sweep_summary(result)
     yield "steps", ", ".join(result.plan["do"]), doc.Detail.PAGE
     yield "made with", ", ".join(f"{name} {version}" for name, version in result.versions.items()), doc.Detail.PAGE
@@ -160,8 +160,8 @@ def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, .
     earlier_cell = result.earlier(cell)
     values, earlier = _all_measures(cell), {} if earlier_cell is None else _all_measures(earlier_cell)
     for name in measures:
-        value, words = values.get(name), _measure_words(name, values.get(name))
-        yield doc.Number(value, words, earlier.get(name)) if isinstance(value, (int, float)) else words
+        value, text = values.get(name), _measure_words(name, values.get(name))
+        yield doc.Number(value, text, earlier.get(name)) if isinstance(value, (int, float)) else text
 
 
 def _all_measures(cell: CellResult) -> Mapping[str, Any]:

@@ -139,17 +139,17 @@ class LocalQueue:
     def results(self, cells: Sequence[Cell], place: Place, listener: SweepListener) -> Generator[CellResult]:
         """Yield the result of every cell, in the order of completion; running cells are killed if the caller stops."""
 
-        def calls() -> Iterator[Call]:
+        def start_calls() -> Iterator[Call]:
             for cell in cells:
                 listener.on_start(cell)
                 yield Call(run_cell, place.order(cell, self.threads))
 
         endings = run_bounded(
-            calls(), self.bounds, self.jobs, preloaded(cells), lambda _call, so_far: listener.on_step(so_far)
+            start_calls(), self.bounds, self.jobs, preloaded(cells), lambda _call, so_far: listener.on_step(so_far)
         )
         with closing(endings):
             for ending in endings:
-                yield _finished_cell(ending, self.bounds)
+                yield _finish_cell(ending, self.bounds)
 
 
 def do_cell(
@@ -167,7 +167,7 @@ def do_cell(
     share = int(_MEMORY_SHARE * psutil.virtual_memory().total / (os.cpu_count() or 1))
     bounds = Bounds(seconds, resident_bytes or share)
     (ending,) = run_bounded([Call(run_cell, place.order(cell, threads))], bounds, 1, preloaded([cell]))
-    return _finished_cell(ending, bounds)
+    return _finish_cell(ending, bounds)
 
 
 def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
     return (*PRELOAD, *(PRELOAD_DYNAMO if has_dynamo else ()), *steps)
 
 
-def _finished_cell(ending: Ending, bounds: Bounds) -> CellResult:
+def _finish_cell(ending: Ending, bounds: Bounds) -> CellResult:
     """Return the result of a cell after its process returned, died or was killed; remove its leftovers."""
     order: CellOrder = ending.call.argument
     shutil.rmtree(order.folder / "tmp", ignore_errors=True)
