@@ -71,7 +71,7 @@ def find_small_model(
 
 
 def _find_small_config(model_type: str, config: Path, task: str | None, report_state: ReportState) -> Architecture:
-    """Write the smallest config that PyTorch runs, and return the description of its model."""
+    """Write the smallest config that PyTorch runs, and describe the model."""
     unbuilt = Architecture(model_type, state_before="not built", problem="it did not finish")
     report_state(unbuilt)
     try:
@@ -214,7 +214,7 @@ def _check_files(result: ExportResult) -> Attempt:
 
 
 def error_line(error: BaseException) -> str:
-    """Format an error on one line, as the command prints it."""
+    """Format an error on one line, as on the command line."""
     if isinstance(error, InternalError):
         return f"internal error: {error.message}"
     if isinstance(error, WinMLError):
@@ -224,5 +224,5 @@ def error_line(error: BaseException) -> str:
 
 
 def unforeseen_line(error: Exception) -> str:
-    """Format an error raised by foreign code on one line, as the command prints it: a bug, or a broken package."""
+    """Format an error of foreign code on one line, as on the command line: a bug, or a broken package."""
     return error_line(error) if import_error(error) is not None else f"internal error: {error_line(error)}"

@@ -1,11 +1,10 @@
 """Runs calls in separate processes, with bounds on time and memory.
 
-A call that exceeds a bound is killed with its child processes; its last progress message states how far it came.
-Processes are forked from a server that has imported the heavy libraries once (Windows: each process starts from
-scratch), and end with the process that started them. Independent of the work of the calls.
+A call beyond a bound is killed with its child processes; the last progress message states the progress. Processes are
+forked from a server that has imported the heavy libraries once (Windows: each process starts from scratch), and end
+with their parent process. Independent of the work of the calls.
 
-The server only imports modules. The imports start no threads except for those of NumPy's OpenBLAS, which ends its
-threads in a fork.
+The server only imports modules. The imports start no threads except for NumPy's OpenBLAS, whose threads end in a fork.
 """
 
 from __future__ import annotations
@@ -187,6 +186,7 @@ def run_bounded(
 
 
 def _start_call(context: BaseContext, call: Call) -> _RunningCall:
+    """Start the process of a call, with a new server if the server ended during its preload."""
     receiver, sender = context.Pipe(duplex=False)
     try:
         process = start_process(context, _run_call, sender, call)
@@ -209,7 +209,7 @@ def _start_with_new_server(context: BaseContext, sender: Connection, call: Call)
 
 
 def _run_call(messages: Connection, call: Call) -> None:
-    """Call the function inside the process; send its progress messages and its result."""
+    """Call the function inside the process; send progress messages and the result."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # Child processes are killed with the call.
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -218,7 +218,7 @@ def _run_call(messages: Connection, call: Call) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process if its parent was killed and could not end it."""
+    """End the current process if its parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -237,7 +237,7 @@ def _kill_tree(pid: int) -> None:
 
 
 def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable[[Call, Any], None]) -> Ending | None:
-    """Read the messages and the memory of a process; return the ending of the call, or None if it continues."""
+    """Read the messages and memory of a process; return the ending of the call, or None while it runs."""
     try:
         while running_call.messages.poll():
             kind, value = running_call.messages.recv()
@@ -256,9 +256,9 @@ def _check_call(running_call: _RunningCall, bounds: Bounds, on_message: Callable
 
 
 def _total_bytes(running_call: _RunningCall) -> int:
-    """Return the memory of a process and of the processes that it started.
+    """Return the memory of a process and its descendants.
 
-    These are measured now and then, and at a new peak.
+    Descendants are measured now and then, and at a new peak.
     """
     pid = running_call.process.pid
     assert pid is not None  # it was started
@@ -271,7 +271,7 @@ def _total_bytes(running_call: _RunningCall) -> int:
 
 
 def _list_descendants(pid: int) -> list[psutil.Process]:
-    """Return all descendants of a process; ``[]`` if it has just ended, or access is denied."""
+    """Return all descendants of a process; ``[]`` after its end, or if access is denied."""
     try:
         descendants: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -280,7 +280,7 @@ def _list_descendants(pid: int) -> list[psutil.Process]:
 
 
 def _own_bytes(process: psutil.Process) -> int:
-    """Return the memory that a child process adds; 0 if it has just ended."""
+    """Return the memory added by a child process; 0 after its end."""
     try:
         if sys.platform == "linux":
             with contextlib.suppress(psutil.AccessDenied):
@@ -292,6 +292,7 @@ def _own_bytes(process: psutil.Process) -> int:
 
 
 def _end_process(running_call: _RunningCall, *, may_finish: bool = False) -> None:
+    """Kill a process and its descendants; with ``may_finish``, wait a few seconds for its exit first."""
     if may_finish:
         running_call.process.join(_EXIT_SECONDS)
     if running_call.process.pid is not None:

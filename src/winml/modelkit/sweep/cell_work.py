@@ -1,4 +1,4 @@
-"""Work of one cell: the steps of one model in one configuration. Runs in a separate process."""
+"""Work of a cell: the steps of a model in a configuration. Runs in a separate process."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _FULL_WORDS = tuple(os.strerror(number) for number in FULL_DISK_ERRORS)
 
 @dataclass(frozen=True)
 class CellOrder:
-    """A cell, with its folders and settings of its process."""
+    """A cell, with folders and settings of the process."""
 
     cell: Cell
     folder: Path
@@ -184,7 +184,7 @@ def _redirect_output(folder: Path) -> Iterator[None]:
 
 @dataclass
 class _CellWork:
-    """The steps of one cell, and their results so far."""
+    """The steps of a cell, and the results so far."""
 
     order: CellOrder
     report: Callable[[CellResult], None]
@@ -229,6 +229,7 @@ class _CellWork:
         return replace(result, problem=error_line(error), exit_code=error.exit_code, details=self.details)
 
     def _current_result(self) -> CellResult:
+        """Return the result so far, which counts as failed until the cell is completed."""
         return replace(
             self.order.cell.result("failed"),
             measures=self.measures,
@@ -238,15 +239,18 @@ class _CellWork:
         )
 
     def _artifact_location(self) -> str:
+        """Return the folder or URL of the kept files; empty if files are removed."""
         if not self.order.keeps_files:
             return ""
         return self.order.artifacts or str(self.order.folder)
 
     def _start_step(self, step: str) -> None:
+        """Set the current step, and report the result so far."""
         self.step = step
         self.report(self._current_result())
 
     def _find_model(self) -> None:
+        """Set the ONNX file or the PyTorch request of the cell; a small random model is made first."""
         model, work = self.order.cell.model, self.order.cell.work
         if is_onnx_path(model):
             self.path = named_path(model)
@@ -283,12 +287,14 @@ class _CellWork:
         return folder / "config.json"
 
     def _report_small_model(self, architecture: Architecture) -> None:
+        """Add the description of a small model to the details and measures, and report the result so far."""
         self.details["architecture"] = asdict(architecture)
         if architecture.parameters:
             self.measures["parameters"] = architecture.parameters
         self.report(self._current_result())
 
     def _run_export(self) -> None:
+        """Export the model and add measures of the export; raises an error for an export that is not verified."""
         from winml.modelkit.sweep.architecture_export import tried_export
 
         if self.request is None:
@@ -307,6 +313,7 @@ class _CellWork:
             raise _UnsuccessfulStepError(attempt.problem, attempt.exit_code)
 
     def _run_build(self) -> None:
+        """Build the model without evaluation, with stages shared among cells; set the file and the measures."""
         from winml.modelkit.builds.build import BuildCache, identify_plan, run_build
         from winml.modelkit.builds.plan import plan_build
         from winml.modelkit.builds.stage_walk import StageStore
@@ -331,6 +338,7 @@ class _CellWork:
         self.path = result.model_path if len(parts) == 1 else None
 
     def _one_file(self) -> Path:
+        """Return the latest ONNX file; raises InputError for a model of several parts."""
         if self.path is None:
             raise InputError(
                 f"the model has several parts, but {self.step} takes one file", hint="Choose one with loader.submodel."
@@ -338,6 +346,7 @@ class _CellWork:
         return self.path
 
     def _run_perf(self) -> None:
+        """Measure the latency of the file, and add the measures."""
         from winml.modelkit.ort.opened_model import RunOptions
         from winml.modelkit.profile.latency import LatencyOptions
         from winml.modelkit.profile.perf import PerfOptions, measure_model
@@ -359,6 +368,7 @@ class _CellWork:
         }
 
     def _run_eval(self) -> None:
+        """Evaluate the file on the dataset and add its metrics; raises an error if a limit is missed."""
         from winml.modelkit.builds.evaluated_models import evaluate_build
         from winml.modelkit.evaluate.records import evaluation_words
 
@@ -399,7 +409,7 @@ class _UnsuccessfulStepError(WinMLError):
 
 
 def _full_disk_words(error: BaseException | None) -> str:
-    """Return the message of the system for a full disk, if an error was caused by a full disk; else empty."""
+    """Return the system's message for a full disk if an error was caused by a full disk; else empty."""
     for link in error_chain(error):
         number = getattr(link, "errno", None)
         if isinstance(number, int) and number in FULL_DISK_ERRORS:

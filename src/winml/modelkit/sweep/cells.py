@@ -1,4 +1,4 @@
-"""Cells of a plan, and their results in the folder of the sweep. A cell is one model in one configuration.
+"""Cells of a plan, and their results in the folder of the sweep. A cell is a model in a configuration.
 
 Each cell has a separate folder, named after model and configuration, with its result in a file. Imports no model
 library until model types are listed.
@@ -131,6 +131,7 @@ def cells_of(plan: SweepPlan) -> tuple[Cell, ...]:
 
 
 def _create_cell(plan: SweepPlan, model: str, settings: Mapping[str, object]) -> Cell:
+    """Return the cell of a model and its settings, with an id derived from both."""
     config = plan.config
     if is_onnx_path(model):
         settings = settings_of_onnx(settings)
@@ -160,7 +161,7 @@ def _expand_models(entry: ListedModel) -> tuple[str, ...]:
 
 
 def _path_state(name: str) -> str | None:
-    """Return the state of a path, without files written by sweeps; None if nothing exists there."""
+    """Return the state of a path, without files written by sweeps; None if the path does not exist."""
     return place_state(
         name,
         lambda folder: any(
@@ -170,7 +171,7 @@ def _path_state(name: str) -> str | None:
 
 
 class SweepFolder:
-    """The folder of a sweep; only the holder of its lock (:func:`held_sweep`) may change it."""
+    """The folder of a sweep; changes require the lock (:func:`held_sweep`)."""
 
     def __init__(self, path: Path) -> None:
         """Take the locked folder."""
@@ -186,7 +187,7 @@ class SweepFolder:
         return self.path / "shared"
 
     def finished(self, cell: Cell, request: Mapping[str, object]) -> CellResult | None:
-        """Return the saved result of a cell; None if the cell is unfinished, or its request has changed."""
+        """Return the saved result of a cell; None if unfinished, or if the request has changed."""
         earlier = self._open_results(cell, request).read(lambda record: CellResult.from_fields(record["result"]))
         # The settings that distinguish cells depend on the plan of this run.
         return replace(earlier, settings=cell.settings) if isinstance(earlier, CellResult) else None
@@ -205,6 +206,7 @@ class SweepFolder:
         self._open_results(cell, request).write({"result": result.as_record()}, indent=1)
 
     def _open_results(self, cell: Cell, request: Mapping[str, Any]) -> ResumableResults:
+        """Return the result file of a cell, valid for one request."""
         return ResumableResults(self.cell_folder(cell.cell_id) / file_names.SWEEP_CELL_NAME, request)
 
     def write(self, path: Path, text: str) -> None:

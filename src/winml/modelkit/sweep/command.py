@@ -57,6 +57,7 @@ def command(**options: Any) -> None:
 
 
 def _exit_on_failure(result: SweepResult) -> None:
+    """Exit with code 3 for a missed limit, with code 1 for a failed cell."""
     if not result.is_good_enough:
         click.get_current_context().exit(NEGATIVE_RESULT)
     if result.failures:

@@ -223,7 +223,7 @@ def configurations(plan: SweepPlan, listed: ListedModel) -> Iterator[dict[str, o
 
 
 def settings_of_onnx(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings that apply to a model that is an ONNX file already."""
+    """Return the settings that apply to an ONNX file."""
     return {key: value for key, value in settings.items() if key.split(".")[0] not in _OF_CHECKPOINTS}
 
 
@@ -248,7 +248,11 @@ def parse_work(config: Mapping[str, object], settings: Mapping[str, object], lab
 
 
 def _set_value(record: dict[str, Any], key: str, value: object, label: str) -> None:
-    """Set the value of a dotted key, in place."""
+    """Set the value of a dotted key, in place.
+
+    Raises:
+        ConfigError: the first segment names no section, or an inner segment is a value without keys.
+    """
     *sections, last = key.split(".")
     names = [*SECTIONS, "perf", "compare", "layout", "auto"]
     if (sections or [last])[0] not in names:
@@ -293,6 +297,7 @@ def refuse_unusable(plan: SweepPlan) -> None:
 
 
 def _refuse_steps(plan: SweepPlan) -> None:
+    """Refuse a plan without steps, and steps without the ONNX file that they require; raises UsageError."""
     if not plan.do:
         raise UsageError(f"{opt.do}: no step", hint=f"Steps: {', '.join(STEPS)}.")
     if "compare" in plan.do and "build" not in plan.do:

@@ -123,7 +123,7 @@ def _connect_to_cluster(address: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _create_marker(place: Place) -> Iterator[Path | None]:
-    """Create a file in the folder of the sweep by which a machine checks that it shares the folder.
+    """Create a file in the folder of the sweep, by which a machine detects access to the folder.
 
     None if files are uploaded: no machine needs the folder then.
     """
@@ -190,12 +190,12 @@ class _Tasks:
                 self.ray.cancel(task, force=True)
 
     def _max_tasks(self) -> int:
-        """Return the number of tasks that may run at this moment; 0 if no machine has a CPU."""
+        """Return the current maximum of running tasks; 0 if no machine has a CPU."""
         cpus = int(self.ray.cluster_resources().get("CPU", 0))
         return min(cpus, self.queue.max_jobs or cpus)
 
     def _read_result(self, task: object, cell: Cell, tries: int) -> CellResult | None:
-        """Return the result of an ended task; None if its worker was lost and the task is to be retried."""
+        """Return the result of an ended task; None if the worker was lost and the task is to be retried."""
         try:
             result: CellResult = self.ray.get(task)
             return result

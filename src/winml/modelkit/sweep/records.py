@@ -110,7 +110,7 @@ class Architecture(Record):
 
 @dataclass(frozen=True)
 class SweepLimit(Record):
-    """A limit of a measure in every cell, and the cells that miss it."""
+    """A limit of a measure in every cell, and the cells beyond the limit."""
 
     kind: Literal["min", "max"]
     measure: str
@@ -131,6 +131,7 @@ class SweepLimit(Record):
 
 
 def _is_missed(cell: CellResult, kind: str, measure: str, limit: float) -> bool:
+    """Return True if a completed cell is beyond a limit, or has no finite measure of this name."""
     if cell.state != "done":
         return False
     value = cell.measures.get(measure)
@@ -192,7 +193,7 @@ class SweepResult(Record, schema_version=SCHEMA_VERSION):
         return None if self.against is None else {"folder": self.against.folder, "changes": self._list_changes()}
 
     def earlier(self, cell: CellResult) -> CellResult | None:
-        """Return the cell of the same model and configuration in the earlier sweep; None if there is no such cell."""
+        """Return the cell of the same model and configuration in the earlier sweep; None if missing."""
         return self._earlier_by_id().get(cell.cell_id)
 
     def _earlier_by_id(self) -> dict[str, CellResult]:
@@ -246,6 +247,7 @@ def sweep_summary(result: SweepResult) -> Iterator[tuple[str, str]]:
 
 
 def _cell_words(cell: CellResult) -> str:
+    """Format model and settings of a cell on one line."""
     return f"{cell.model} {settings_words(cell.settings)}".strip()
 
 

@@ -182,6 +182,7 @@ def _nested_configs(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts: _ConfigFacts) -> dict[str, object]:
+    """Return a smaller copy of a config, sub-configs included; ``facts`` are those of the whole config."""
     smaller = {
         key: _shrink_config(value, aspects, facts) if _is_config(value) else value for key, value in content.items()
     }
@@ -197,6 +198,7 @@ def _shrink_config(content: Mapping[str, Any], aspects: Sequence[Aspect], facts:
 
 
 def _is_config(value: object) -> bool:
+    """Return True for a sub-config, which states a model type."""
     return isinstance(value, dict) and "model_type" in value
 
 
@@ -256,6 +258,7 @@ def _fill_rotary_sections(config: dict[str, object], rotary: object, head_size: 
 
 
 def _set_if_none(content: dict[str, object], key: str, value: object) -> None:
+    """Replace a null value in place; a missing key stays missing."""
     if key in content and content[key] is None:
         content[key] = value
 
@@ -314,7 +317,7 @@ def _layers_to_keep(content: Mapping[str, Any], depth: int, alike: int) -> list[
 
 
 def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Iterator[str]:
-    """Yield the settings of one layer, from all values that differ between layers."""
+    """Yield the settings of a layer, from all values that differ between layers."""
     for key, value in content.items():
         if _is_list_per_layer(value, depth):
             yield repr(value[layer])
@@ -346,6 +349,7 @@ def _cut_layer_setting(key: str, value: Any, depth: int, retained_layers: Sequen
 
 
 def _is_list_per_layer(value: object, depth: int) -> bool:
+    """Return True if a value is a list with one setting for each layer."""
     return isinstance(value, list) and len(value) == depth and not any(isinstance(element, dict) for element in value)
 
 
@@ -357,6 +361,7 @@ def _is_object_by_layer(value: object, depth: int) -> bool:
 
 
 def _is_indices(key: str, value: Any, depth: int) -> bool:
+    """Return True if a value is a sorted list of layer indices below ``depth``."""
     return bool(_LAYER_INDICES.search(key)) and _is_counts(value) and value == sorted(set(value)) and value[-1] < depth
 
 
@@ -408,16 +413,19 @@ def _named_values(content: Mapping[str, object]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_heads(key: str) -> bool:
+    """Return True if a key counts attention heads, not the size of a head."""
     return bool(_HEADS.search(key)) and not _PER_HEAD.search(key)
 
 
 def _is_width(key: str) -> bool:
+    """Return True if a key is the width of a layer, by patterns of known names."""
     if _SURE_WIDTH.search(key):
         return True
     return bool(_WIDTH.search(key)) and not _NO_WIDTH.search(key)
 
 
 def _cut_image(content: dict[str, object]) -> dict[str, object]:
+    """Limit image sizes to a few patches, and the number of image tokens to match."""
     patch = max(_list_counts(content.get("patch_size")), default=0)
     edge = _IMAGE_PATCHES * patch if patch >= _COARSE_PATCH else _SMALL_IMAGE
     return _cap_counts(content, {_IMAGE_SIZES: edge, _IMAGE_TOKENS: _IMAGE_PATCHES**2})
@@ -442,7 +450,7 @@ def _cut_tokens(content: dict[str, object], facts: _ConfigFacts) -> dict[str, ob
 
 
 def _cap_counts(content: Mapping[str, object], limits: Mapping[re.Pattern[str], int]) -> dict[str, object]:
-    """Return a config in which no count exceeds the limit of the first pattern that its key matches."""
+    """Return a config with each count capped at the limit of the first matching pattern of its key."""
     capped = dict(content)
     for key, value in content.items():
         limit = next((limit for pattern, limit in limits.items() if pattern.search(key)), None)
@@ -468,6 +476,7 @@ def _list_counts(value: Any) -> list[int]:
 
 
 def _is_count(value: Any) -> bool:
+    """Return True for an integer other than a Boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

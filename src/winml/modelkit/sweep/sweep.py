@@ -1,6 +1,6 @@
 """Flow of ``winml sweep``, and its function in Python.
 
-Each result is saved at once, so that a stopped sweep can be resumed.
+Each result is saved at once, so a stopped sweep can be resumed.
 """
 
 from __future__ import annotations
@@ -259,6 +259,7 @@ def _saved_results(
 
 
 def _create_queue(plan: SweepPlan, options: SweepOptions) -> WorkQueue:
+    """Return the requested queue, or else processes on this machine that share its free memory."""
     if (queue := _parse_queue(options)) is not None:
         kind, address = queue
         return kind.open(address, options.seconds, options.resident_bytes, options.jobs)
@@ -280,11 +281,13 @@ def _drop_files(
 
 
 def _check_limits(plan: SweepPlan, rows: Sequence[CellResult]) -> tuple[SweepLimit, ...]:
+    """Check all limits of a plan against the finished cells."""
     minima = tuple(SweepLimit.of("min", name, value, rows) for name, value in plan.min.items())
     return (*minima, *(SweepLimit.of("max", name, value, rows) for name, value in plan.max.items()))
 
 
 def _latency_notes(plan: SweepPlan, queue: WorkQueue) -> tuple[str, ...]:
+    """Note that latencies were measured while other processes ran."""
     if "perf" in plan.do and queue.jobs != 1:
         number = queue.jobs or "several"
         return (f"{number} processes ran in parallel: latencies are those of a busy machine",)

@@ -43,6 +43,7 @@ def sweep_table(result: SweepResult) -> str:
 
 
 def _escape_field(value: Any) -> Any:
+    """Protect a text that a spreadsheet would evaluate by an apostrophe; None becomes empty."""
     if isinstance(value, str) and value.startswith(_FORMULA):
         return f"'{value}"
     return "" if value is None else value
@@ -157,6 +158,7 @@ def _list_fields(result: SweepResult) -> Iterator[doc.Field]:
 
 
 def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, ...]) -> Iterator[doc.Cell]:
+    """Yield the measures of a cell, each with its value in the earlier sweep, if any."""
     earlier_cell = result.earlier(cell)
     values, earlier = _all_measures(cell), {} if earlier_cell is None else _all_measures(earlier_cell)
     for name in measures:
@@ -165,10 +167,12 @@ def _measure_cells(result: SweepResult, cell: CellResult, measures: tuple[str, .
 
 
 def _all_measures(cell: CellResult) -> Mapping[str, Any]:
+    """Return the measures of a cell, with its time and peak memory."""
     return {**cell.measures, "seconds": round(cell.seconds, 1), "peak_bytes": cell.peak_bytes}
 
 
 def _problem_cell(cell: CellResult) -> doc.Cell:
+    """Return the failed step and its reason, with a link to the log if it is in the folder of the sweep."""
     tries = f" ({cell.tries} tries)" if cell.tries > 1 else ""
     problem = f"{cell.step}: {cell.problem}{tries}" if cell.problem else tries.strip()
     if cell.problem and cell.artifacts and "://" not in cell.artifacts:

@@ -28,6 +28,7 @@ def _read_settings(texts: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def _read_steps(text: str) -> tuple[str, ...]:
+    """Parse comma-separated steps; raises ConfigError for an unknown step."""
     from winml.modelkit.sweep.plan import STEPS
 
     steps = tuple(step.strip() for step in text.split(","))

@@ -79,7 +79,7 @@ class Place:
 
 
 class WorkQueue(Protocol):
-    """Runs cells, on this or other machines."""
+    """Runs cells, on this machine or on a cluster."""
 
     @property
     def jobs(self) -> int:
@@ -171,7 +171,7 @@ def do_cell(
 
 
 def preloaded(cells: Iterable[Cell]) -> tuple[str, ...]:
-    """Return the modules that are worth importing before the first of the cells."""
+    """Return the modules to import before the first cell."""
     cells = tuple(cells)
     steps = tuple(dict.fromkeys(name for cell in cells for step in cell.do for name in _STEP_MODULES[step]))
     if all(is_onnx_path(cell.model) for cell in cells):
