@@ -53,7 +53,7 @@ def test_file_behind_a_link_is_not_ours_whatever_the_manifest_lists(tmp_path: Pa
     (place / "link").symlink_to(tmp_path / "precious")
     (place / "old.onnx").touch()
     manifest(place, files=["old.onnx", "link/letter.txt", "../precious/letter.txt", BUILD_MANIFEST_NAME])
-    with held_folder(place, NAMES, is_cache=False, tell=silent) as folder:
+    with held_folder(place, NAMES, is_cache=False, notify=silent) as folder:
         folder.remove_all_but([])
     assert (tmp_path / "precious" / "letter.txt").exists()
     assert not (place / "old.onnx").exists()
@@ -82,7 +82,7 @@ def test_recorded_file_that_lies_elsewhere_counts_as_changed(tmp_path: Path, nam
 def test_folder_with_other_foreign_files_is_fine(tmp_path: Path) -> None:
     """A foreign file under a name that builds do not use stays."""
     (tmp_path / "notes.txt").write_text("mine")
-    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
+    with held_folder(tmp_path, NAMES, is_cache=False, notify=silent) as folder:
         folder.announce()
         (tmp_path / "export.onnx").write_text("ours")
         folder.remove_all_but([])
@@ -126,7 +126,7 @@ def test_damaged_manifest_is_refused_except_in_the_cache(tmp_path: Path) -> None
 
 def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
     """A file that was put in place just before a kill is known to the next build."""
-    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
+    with held_folder(tmp_path, NAMES, is_cache=False, notify=silent) as folder:
         folder.announce()
         (tmp_path / "export.onnx").write_text("finished, not yet written down")
     again = BuildFolder(tmp_path, NAMES, is_cache=False)
@@ -140,7 +140,7 @@ def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path)
     (tmp_path / ".winml-partial-x").mkdir()
     (tmp_path / ".winml-partial-x" / OWNER_LOCK_NAME).touch()
     alive = OwnedFolder.make(tmp_path, ".winml-partial-")
-    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent):
+    with held_folder(tmp_path, NAMES, is_cache=False, notify=silent):
         pass
     assert {BUILD_MANIFEST_NAME, alive.path.name} == names(tmp_path)
     alive.remove()
@@ -148,7 +148,7 @@ def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path)
 
 def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> None:
     """The folders made for the build are removed, and so is the announcement."""
-    with held_folder(tmp_path / "a" / "b", NAMES, is_cache=False, tell=silent) as folder:
+    with held_folder(tmp_path / "a" / "b", NAMES, is_cache=False, notify=silent) as folder:
         folder.announce()
         folder.forget()
     assert set() == names(tmp_path)
@@ -160,11 +160,11 @@ def test_second_build_says_that_it_waits_and_then_sees_what_the_first_did(tmp_pa
     seen: list[BuildManifest | None] = []
 
     def second() -> None:
-        with held_folder(tmp_path, NAMES, is_cache=False, tell=heard.append) as folder:
+        with held_folder(tmp_path, NAMES, is_cache=False, notify=heard.append) as folder:
             seen.append(folder.manifest)
 
     thread = threading.Thread(target=second)
-    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent) as folder:
+    with held_folder(tmp_path, NAMES, is_cache=False, notify=silent) as folder:
         thread.start()
         wait_until(lambda: bool(heard))
         folder.save(BuildManifest(status="done", files=("model.onnx",)))
@@ -188,7 +188,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
 def test_lock_of_a_process_that_ended_is_free(tmp_path: Path) -> None:
     """A leftover lock file locks nothing."""
     (tmp_path / BUILD_LOCK_NAME).write_text("")
-    with held_folder(tmp_path, NAMES, is_cache=False, tell=silent), pytest.raises(filelock.Timeout):
+    with held_folder(tmp_path, NAMES, is_cache=False, notify=silent), pytest.raises(filelock.Timeout):
         filelock.FileLock(tmp_path / BUILD_LOCK_NAME).acquire(timeout=0)
 
 

@@ -131,7 +131,7 @@ def run_build(
     store = cache.store if cache is not None else None
     names = names_of_build(plan, stages)
     refuse_input_as_output(folder, identity.places, (*names, file_names.BUILD_MANIFEST_NAME))
-    with held_folder(folder, names, is_cache=cache is not None, tell=listener.tell) as build_folder:
+    with held_folder(folder, names, is_cache=cache is not None, notify=listener.tell) as build_folder:
         build_folder.refuse_other_model(plan.request.model, lambda: identity.record.get("files"), rebuild=rebuild)
         return _Build(plan, build_folder, identity, stages, rebuild=rebuild, store=store).run(listener)
 
@@ -233,7 +233,7 @@ class _Build(StageWalk):
             relevant = relevant_options(origin.options, [outcome.part for outcome in outcomes])
             origin = origin.model_copy(update={"options": relevant})
 
-        def record(outcome: StageOutcome) -> StageRecord:
+        def make_record(outcome: StageOutcome) -> StageRecord:
             nodes, coverage = _count_nodes(outcome.files[0])
             return StageRecord(
                 name=stage.name,
@@ -252,7 +252,7 @@ class _Build(StageWalk):
                 notes=outcome.notes,
             )
 
-        return {outcome.part if part is None else part.name: record(outcome) for outcome in outcomes}
+        return {outcome.part if part is None else part.name: make_record(outcome) for outcome in outcomes}
 
     def _write_evaluation(self, result: BuildResult, section: EvalSection) -> BuildResult:
         """Evaluate a finished build and write the result; the build is kept in any case."""
@@ -273,10 +273,10 @@ class _Build(StageWalk):
 
     def _stage_summary(self, stage: Stage) -> str:
         """Summarize the result of a stage in a few words."""
-        words = [(part.name, _record_words(part.records[-1])) for part in self.parts]
-        if len(words) == 1 or skip_reason(stage, self.plan):
-            return words[0][1]
-        return "; ".join(f"{name}: {text}" for name, text in words)
+        summaries = [(part.name, _record_words(part.records[-1])) for part in self.parts]
+        if len(summaries) == 1 or skip_reason(stage, self.plan):
+            return summaries[0][1]
+        return "; ".join(f"{name}: {text}" for name, text in summaries)
 
     def _make_manifest(self, status: Literal["unfinished", "done"], models: Mapping[str, PlacedModel]) -> BuildManifest:
         """Return the manifest of the stages so far; ``models`` contains the files of finished parts."""
@@ -318,7 +318,7 @@ class _Build(StageWalk):
     def _stage_notes(self) -> list[str]:
         """Return the notes of all stages, prefixed with the part name unless all parts have the note."""
         notes = {part.name: [note for record in part.records for note in record.notes] for part in self.parts}
-        common = {note for texts in notes.values() for note in texts if all(note in other for other in notes.values())}
+        common = {note for texts in notes.values() for note in texts if all(note in lines for lines in notes.values())}
         reported = (note if note in common else f"{name}: {note}" for name, texts in notes.items() for note in texts)
         return list(dict.fromkeys(reported))
 
@@ -384,7 +384,7 @@ class _Build(StageWalk):
         return placed_models
 
     def _write_sidecar(self, part: BuiltPart, path: Path, names: Sequence[str], files: OutputFiles) -> None:
-        """Write the sidecar of a finished part, if the export wrote one and it describes the export.
+        """Write the sidecar of a finished part, if the export wrote a sidecar that describes the exported file.
 
         Args:
             part: The part; its last stage ran or was reused.
@@ -472,7 +472,7 @@ _SEPARATOR = "; "
 def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> None:
     """Compare the text that quantized parts generate, and add the result to the record of the decoder.
 
-    Reused parts that were compared before are not compared again, unless that build failed or was killed.
+    Reused parts are not compared again, unless the earlier build failed or was killed.
 
     Args:
         plan: The build.
@@ -498,10 +498,10 @@ def _compare_generated_text(plan: BuildPlan, parts: Sequence[BuiltPart], earlier
     config, section = plan.config.export, plan.config.quant
     assert config is not None  # several parts exist, so an export ran
     assert section is not None  # the quantize stage ran
-    least = Quantization(decoder.current or paths[file_names.DECODER], quantize_options(section), {}).least_sqnr_db
-    words = words_of_text_together(plan.request, config, paths, least)
-    if words is not None:
-        decoder.records[-1] = _set_comparison(decoder.records[-1], words)
+    limit = Quantization(decoder.current or paths[file_names.DECODER], quantize_options(section), {}).least_sqnr_db
+    comparison = words_of_text_together(plan.request, config, paths, limit)
+    if comparison is not None:
+        decoder.records[-1] = _set_comparison(decoder.records[-1], comparison)
 
 
 def _is_same_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) -> bool:
@@ -511,8 +511,8 @@ def _is_same_build(parts: Sequence[BuiltPart], earlier: BuildManifest | None) ->
     return all(part.records[-1].status == "reused" and not part.records[-1].reason for part in parts)
 
 
-def _set_comparison(record: StageRecord, words: str) -> StageRecord:
+def _set_comparison(record: StageRecord, comparison: str) -> StageRecord:
     summary = record.summary.removesuffix(f"{_SEPARATOR}{record.together}") if record.together else record.summary
     return record.model_copy(
-        update={"together": words, "summary": f"{summary}{_SEPARATOR}{words}" if words else summary}
+        update={"together": comparison, "summary": f"{summary}{_SEPARATOR}{comparison}" if comparison else summary}
     )

@@ -159,7 +159,7 @@ def exported_model(
     config: WinMLExportConfig,
     on_step: Callable[[StepEvent], None] | None = None,
 ) -> Path:
-    """Return the ONNX file of a model; export it if the cache does not contain it.
+    """Return the ONNX file of a model, exported into the cache if missing.
 
     The cache key covers the content of the model's files, the request, the config, and the versions of this tool and
     the libraries. The model of a user's factory is exported each time.

@@ -142,7 +142,7 @@ _LIBRARIES = ("torch", "transformers", "onnx-ir", "onnxscript", "onnxruntime")
 
 
 def resume_identity(requested: Mapping[str, object], files: object) -> dict[str, object]:
-    """Return the JSON-ready identity of stored results; they are reusable while it is equal.
+    """Return the JSON-ready identity of stored results; results with an equal identity are reusable.
 
     Args:
         requested: Request of the measurement, and the machine.
@@ -168,14 +168,14 @@ def place_state(name: str, is_left_out: Callable[[Path], bool] = lambda _folder:
     """
     path = Path(name)
     try:
-        files = sorted(_files_below(path, is_left_out)) if path.is_dir() else [path, *_data_files(path)]
+        files = sorted(_list_files_below(path, is_left_out)) if path.is_dir() else [path, *_data_files(path)]
         states = [(file, file.stat()) for file in files]
     except OSError:
         return None
     return digest([[file.as_posix(), state.st_size, state.st_mtime_ns] for file, state in states])
 
 
-def _files_below(folder: Path, is_left_out: Callable[[Path], bool]) -> Iterator[Path]:
+def _list_files_below(folder: Path, is_left_out: Callable[[Path], bool]) -> Iterator[Path]:
     for root, folders, names in os.walk(folder):
         current = Path(root)
         folders[:] = [name for name in folders if name[0] != "." and not is_left_out(current / name)]
@@ -267,7 +267,7 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
     now = datetime.now().astimezone()
     chosen = [build for build in builds if older_than is None or now - build.written > older_than]
     chosen.sort(key=lambda build: build.written, reverse=True)
-    notes = (path for name in _NOTE_FOLDERS for path in _notes(root / name))
+    notes = (path for name in _NOTE_FOLDERS for path in _list_note_files(root / name))
     copies = (root / COPIES_FOLDER).rglob("*")
     return CacheContents(root, tuple(chosen), 0 if older_than is not None else stored_bytes((*notes, *copies)))
 
@@ -289,7 +289,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
     dead_notes = [
         path
         for name in _NOTE_FOLDERS
-        for path in _notes(root / name)
+        for path in _list_note_files(root / name)
         if is_empty or (name == "stages" and not _has_result(path))
     ]
     copies = [*(root / COPIES_FOLDER).rglob("*")] if is_empty else []
@@ -314,7 +314,7 @@ def _build_folders(root: Path) -> Iterator[Path]:
             yield path
 
 
-def _notes(parent: Path) -> list[Path]:
+def _list_note_files(parent: Path) -> list[Path]:
     return [path for path in _list_entries(parent, Path.is_file) if _NOTE_NAME.fullmatch(path.name)]
 
 
@@ -391,7 +391,7 @@ def _removal_errors(path: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise
     except (OSError, NotImplementedError) as error:
-        place = error.filename if isinstance(error, OSError) and error.filename else path
+        file = error.filename if isinstance(error, OSError) and error.filename else path
         reason = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
         hint = "Correct its permissions, or close it."
-        raise WriteError(f"cannot remove {place}: {reason}", hint=hint) from error
+        raise WriteError(f"cannot remove {file}: {reason}", hint=hint) from error

@@ -83,7 +83,7 @@ def command() -> None:
 
 @command.command(name="ls", cls=WinMLCommand)
 @result_options(quiet="")
-def _list(**options: object) -> None:
+def _list_builds(**options: object) -> None:
     """List the builds in the cache with the space that removing each one frees, latest first."""
     from winml.modelkit.builds.cache import list_cache
 
@@ -94,7 +94,7 @@ def _list(**options: object) -> None:
 @command.command(name="clean", cls=WinMLCommand)
 @request_options(_CleanRequest)
 @result_options(quiet="")
-def _clean(**options: Any) -> None:
+def _clean_cache(**options: Any) -> None:
     """Remove all builds, or old ones, from the cache. Builds in use are skipped."""
     plan = _plan_cleaning(_CleanRequest(**stated_fields(_CleanRequest, options)))
     end_dry_run(plan, options)

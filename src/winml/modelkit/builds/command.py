@@ -76,7 +76,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     finished_stages: list[str] = []
     try:
         with library_output_to_stderr():
-            result = run_planned_build(plan, request, _listener(options, finished_stages))
+            result = run_planned_build(plan, request, _make_listener(options, finished_stages))
     except KeyboardInterrupt:
         ending = (
             f"completed: {', '.join(finished_stages)}; the same command resumes there"
@@ -104,19 +104,19 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     for option in ("shape_config", "batch_size"):
         if is_onnx_path(model) and options[option]:
             refuse_sizes(model, option, str(options[option]))
-    section, stated = config.quant, _requests.stated_values(_FIELDS, options)
+    section, stated_options = config.quant, _requests.stated_values(_FIELDS, options)
     if options["quant"] is False:
         names_provider = options["ep"] or (config.compile is not None and config.compile.ep)
         # With a provider, the minimum SQNR applies to the compiled file.
         if unused := [
             field.flag
             for field in _FIELDS
-            if field.name in stated and not (names_provider and field.name == "min_sqnr_db")
+            if field.name in stated_options and not (names_provider and field.name == "min_sqnr_db")
         ]:
             raise UsageError(f"{unused[0]} has no effect with --no-quant", hint="Omit one of them.")
-    if stated:
+    if stated_options:
         base = {} if section is None else section.model_dump(mode="json", exclude_unset=True)
-        section = parse_options(QuantSection, {**base, **stated}, "options")
+        section = parse_options(QuantSection, {**base, **stated_options}, "options")
     _requests.name_section_keys(config.compile, ("ep", "ep_options"), options, "compile.{}")
     sections: dict[str, Any] = {
         "quant": section,
@@ -132,7 +132,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
     )
 
 
-def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListener:
+def _make_listener(options: Mapping[str, object], finished_stages: list[str]) -> BuildListener:
     """Return a listener that shows progress and adds the names of finished stages to ``retained``."""
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.cli._progress import show_step
@@ -146,7 +146,7 @@ def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListen
     return BuildListener(
         on_stage=None if quiet else show_finished if verbose else show_step,
         on_step=show_step if verbose and not quiet else None,
-        on_kept=retained.append,
+        on_kept=finished_stages.append,
         tell=tell,
     )
 
@@ -155,10 +155,10 @@ def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
     from winml.modelkit.builds.manifest_records import build_lines
     from winml.modelkit.report.document import Document, Fields
 
-    def lines() -> Document:
+    def describe() -> Document:
         return Document([Fields([*build_lines(result), ("next", _next_command(result))])])
 
-    show_result(result.as_record(), options, lines)
+    show_result(result.as_record(), options, describe)
 
 
 def _next_command(result: BuildResult) -> str:

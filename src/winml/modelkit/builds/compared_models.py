@@ -88,10 +88,10 @@ class FoundPairs:
     @property
     def sides(self) -> list[NamedSide]:
         """The models of all parts."""
-        return [side for pair in self.parts.values() for side in pair]
+        return [model for pair in self.parts.values() for model in pair]
 
     def refuse_values(self, options: Sequence[str]) -> None:
-        """Refuse options that apply to one graph if several are compared.
+        """Refuse options of a single graph if several graphs are compared.
 
         Args:
             options: The stated options of that kind, as users write them.
@@ -157,19 +157,19 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
     parts = next(folder for folder in folders if folder)
     refuse_unknown_parts(submodel, parts, names[folders.index(parts)])
     requested = [part for part in parts if not submodel or part in submodel]
-    left, right = (
+    baseline, candidates = (
         dict(folder) if folder else _find_counterparts(name, parts, requested)
         for folder, name in zip(folders, names, strict=True)
     )
-    common = [part for part in requested if part in left and part in right]
-    unmatched = [part for part in dict.fromkeys((*left, *right)) if (part in left) != (part in right)]
+    common = [part for part in requested if part in baseline and part in candidates]
+    unmatched = [part for part in dict.fromkeys((*baseline, *candidates)) if (part in baseline) != (part in candidates)]
     if not common or (submodel and len(common) < len(requested)):
         raise UsageError(
-            f"{reference} has the parts {', '.join(left)}, {candidate} {', '.join(right)}",
+            f"{reference} has the parts {', '.join(baseline)}, {candidate} {', '.join(candidates)}",
             hint="Only parts that both models have can be compared.",
         )
     notes = (f"Not compared, in one model only: {', '.join(unmatched)}.",) if unmatched and not submodel else ()
-    return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
+    return FoundPairs(names, {part: (baseline[part], candidates[part]) for part in common}, notes)
 
 
 def _find_counterparts(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
@@ -178,16 +178,16 @@ def _find_counterparts(name: str, parts: Mapping[str, Path], requested: Sequence
     Raises:
         UsageError: the name is no usable model, or the part of the file is unknown.
     """
-    side = found_side(name)
-    if isinstance(side, ModelRequest):
-        return dict.fromkeys(parts, side)
+    model = found_side(name)
+    if isinstance(model, ModelRequest):
+        return dict.fromkeys(parts, model)
     from winml.modelkit.onnx.bundle import read_part_description  # imports onnx
 
-    description = read_part_description(side)
+    description = read_part_description(model)
     if description is not None and description.is_one_of_several:
-        return {description.name: side}
+        return {description.name: model}
     if len(requested) == 1:
-        return {requested[0]: side}
+        return {requested[0]: model}
     raise UsageError(
         f"{name} is one graph, but would be compared with {', '.join(requested)}",
         hint=f"Select the part to compare it with: {opt.submodel} {requested[0]}.",

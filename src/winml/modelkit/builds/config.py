@@ -137,24 +137,24 @@ class WinMLBuildConfig(Options):
         return {**record, **layout, "auto": self.auto}
 
 
-def with_values(config: WinMLBuildConfig, stated: Mapping[str, Mapping[str, Any]]) -> WinMLBuildConfig:
+def with_values(config: WinMLBuildConfig, section_values: Mapping[str, Mapping[str, Any]]) -> WinMLBuildConfig:
     """Return a config with other values for some keys; null sections stay null.
 
     Args:
         config: The config.
-        stated: Section → key → value.
+        section_values: Section → key → value.
     """
     # Sections are copied, so that unset fields stay unset.
     sections = {
         name: section.model_copy(update=dict(values))
-        for name, values in stated.items()
+        for name, values in section_values.items()
         if (section := getattr(config, name)) is not None
     }
     return config.model_copy(update=sections)
 
 
 def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Validate a parsed JSON config of this version, of an earlier one, or of another tool.
+    """Validate a parsed JSON config of the current version, an earlier version, or another tool.
 
     Args:
         value: The parsed JSON.
@@ -167,8 +167,8 @@ def parse_build_config(value: Any, source: str) -> tuple[WinMLBuildConfig, tuple
         ConfigError: an unknown key (names the nearest), a value of the wrong kind, or a version newer than this.
     """
     foreign: list[str] = []
-    for read in CONFIG_READERS.values() if isinstance(value, dict) else ():
-        value, unread = read(value, source)
+    for reader in CONFIG_READERS.values() if isinstance(value, dict) else ():
+        value, unread = reader(value, source)
         foreign += unread
     migrated, notes = _migrate_to_current(value, source)
     migrated, renamed = _rename_precision(migrated)
@@ -231,7 +231,7 @@ def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...
 
 def _drop_nulls(value: object) -> Any:
     if isinstance(value, dict):
-        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
+        return {key: _drop_nulls(member) for key, member in value.items() if member is not None}
     return value
 
 

@@ -58,8 +58,8 @@ def command(**options: Any) -> None:
     makes_config = any(options[name] for name in ("model", "model_type", "config"))
     exclusive = [name for name in ("model", "model_type", "check", "schema") if options[name]]
     if len(exclusive) > 1 or (options["config"] and (options["check"] or options["schema"])):
-        first, second = [*(["config"] if options["config"] else []), *exclusive][:2]
-        flags = [f"--{name.replace('_', '-')}" for name in (first, second)]
+        first_option, second_option = [*(["config"] if options["config"] else []), *exclusive][:2]
+        flags = [f"--{name.replace('_', '-')}" for name in (first_option, second_option)]
         raise UsageError(f"{flags[0]} and {flags[1]} cannot be combined", hint="Use one of them.")
     for name, flag in (("output", "-o"), ("dry_run", "--dry-run")):
         if options[name] and not makes_config:
@@ -87,11 +87,11 @@ def command(**options: Any) -> None:
         _write_config(options)
 
 
-def _check_config(place: str) -> None:
+def _check_config(argument: str) -> None:
     from winml.modelkit.builds.config import SECTIONS, parse_build_config
     from winml.modelkit.options import parse_json, read_json
 
-    value, source = parse_json(sys.stdin.read(), "stdin") if place == STDIN else read_json(place, "--check")
+    value, source = parse_json(sys.stdin.read(), "stdin") if argument == STDIN else read_json(argument, "--check")
     config, notes = parse_build_config(value, source)
     if config.eval is not None:
         from winml.modelkit.builds.evaluated_models import refuse_unfit_limits

@@ -18,7 +18,7 @@ from winml.modelkit.models.resolution import ResolvedModel, resolve_model
 def resolve_build_config(
     config: WinMLBuildConfig, request: ModelRequest, *, model_type: str | None = None
 ) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Complete a config with the values that the model determines, and null for stages that will not run.
+    """Complete a config with values from the model, and null for idle stages.
 
     Args:
         config: The incomplete config; its ``loader`` is replaced, and the inputs in its ``export`` are completed.
@@ -51,8 +51,8 @@ def resolve_build_config(
         notes.append(
             f"{request.model} has no weights: to export, add {opt.random_weights} or pass the checkpoint folder"
         )
-    axes = [item for part in resolved.parts for item in part.output_axes]
-    origins = {item.output: item.requested_by for item in axes}
+    axes = [axis for part in resolved.parts for axis in part.output_axes]
+    origins = {axis.output: axis.requested_by for axis in axes}
     notes += [
         f"{origin}: {name} is not an input; axes of outputs are not written to the config"
         for name, origin in origins.items()

@@ -179,5 +179,5 @@ def _resolve_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, 
 
     if section.precision is None:
         section = with_precision(section, AUTO_PRECISION)
-    words = auto_words(section)
-    return with_precision(section, quantize_options(section).base.name), (words,) if words else ()
+    auto_note = auto_words(section)
+    return with_precision(section, quantize_options(section).base.name), (auto_note,) if auto_note else ()

@@ -160,8 +160,8 @@ def refuse_unfit_limits(options: EvaluationOptions, task: str | None, *, is_sect
     with spell_options(_SECTION_KEYS if is_section else {}):
         if options.baseline == NO_BASELINE:
             refuse_limits_without_baseline(options, None)
-        if (named := options.task or task) is not None:
-            check_limits(task_definition(task_name(named)), options)
+        if (stated_task := options.task or task) is not None:
+            check_limits(task_definition(task_name(stated_task)), options)
         else:
             check_unknown_task(options)
 
@@ -199,8 +199,8 @@ def evaluate_build(
     baseline = named_baseline(options.baseline)
     if baseline is None and request is not None:
         # Only load options: the samples determine the sizes.
-        read = {option.name: getattr(request, option.name) for option in declared_options()}
-        baseline = ModelRequest(model=request.model, **read)
+        load = {option.name: getattr(request, option.name) for option in declared_options()}
+        baseline = ModelRequest(model=request.model, **load)
     subject = Subject(model, RunOptions(model.name), baseline, _has_baseline(options))
     with spell_options(_SECTION_KEYS):
         return evaluate(subject, options, on_step=on_step)
@@ -239,7 +239,7 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         prepared = replace(prepared, preprocessor=CachedBatches.keeping(prepared.preprocessor))
         del evaluated  # its session holds the weights, and only variants are run
 
-        def judge(session: Session) -> dict[str, float]:
+        def measure_scores(session: Session) -> dict[str, float]:
             scores = prepared.scores([onnx_side(session, session.name, "cpu")])
             return {metric.name: scores.measured(metric)[0].value for metric in metrics}
 
@@ -247,4 +247,4 @@ def variant_evaluator(model: Path, options: EvaluationOptions, target: tuple[str
         root = source.folder or Path()
         digests = {path.relative_to(root).as_posix(): file_digest(path) for path in source_files(source)}
         request = {**metric_options.model_dump(mode="json"), "content": digests, "task": task}
-        yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better), judge, request)
+        yield VariantEvaluator(MetricTarget(name, value, metrics[0].is_higher_better), measure_scores, request)

@@ -56,12 +56,12 @@ class BuildFolder:
         self._was_built = (path / BUILD_MANIFEST_NAME).exists()
         self._is_cache = is_cache
         self._read_manifest(is_cache=is_cache)
-        self._refuse_foreign(self._names)
+        self._refuse_foreign_files(self._names)
 
     def refuse_other_model(self, model: str, files: Callable[[], object], *, rebuild: bool) -> None:
         """Refuse to replace the finished build of another model.
 
-        A model with another name and equal files is the same model, and so is a model with this name and changed files.
+        Models with equal names or equal files count as the same model.
 
         Args:
             model: Name of the model to build.
@@ -90,7 +90,7 @@ class BuildFolder:
             OutputExistsError: a file with such a name exists and no build wrote it.
             WriteError: the manifest cannot be written.
         """
-        self._refuse_foreign(names)
+        self._refuse_foreign_files(names)
         self._names = (*self._names, *names)
         self.announce()
 
@@ -100,7 +100,7 @@ class BuildFolder:
         self._names = tuple(name for name in self._names if name not in lost)
         self._owned -= lost
 
-    def _refuse_foreign(self, names: Iterable[str]) -> None:
+    def _refuse_foreign_files(self, names: Iterable[str]) -> None:
         names = tuple(names)
         refuse_special(self.path / name for name in names)
         waiting = waiting_files([self.path / BUILD_MANIFEST_NAME])  # recovered before a build that holds the folder
@@ -157,13 +157,13 @@ class BuildFolder:
         self.manifest = manifest
         self._owned = {BUILD_MANIFEST_NAME, *manifest.files}
 
-    def remove_all_but(self, retained: Iterable[str]) -> None:
+    def remove_all_but(self, current_names: Iterable[str]) -> None:
         """Remove the files of earlier builds except the retained ones."""
         from winml.modelkit.onnx.files.placing import remove_unused, replaceable_data  # imports onnx
 
-        outdated = self._owned - {BUILD_MANIFEST_NAME, *retained}
+        outdated = self._owned - {BUILD_MANIFEST_NAME, *current_names}
         # The manifest of a killed build may lack the data files of its last model.
-        data = [item for name in outdated for item in replaceable_data(self.path / name)]
+        data = [data_file for name in outdated for data_file in replaceable_data(self.path / name)]
         for name in outdated:
             path = self.path / name
             path.unlink(missing_ok=True)
@@ -199,7 +199,7 @@ def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
 
 
 def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable[str]) -> None:
-    """Refuse a folder in which a build would overwrite its own input.
+    """Refuse a folder if the build would overwrite its input.
 
     Args:
         folder: Folder of the build.
@@ -211,7 +211,7 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
         WriteError: the folder cannot be written to.
     """
     target = folder.resolve()
-    if _is_reachable(folder) and not folder.is_dir():
+    if _path_exists(folder) and not folder.is_dir():
         raise UsageError(f"output {folder} is a file", hint="Pass a folder: a build writes several files.")
     for source in inputs:
         if source.resolve() == target:
@@ -225,7 +225,7 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
     refuse_existing([folder / BUILD_MANIFEST_NAME], overwrite=True)
 
 
-def _is_reachable(folder: Path) -> bool:
+def _path_exists(folder: Path) -> bool:
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -237,7 +237,7 @@ def _is_reachable(folder: Path) -> bool:
 
 @contextmanager
 def held_folder(
-    path: Path, names: Iterable[str], *, is_cache: bool, tell: Callable[[str], None]
+    path: Path, names: Iterable[str], *, is_cache: bool, notify: Callable[[str], None]
 ) -> Iterator[BuildFolder]:
     """Lock a folder for one build; a missing folder is created, and removed again if it stays empty.
 
@@ -245,7 +245,7 @@ def held_folder(
         path: The folder.
         names: Every name that a build may write.
         is_cache: True if only this tool writes into the folder.
-        tell: Receives a message if the build waits for another one.
+        notify: Receives a message if the build waits for another one.
 
     Raises:
         OutputExistsError: see :class:`BuildFolder`.
@@ -253,7 +253,7 @@ def held_folder(
     """
     new_folders = [parent for parent in (path, *path.parents) if not parent.exists()]
     try:
-        lock = _acquire_lock(path, tell)
+        lock = _acquire_lock(path, notify)
         try:
             settle_interrupted(path)
             yield BuildFolder(path, names, is_cache=is_cache)
@@ -265,7 +265,7 @@ def held_folder(
                 parent.rmdir()  # if it is still empty
 
 
-def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileLock:
+def _acquire_lock(path: Path, notify: Callable[[str], None]) -> filelock.BaseFileLock:
     """Acquire the lock of a folder; a missing folder is created."""
     lock = filelock.FileLock(path / BUILD_LOCK_NAME)
     try:
@@ -273,7 +273,7 @@ def _acquire_lock(path: Path, tell: Callable[[str], None]) -> filelock.BaseFileL
         try:
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            tell(f"another build works in {path}: waiting for it to end")
+            notify(f"another build works in {path}: waiting for it to end")
             # The other build removes the folder if it created it and wrote nothing.
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire()

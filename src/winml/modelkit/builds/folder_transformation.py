@@ -39,7 +39,7 @@ _LIMITING = ("module", "include")
 _SELECTING = (*_LIMITING, "exclude", "per_module")
 
 
-def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) -> None:
+def refuse_folder_outputs(build: FoundFolder, output: Path, *, overwrite: bool) -> None:
     """Refuse an output folder that cannot be written, before a model is read.
 
     Raises:
@@ -48,22 +48,22 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
         WriteError: the output cannot be written to.
     """
     if output.is_file():
-        raise UsageError(f"output {output} is a file", hint=f"Pass a folder: {found.path} holds several files.")
-    models = [output / found.name_of(part) for part in found.parts]
-    outputs = [*models, *(output / name for name in found.companions), output / BUILD_MANIFEST_NAME]
-    refuse_inputs(outputs, (*found.parts.values(), *found.companions.values()))
+        raise UsageError(f"output {output} is a file", hint=f"Pass a folder: {build.path} holds several files.")
+    models = [output / build.name_of(part) for part in build.parts]
+    outputs = [*models, *(output / name for name in build.companions), output / BUILD_MANIFEST_NAME]
+    refuse_inputs(outputs, (*build.parts.values(), *build.companions.values()))
     refuse_existing(outputs, overwrite=overwrite)
-    layout = find_layout(found.layout)
-    if layout.numbers_data and (outside := [file for path in found.parts.values() for file in external_files(path)]):
+    layout = find_layout(build.layout)
+    if layout.numbers_data and (outside := [file for path in build.parts.values() for file in external_files(path)]):
         raise UsageError(
-            f"{found.path} is laid out for {layout.readers}, and its config lists data files, "
+            f"{build.path} is laid out for {layout.readers}, and its config lists data files, "
             f"which this would change: {outside[0].name}",
             hint=f"Pass a file of it, or request this from the build: winml build … --layout {layout.name}.",
         )
 
 
 def transform_folder(
-    found: FoundFolder,
+    build: FoundFolder,
     output: Path,
     changed: Collection[str],
     work: Callable[[str, OutputFiles], RecordT],
@@ -73,7 +73,7 @@ def transform_folder(
     """Transform some parts of a folder into a new folder, and copy the other parts and files.
 
     Args:
-        found: The source folder.
+        build: The source folder.
         output: The folder to write.
         changed: Names of the parts to transform.
         work: Writes the file of a part in the transaction that puts all files in place together.
@@ -83,35 +83,35 @@ def transform_folder(
         UsageError: the output folder cannot be written.
         WinMLError: any error of ``work``; no file is written.
     """
-    refuse_folder_outputs(found, output, overwrite=overwrite)
+    refuse_folder_outputs(build, output, overwrite=overwrite)
     recover([output / BUILD_MANIFEST_NAME])
     started, clock = datetime.now(timezone.utc).astimezone(), time.perf_counter()
     records: dict[str, RecordT] = {}
     with OutputFiles() as files:
         files.reserve(output / BUILD_MANIFEST_NAME)  # moved last
         staged: dict[str, tuple[str, tuple[Path, ...]]] = {}
-        for part, source in found.parts.items():
-            name = found.name_of(part)
+        for part, source in build.parts.items():
+            name = build.name_of(part)
             target = files.reserve(output / name)
             if part in changed:
                 records[part] = work(part, files)
             else:
                 place_self_contained(source, target, may_link=False)
             staged[part] = (name, (target, *external_files(target)))
-        for name, source in found.companions.items():
+        for name, source in build.companions.items():
             target = files.reserve(output / name)
             shutil.copyfile(source, target)
             staged[f"/{name}"] = (name, (target,))
         part_records = {key: _final_records(name, paths) for key, (name, paths) in staged.items()}
-        manifest = _make_manifest(found, output, part_records, started, time.perf_counter() - clock)
+        manifest = _make_manifest(build, output, part_records, started, time.perf_counter() - clock)
         files.write_json(output / BUILD_MANIFEST_NAME, manifest.as_record())
         size_bytes = sum(files.commit(overwrite=overwrite).values())
     unchanged = {
-        part: "none of its modules is selected" if part in found.chosen else f"{opt.submodel} {' '.join(found.chosen)}"
-        for part in found.parts
+        part: "none of its modules is selected" if part in build.chosen else f"{opt.submodel} {' '.join(build.chosen)}"
+        for part in build.parts
         if part not in records
     }
-    return TransformedFolder(found.path, output, records, unchanged, tuple(found.companions), size_bytes)
+    return TransformedFolder(build.path, output, records, unchanged, tuple(build.companions), size_bytes)
 
 
 def _final_records(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
@@ -125,14 +125,14 @@ def _final_records(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
 
 
 def _make_manifest(
-    found: FoundFolder,
+    build: FoundFolder,
     output: Path,
     described: Mapping[str, tuple[FileRecord, ...]],
     started: datetime,
     seconds: float,
 ) -> BuildManifest:
-    parts = tuple(PartRecord(name=part, model=described[part]) for part in found.parts)
-    companions = tuple(record for name in found.companions for record in described[f"/{name}"])
+    parts = tuple(PartRecord(name=part, model=described[part]) for part in build.parts)
+    companions = tuple(record for name in build.companions for record in described[f"/{name}"])
     new_files = (*(file for part in parts for file in part.model), *companions)
     # The files of an earlier build in the output stay listed, so that the next build may remove them.
     earlier = find_manifest(output)
@@ -143,15 +143,15 @@ def _make_manifest(
         parts=parts,
         companions=companions,
         deploy=new_files,
-        layout=found.layout,
-        input={"model": str(found.path)},
+        layout=build.layout,
+        input={"model": str(build.path)},
         started=started.isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
         versions={TOOL_NAME: __version__, "python": platform.python_version()},
     )
 
 
-def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
+def options_by_part(build: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
     """Return part → options; unchanged parts are omitted.
 
     A selector applies to the parts with a module that it matches.
@@ -160,13 +160,13 @@ def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT
         UsageError: a selector names no module of any part.
     """
     selectors = {key: value for key in _SELECTING if (value := getattr(options, key, None))}
-    if not selectors or len(found.chosen) == 1:
-        return dict.fromkeys(found.chosen, options)
-    modules = part_modules({part: found.parts[part] for part in found.chosen})
+    if not selectors or len(build.chosen) == 1:
+        return dict.fromkeys(build.chosen, options)
+    modules = part_modules({part: build.parts[part] for part in build.chosen})
     for text in (text for value in selectors.values() for text in value):
         parts_with_module(modules, text)
     narrowed = {}
-    for part in found.chosen:
+    for part in build.chosen:
         changes: dict[str, object] = {key: _filter_selectors(value, modules[part]) for key, value in selectors.items()}
         if all(changes[key] for key in _LIMITING if key in changes):
             narrowed[part] = options.model_copy(update=changes)

@@ -62,12 +62,12 @@ def read_winml_cli_config(value: dict[str, Any], source: str) -> tuple[dict[str,
         return value, []
     notes: list[str] = []
     readers: Mapping[str, Callable[[Section, str], list[str]]] = {
-        "loader": _read_loader, "export": _read_export, "optim": _read_optim, "quant": _read_quant,
-        "compile": _read_compile,
+        "loader": _translate_loader, "export": _translate_export, "optim": _translate_optim, "quant": _translate_quant,
+        "compile": _translate_compile,
     }  # fmt: skip
-    for name, read in readers.items():
+    for name, translate in readers.items():
         if isinstance(config.get(name), dict):
-            notes += [f"{name}.{words}" for words in read(config[name], source)]
+            notes += [f"{name}.{note}" for note in translate(config[name], source)]
         elif name in ("quant", "compile"):
             config[name] = None  # winml-cli skips an omitted section
     if config.pop("skip_optimize", False):
@@ -84,6 +84,7 @@ CONFIG_READERS: Registry[ConfigReader] = Registry(
 
 
 def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
+
     def keys(name: str) -> set[str]:
         section = config.get(name)
         return set(section) if isinstance(section, dict) else set()
@@ -102,23 +103,23 @@ def _tensor_specs(section: object, key: str) -> list[dict[str, object]]:
     return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
 
 
-def _refuse(source: str, place: str, value: object, hint: str) -> NoReturn:
-    raise ConfigError(f"{source}: {place}: {value!r} is not supported, and would change the result", hint=hint)
+def _refuse_key(source: str, key: str, value: object, hint: str) -> NoReturn:
+    raise ConfigError(f"{source}: {key}: {value!r} is not supported, and would change the result", hint=hint)
 
 
-def _read_loader(loader: Section, source: str) -> list[str]:
+def _translate_loader(loader: Section, source: str) -> list[str]:
     hints = {
         "module_path": "Export the whole model, then extract the module: winml extract.",
         "user_script": "Write a function that returns the model, and pass it as file.py:function.",
     }
     for key, hint in hints.items():
         if (value := loader.pop(key, None)) is not None:
-            _refuse(source, f"loader.{key}", value, hint)
+            _refuse_key(source, f"loader.{key}", value, hint)
     model_type = loader.pop("model_type", None)
     return [] if model_type is None else [f"model_type {model_type}: ignored, the checkpoint determines it"]
 
 
-def _read_export(export: Section, source: str) -> list[str]:
+def _translate_export(export: Section, source: str) -> list[str]:
     notes = []
     if export.pop("dynamo", False):
         export["exporter"] = "dynamo"
@@ -126,18 +127,18 @@ def _read_export(export: Section, source: str) -> list[str]:
         is_clean = export.pop("clean_onnx", False)
         export["hierarchy"] = export.pop("enable_hierarchy_tags", True) and not is_clean
     if not export.pop("export_params", True):
-        _refuse(source, "export.export_params", False, "Weights are always included; remove it.")
+        _refuse_key(source, "export.export_params", False, "Weights are always included; remove it.")
     if (tags := export.pop("hierarchy_tag_format", "full")) != "full":
-        _refuse(source, "export.hierarchy_tag_format", tags, "Tags always contain the full class path; remove it.")
+        _refuse_key(source, "export.hierarchy_tag_format", tags, "Tags always contain the full class path; remove it.")
     if compatibility := export.pop("compatibility", None):
-        _refuse(source, "export.compatibility", compatibility, "Remove it.")
+        _refuse_key(source, "export.compatibility", compatibility, "Remove it.")
     if export.pop("verbose", False):
         notes.append("verbose: ignored, pass -v")
     specs = _tensor_specs(export, "input_tensors")
     if (batch := export.pop("batch_size", 1)) != 1 and not specs:
-        _refuse(source, "export.batch_size", batch, f"Remove it, and pass {opt.batch_size}.")
+        _refuse_key(source, "export.batch_size", batch, f"Remove it, and pass {opt.batch_size}.")
     for spec in specs:
-        _read_input(spec, source)
+        _translate_input(spec, source)
     export["input_tensors"] = specs or None
     outputs = _tensor_specs(export, "output_tensors")
     if any("shape" not in spec for spec in outputs):
@@ -147,17 +148,17 @@ def _read_export(export: Section, source: str) -> list[str]:
     return notes
 
 
-def _read_input(spec: Section, source: str) -> None:
+def _translate_input(spec: Section, source: str) -> None:
     """Translate the description of an input: its integer range excludes the second number, ours includes it."""
     bounds, is_whole = spec.get("value_range"), str(spec.get("dtype")).startswith(("int", "uint", "bool"))
     if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
         spec["value_range"] = [bounds[0], bounds[1] - 1]
     if runs := spec.pop("dummy_value_runs", None):
         key = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
-        _refuse(source, key, runs, "Set the first values of each row as first_values, [[value, count], …].")
+        _refuse_key(source, key, runs, "Set the first values of each row as first_values, [[value, count], …].")
 
 
-def _read_optim(optim: Section, source: str) -> list[str]:
+def _translate_optim(optim: Section, source: str) -> list[str]:
     unknown = []
     for key, value in tuple(optim.items()):
         name = key.replace("-", "_")
@@ -167,26 +168,26 @@ def _read_optim(optim: Section, source: str) -> list[str]:
             unknown.append(key)
             del optim[key]
         else:
-            _refuse(source, f"optim.{key}", value, "Remove it; winml optimize --list shows the capabilities.")
+            _refuse_key(source, f"optim.{key}", value, "Remove it; winml optimize --list shows the capabilities.")
     return [f"{', '.join(unknown)}: ignored, and off"] if unknown else []
 
 
-def _read_quant(quant: Section, source: str) -> list[str]:
+def _translate_quant(quant: Section, source: str) -> list[str]:
     if "precision" in quant:
         return []  # a key of build configs only
     for key, hint in _QUANT_CHOICES.items():
         if value := quant.pop(key, None):
-            _refuse(source, f"quant.{key}", value, hint)
+            _refuse_key(source, f"quant.{key}", value, hint)
     mode, options = _take_mode(quant, source)
     for theirs, ours in _QUANT_NAMES[mode].items():
         if ours in QuantizeOptions.model_fields and (value := quant.pop(theirs, None)) is not None:
             options[ours] = value
     elsewhere = {key for names in _QUANT_NAMES.values() for key in names} - _QUANT_NAMES[mode].keys()
-    rest = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]
+    ignored = [key for key in quant if key not in _PLACE and key not in elsewhere and quant[key] not in (None, False)]
     for key in set(quant) - _PLACE:
         del quant[key]
     quant.update(options)
-    return [f"{', '.join(rest)}: ignored"] if rest else []
+    return [f"{', '.join(ignored)}: ignored"] if ignored else []
 
 
 def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
@@ -197,7 +198,7 @@ def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
         return mode, {"precision": "fp16"}
     if mode == "rtn":
         if (width := quant.pop("rtn_bits", 4)) not in (4, 8):
-            _refuse(source, "quant.rtn_bits", width, "Weight-only quantization takes 4 or 8 bits.")
+            _refuse_key(source, "quant.rtn_bits", width, "Weight-only quantization takes 4 or 8 bits.")
         return mode, {"precision": f"int{width}", "mode": "weight-only"}
     types = [str(quant.pop(key, "uint8")) for key in ("weight_type", "activation_type")]
     bits = [_BITS.sub(r"\1", name) for name in types]
@@ -206,10 +207,10 @@ def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
     if mode == "static" and bits[0] == "8":
         return mode, {"precision": f"w8a{bits[1]}"}
     hint = "Set key precision instead."
-    _refuse(source, f"quant.{mode_key}", f"{mode}, weights {types[0]}, activations {types[1]}", hint)
+    _refuse_key(source, f"quant.{mode_key}", f"{mode}, weights {types[0]}, activations {types[1]}", hint)
 
 
-def _read_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
+def _translate_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
     provider = section.pop("execution_provider", None)
     ignored = [key for key in section if key not in _PLACE]
     for key in ignored:

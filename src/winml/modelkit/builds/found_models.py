@@ -295,7 +295,7 @@ def part_files(name: str, *, beside_weights: bool = True) -> Mapping[str, Path]:
     from winml.modelkit.onnx.bundle import ModelBundle, read_part_description  # imports onnx
 
     descriptions = {path: read_part_description(_check_path(folder, path)) for path in files}
-    part_paths = [path for path, about in descriptions.items() if about is not None and about.is_one_of_several]
+    part_paths = [path for path, part in descriptions.items() if part is not None and part.is_one_of_several]
     return ModelBundle.read(part_paths).paths if len(part_paths) > 1 else {}
 
 

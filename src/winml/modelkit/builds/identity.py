@@ -96,13 +96,13 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
         places = (source.path,) if source.path else ()
         return ModelIdentity(lambda: {"factory": source.name}, is_repeatable=False, places=places)
     folder = checkpoint_path(source, request)
-    named = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
+    hub_record = {"hub_id": source.name, "commit": folder.name} if source.kind == "hub" else {}
     files = tuple(_checkpoint_files(source, folder, request))
     adapters = read_adapters(request.adapter)
     merged = adapter_files(adapters)
     return ModelIdentity(
         lambda: {
-            **named,
+            **hub_record,
             "files": file_digests(files),
             **({"adapters": file_digests(merged)} if merged else {}),
         },
@@ -130,9 +130,9 @@ def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
     Raises:
         InputError: a file cannot be read.
     """
-    named = files if isinstance(files, Mapping) else {path.name: path for path in files}
+    path_by_name = files if isinstance(files, Mapping) else {path.name: path for path in files}
     digests = {}
-    for name, path in named.items():
+    for name, path in path_by_name.items():
         try:
             digests[name] = file_digest(path)
         except OSError as error:  # noqa: PERF203 - one of a few files

@@ -78,16 +78,16 @@ def _fused_stage_name(plan: BuildPlan) -> StageName | None:
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     names: list[str] = []
 
-    def claim(parts: Sequence[str]) -> None:
+    def keep_names(parts: Sequence[str]) -> None:
         names[:] = parts
         task.claim_parts(parts)
 
     assert task.plan.config.quant is not None  # the graph is handed to it
-    words = quantize_options(task.plan.config.quant).words
+    precision = quantize_options(task.plan.config.quant).words
     with contextlib.ExitStack() as stack:  # a calibrated search holds its weights until they are written
         quantizations: dict[str, Quantization] = {}
         handover = _handover_to_quantize(task.plan, stack, names, quantizations)
-        outcomes = run_export(replace(task, claim_parts=claim), handover, partial(_summarize_part, words))
+        outcomes = run_export(replace(task, claim_parts=keep_names), handover, partial(_summarize_part, precision))
     searches = [quantizations[outcome.files[0].name].outcome.search for outcome in outcomes]
     return tuple(
         outcome if search is None else replace(outcome, notes=(search.note, *outcome.notes))
@@ -124,9 +124,9 @@ def _handover_to_quantize(
 
     def works(path: Path, model: ir.Model) -> Sequence[GraphWork[Any]]:
         samples = Calibration(options, processors or path.parent, {}, plan.request.seed)
-        others = [work for name, work in quantizations.items() if name != path.name]
+        other_parts = [work for name, work in quantizations.items() if name != path.name]
         # Parts already within the limit may stay float, except the last one if all others did.
-        all_stay = len(others) + 1 == len(names) and all(work.outcome.stays_float for work in others)
+        all_stay = len(other_parts) + 1 == len(names) and all(work.outcome.stays_float for work in other_parts)
         work = Quantization(path, options, {}, may_stay_float=not all_stay)
         quantizations[path.name] = stack.enter_context(work.equipped(samples, path, goes_outside))
         return [*_optimization_work(plan, model), quantizations[path.name]]

@@ -263,13 +263,13 @@ def _deploy_words(manifest: BuildManifest) -> str:
     """List the files to deploy with their sizes and total: models by name, several other files as one count."""
     models = {file.name for part in manifest.parts for file in part.model}
     other_files = [file for file in manifest.deploy if file.name not in models]
-    words = [_file_words(file) for file in manifest.deploy if file.name in models]
+    texts = [_file_words(file) for file in manifest.deploy if file.name in models]
     if other_files:
         size = size_words(sum(file.size_bytes for file in other_files))
         several = f"{len(other_files)} config and tokenizer files ({size})"
-        words.append(several if len(other_files) > 1 else _file_words(other_files[0]))
+        texts.append(several if len(other_files) > 1 else _file_words(other_files[0]))
     total = size_words(sum(file.size_bytes for file in manifest.deploy))
-    return ", ".join(words) + (f"; {total} in total" if len(words) > 1 else "")
+    return ", ".join(texts) + (f"; {total} in total" if len(texts) > 1 else "")
 
 
 def _stage_words(stage: StageRecord) -> str:
@@ -280,5 +280,5 @@ def _stage_words(stage: StageRecord) -> str:
     tagged = "coverage unknown" if percent is None else f"{percent:.4g} % tagged"
     tagged += "" if at_root is None else f", {at_root:.0f} % at the root"
     memory = "" if stage.peak_memory_bytes is None else f", process memory peak {size_words(stage.peak_memory_bytes)}"
-    done = "reused" if stage.status == "reused" else f"{stage.seconds:.1f} s{memory}"
-    return f"{stage.nodes} nodes, {tagged}, {done}{f' ({stage.reason})' if stage.reason else ''}"
+    duration = "reused" if stage.status == "reused" else f"{stage.seconds:.1f} s{memory}"
+    return f"{stage.nodes} nodes, {tagged}, {duration}{f' ({stage.reason})' if stage.reason else ''}"

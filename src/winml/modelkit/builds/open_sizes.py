@@ -88,7 +88,7 @@ def is_free_to_open(plan: BuildPlan) -> bool:
 
 def opened_first(plan: BuildPlan) -> BuildPlan:
     """Return the first plan that :func:`build_most_open` tries; an unsuitable plan is returned unchanged."""
-    return _opened_plan(plan, _CHOICES[0]) if is_free_to_open(plan) else plan
+    return _apply_choice(plan, _CHOICES[0]) if is_free_to_open(plan) else plan
 
 
 def build_most_open(
@@ -105,12 +105,12 @@ def build_most_open(
         WinMLError: see :func:`~winml.modelkit.build_hf_model`; the error of the build with fixed sizes if all choices
             fail.
     """
-    remembered = _remembered_choice(note) if note is not None else None
-    first = [remembered] if remembered is not None else []
+    remembered = _read_choice(note) if note is not None else None
+    preferred = [remembered] if remembered is not None else []
     last_error: errors.WinMLError | None = None
-    for choice in (*first, *(choice for choice in _CHOICES if choice not in first)):
+    for choice in (*preferred, *(choice for choice in _CHOICES if choice not in preferred)):
         try:
-            result = build(_opened_plan(plan, choice))
+            result = build(_apply_choice(plan, choice))
         except _NO_SIZES:
             raise
         except (errors.UsageError, errors.StageError, errors.VerificationError) as error:
@@ -132,13 +132,13 @@ def build_most_open(
     raise last_error
 
 
-def _opened_plan(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
+def _apply_choice(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
     config = with_values(plan.config, {"export": choice})
     assert config.export is not None  # the caller checked it
     return replace(plan, config=config, request=configured_request(plan.request, config.export, "export.{}"))
 
 
-def _remembered_choice(note: Path) -> dict[str, bool] | None:
+def _read_choice(note: Path) -> dict[str, bool] | None:
     try:
         choice = read_json_file(note)
     except (OSError, ValueError):

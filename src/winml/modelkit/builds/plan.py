@@ -181,10 +181,11 @@ def _refuse_requantization(request: ModelRequest, options: QuantizeOptions) -> N
         CheckpointError: the format of the checkpoint is not supported.
     """
     folder = named_path(request.model.strip())
-    form = folder_format(folder) if folder.is_dir() and not request.random_weights else None
-    if form is not None and options.modes():
+    weight_format = folder_format(folder) if folder.is_dir() and not request.random_weights else None
+    if weight_format is not None and options.modes():
         raise UsageError(
-            f"{opt.precision} {options.base.name}: the weights of {request.model} are already quantized ({form.words})",
+            f"{opt.precision} {options.base.name}: the weights of {request.model} are already quantized "
+            f"({weight_format.words})",
             hint="Remove it: the quantized weights of the checkpoint are preserved. For another precision, build the "
             "model that it was quantized from.",
         )
@@ -202,7 +203,7 @@ def _apply_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
     provider = short_name(find_execution_provider(section.ep).name)
     sections = {name: getattr(config, name) for name in ("export", "optim", "quant")}
     values: dict[str, dict[str, Any]] = {
-        name: {"ep": provider} for name, other in sections.items() if other is not None and other.ep is None
+        name: {"ep": provider} for name, stage in sections.items() if stage is not None and stage.ep is None
     }
     if quant is not None and "quant" in values and quant.precision == AUTO_PRECISION and quant.device is None:
         values["quant"]["device"] = section.device  # determines precision ``auto`` only
@@ -244,12 +245,12 @@ def _refuse_idle_limit(config: WinMLBuildConfig) -> None:
         )
 
 
-def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> None:
+def refuse_missing_compiler(plan: BuildPlan, flags: Collection[str] = ()) -> None:
     """Refuse a build whose compile stage cannot run on this machine, before the export runs.
 
     Args:
         plan: The build.
-        passed: Stated options of the command; messages name config keys for all others.
+        flags: Stated options of the command; messages name config keys for all others.
 
     Raises:
         UsageError: its execution provider is not installed, cannot compile, or needs fixed sizes.
@@ -260,12 +261,12 @@ def refuse_missing_compiler(plan: BuildPlan, passed: Collection[str] = ()) -> No
         return
     from winml.modelkit.ort.devices import choose_compiler
 
-    words = {option: f"compile.{option}" for option in ("ep", "device", "ep_options") if option not in passed}
-    with spell_options({**words, **spell_open_sizes(plan.config)}):
+    keys = {option: f"compile.{option}" for option in ("ep", "device", "ep_options") if option not in flags}
+    with spell_options({**keys, **spell_open_sizes(plan.config)}):
         try:
             choose_compiler(section.ep, section.device, section.ep_options or {})
         except UsageError as error:
-            if "ep_options" not in passed:  # an option of this stage only
+            if "ep_options" not in flags:  # an option of this stage only
                 error.hint += without_compilation()
             raise
         refuse_dynamic(section.ep, is_dynamic=plan.request.is_dynamic, allow_dynamic=False)
@@ -277,9 +278,9 @@ def idle_compilation(config: WinMLBuildConfig) -> str:
     if section is None:
         return ""
     if section.ep is None:
-        others = [stage.ep for stage in (config.export, config.optim, config.quant) if stage is not None and stage.ep]
-        if others:
-            return f"compile.ep is not set, though other sections specify {others[0]}"
+        names = [stage.ep for stage in (config.export, config.optim, config.quant) if stage is not None and stage.ep]
+        if names:
+            return f"compile.ep is not set, though other sections specify {names[0]}"
         return "no execution provider is specified (compile.ep)"
     provider = find_execution_provider(section.ep)
     # A section without compile options only names the target of the result.
@@ -299,7 +300,7 @@ def spell_open_sizes(config: WinMLBuildConfig) -> Mapping[str, str]:
 
 def request_record(request: ModelRequest) -> dict[str, object]:
     """Return a request as JSON values; all fields affect the exported graph."""
-    record = {item.name: getattr(request, item.name) for item in fields(request)}
+    record = {request_field.name: getattr(request, request_field.name) for request_field in fields(request)}
     record["dynamic"] = request.dynamic.model_dump(mode="json")
     if request.shape_config is not None:
         record["shape_config"] = request.shape_config.model_dump(mode="json", exclude_none=True)

@@ -47,7 +47,7 @@ class PlannedBuild(Plan):
 def planned_build(
     plan: BuildPlan, output: Path | None, *, rebuild: bool = False, requested: BuildPlan | None = None
 ) -> PlannedBuild:
-    """Plan a build with the files that exist at this moment.
+    """Plan a build with the current files.
 
     Args:
         plan: The build.
@@ -114,13 +114,13 @@ class _Outline(StageWalk):
         self._interrupted = interruptions_beside([folder.path / file_names.BUILD_MANIFEST_NAME])
         self._unknown = "" if is_fetched else "no up-to-date result fits the downloaded model"
         # Recovery may put files in place before a stage is examined.
-        is_recovered = any(found.completes for found in self._interrupted)
+        is_recovered = any(leftover.completes for leftover in self._interrupted)
         self._recovery = _Doubt("recovery", is_new=False) if is_recovered else None
         self._doubts: dict[str, _Doubt] = {}
         self._is_exported = False
         self._writes: dict[Path, PlannedFile] = {}
         self._kept: set[str] = set()
-        steps = [PlannedStep(stage.name, self._stage_words(stage)) for stage in self.stages]
+        steps = [PlannedStep(stage.name, self._walk_and_describe(stage)) for stage in self.stages]
         if plan.deploy_only:  # files of stages are removed in the end
             self._writes, self._kept = {}, set()
         for part in self.parts:
@@ -128,10 +128,10 @@ class _Outline(StageWalk):
         self._note_other_files()
         if plan.config.eval is not None:
             is_judged = len(self.parts) == 1
-            words = "evaluates the result" if is_judged else "skipped: parts are not evaluated separately"
-            steps.append(PlannedStep(EVAL_STEP, words))
+            description = "evaluates the result" if is_judged else "skipped: parts are not evaluated separately"
+            steps.append(PlannedStep(EVAL_STEP, description))
             if is_judged:
-                self._add(folder.path / file_names.EVALUATION_NAME)
+                self._note_file(folder.path / file_names.EVALUATION_NAME)
         return PlannedBuild(
             verb="build",
             reads=self._list_reads(),
@@ -166,7 +166,7 @@ class _Outline(StageWalk):
 
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
         """Return the files of the earlier build, which the stage would replace."""
-        earlier = {} if self.earlier is None else {item.name: item.stage(stage.name) for item in self.earlier.parts}
+        earlier = {} if self.earlier is None else {entry.name: entry.stage(stage.name) for entry in self.earlier.parts}
         names = [part.name] if part is not None else [*earlier] or [file_names.ONLY_PART]
         records = {name: earlier.get(name) for name in names}
         return {
@@ -177,12 +177,12 @@ class _Outline(StageWalk):
     def _find_doubt(self, part: BuiltPart) -> _Doubt | None:
         return self._doubts.get(part.name, self._recovery)
 
-    def _stage_words(self, stage: Stage) -> str:
+    def _walk_and_describe(self, stage: Stage) -> str:
         self.walk_stage(stage)
-        words = {part.name: self._note_result(stage, part) for part in self.parts}
-        if len({*words.values()}) == 1:
-            return next(iter(words.values()))
-        return "; ".join(f"{name}: {text}" for name, text in words.items())
+        descriptions = {part.name: self._note_result(stage, part) for part in self.parts}
+        if len({*descriptions.values()}) == 1:
+            return next(iter(descriptions.values()))
+        return "; ".join(f"{name}: {text}" for name, text in descriptions.items())
 
     def _note_result(self, stage: Stage, part: BuiltPart) -> str:
         """Note the files of the last result of a part; return the planned action in words."""
@@ -192,28 +192,28 @@ class _Outline(StageWalk):
         if record.status == "run":
             self._doubts[part.name] = _Doubt(stage.name, is_new=not record.files)
             self._is_exported |= stage.makes_graph
-            self._write_stage(stage, part, self._unknown)
+            self._note_stage_files(stage, part, self._unknown)
             section = self.plan.config.quant
-            done = f"; {quantize_options(section).words}" if stage.name == "quantize" and section is not None else ""
+            detail = f"; {quantize_options(section).words}" if stage.name == "quantize" and section is not None else ""
             runs = f"runs, if {self._unknown}" if self._unknown else f"runs: {record.reason or 'no result yet'}"
-            return f"{runs}{done}"
+            return f"{runs}{detail}"
         if record.reason:  # linked from another folder
             for file in record.files:
-                self._add(self.folder.path / file.name)
+                self._note_file(self.folder.path / file.name)
             return f"up to date, {record.reason}"
         if doubt is None:
             self._kept.update(file.name for file in record.files)
             return "up to date"
         condition = f"{doubt.cause} changes its input"
-        self._write_stage(stage, part, condition)
+        self._note_stage_files(stage, part, condition)
         return f"up to date, unless {condition}"
 
-    def _write_stage(self, stage: Stage, part: BuiltPart, condition: str) -> None:
+    def _note_stage_files(self, stage: Stage, part: BuiltPart, condition: str) -> None:
         model = file_names.part_path(self.folder.path / stage.file, part.name, of_several=part.of_several)
-        self._add(model, condition)
-        self._add_data(planned_data(model).path, condition)
+        self._note_file(model, condition)
+        self._note_data(planned_data(model).path, condition)
         if stage.makes_graph and self._writes_sidecar():
-            self._add(file_names.sidecar_path(model), condition)
+            self._note_file(file_names.sidecar_path(model), condition)
 
     def _writes_sidecar(self) -> bool:
         export = self.plan.config.export
@@ -227,12 +227,12 @@ class _Outline(StageWalk):
             return
         condition = f"{doubt.cause} changes its input" if reusable is not None and doubt is not None else self._unknown
         model = self.folder.path / self.layout.model_name(part)
-        self._add(model, condition)
+        self._note_file(model, condition)
         numbered = self.plan.layout.numbers_data
-        self._add_data(file_names.numbered_data_path(model, 0) if numbered else planned_data(model).path, condition)
+        self._note_data(file_names.numbered_data_path(model, 0) if numbered else planned_data(model).path, condition)
         is_described = part.has_run and self.plan.onnx_path is None and self._writes_sidecar()
         if not self.plan.deploy_only and (is_described or part.exported is not None):
-            self._add(file_names.sidecar_path(model), condition)
+            self._note_file(file_names.sidecar_path(model), condition)
 
     def _note_other_files(self) -> None:
         """Note the files beside the models, and the build config and manifest."""
@@ -240,23 +240,23 @@ class _Outline(StageWalk):
         copied_names = self.companions.outdated()
         self._kept.update(name for name in self.companions.planned if name not in copied_names)
         for name in copied_names:
-            self._add(folder / name)
+            self._note_file(folder / name)
         layout = plan.layout
         for name in self.layout.rewritten:
-            self._add(folder / name)
+            self._note_file(folder / name)
         for name in adapter_names(plan):
-            self._add(folder / name)
+            self._note_file(folder / name)
         for name in layout.described:
-            self._add(folder / name, f"{layout.readers} expect it for this kind of model")
+            self._note_file(folder / name, f"{layout.readers} expect it for this kind of model")
         if not plan.deploy_only:
-            self._add(folder / file_names.BUILD_CONFIG_NAME)
-        self._add(folder / file_names.BUILD_MANIFEST_NAME)
+            self._note_file(folder / file_names.BUILD_CONFIG_NAME)
+        self._note_file(folder / file_names.BUILD_MANIFEST_NAME)
 
-    def _add(self, path: Path, condition: str = "") -> None:
+    def _note_file(self, path: Path, condition: str = "") -> None:
         self._writes[path] = planned_file(path, condition)
 
-    def _add_data(self, path: Path, condition: str) -> None:
-        self._add(path, f"{_OUTSIDE}, and {condition}" if condition else _OUTSIDE)
+    def _note_data(self, path: Path, condition: str) -> None:
+        self._note_file(path, f"{_OUTSIDE}, and {condition}" if condition else _OUTSIDE)
 
     def _list_reads(self) -> tuple[Path, ...]:
         plan = self.plan

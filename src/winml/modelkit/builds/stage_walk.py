@@ -44,7 +44,7 @@ from winml.modelkit.version import __version__
 class StoredResult:
     """The result of a stage in the folder of another build."""
 
-    place: Path
+    folder: Path
     records: Mapping[str, StageRecord]
     """Name of the part → record of the stage."""
 
@@ -63,7 +63,7 @@ class StoredResult:
         try:
             with OutputFiles() as staged:
                 for file in self.files:
-                    path = self.place / file.name
+                    path = self.folder / file.name
                     target = staged.reserve(folder / path.name)
                     # onnx refuses data files that have two names.
                     copy_data(path, target) if path.suffix == ".data" else link_or_copy(path, target)
@@ -118,12 +118,12 @@ class StageStore:
             records = {
                 name: StageRecord.model_validate_json(json.dumps(record)) for name, record in note["parts"].items()
             }
-            place = Path(note["folder"]).resolve()
+            source = Path(note["folder"]).resolve()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pydantic.ValidationError):
             return None
-        result = StoredResult(place, records)
-        is_usable = all(record.origin == origin for record in records.values()) and accepts(tuple(records))
-        return result if is_usable and place != folder and not FileRecords(place).first_changed(result.files) else None
+        result = StoredResult(source, records)
+        is_usable = source != folder and all(old.origin == origin for old in records.values()) and accepts([*records])
+        return result if is_usable and not FileRecords(source).first_changed(result.files) else None
 
     def _note_path(self, origin: Origin) -> Path:
         return self._notes / f"{digest(origin.model_dump(mode='json'))}.json"
@@ -289,7 +289,7 @@ class StageWalk(ABC):
         if self.earlier is None:
             return {}
         records = {
-            item.name: item.stage(stage.name) for item in self.earlier.parts if part is None or item.name == part.name
+            old.name: old.stage(stage.name) for old in self.earlier.parts if part is None or old.name == part.name
         }
         # A build with ``deploy_only`` kept no file of a stage.
         results = {name: record for name, record in records.items() if record is not None and record.files}

@@ -177,7 +177,7 @@ def undo_export_resolution(options: dict[str, Any], earlier: StageRecord) -> dic
     dynamic = request["dynamic"]
     if any(spec.cache is not None for spec in resolved_export.input_tensors or ()):
         # These sizes of a decoder with a cache are dynamic even without a request.
-        names = {current_name(item.name) for item in resolved_export.dynamic_dimensions}
+        names = {current_name(dimension.name) for dimension in resolved_export.dynamic_dimensions}
         for size in (size for size, key in _SIZES_OF_DECODERS.items() if key in names):
             export[f"dynamic_{size}"] = earlier_options["export"].get(f"dynamic_{size}")
             dynamic = {**dynamic, size: old_request["dynamic"].get(size)}
@@ -258,7 +258,7 @@ def export_outcomes(
     resolved = _resolved_sections(plan, result)
     is_single = len(result.parts) == 1
 
-    def outcome(part: ExportedPart) -> StageOutcome:
+    def make_outcome(part: ExportedPart) -> StageOutcome:
         is_first = part is result.parts[0]
         return StageOutcome(
             files=tuple(file.path for file in part.files),
@@ -267,11 +267,11 @@ def export_outcomes(
             part=part.name,
             seconds=None if is_single else part.seconds,
             notes=(*(result.model_notes if is_first else ()), *part.notes),
-            assumed=tuple(item.as_record() for item in part.assumed),
+            assumed=tuple(assumption.as_record() for assumption in part.assumed),
             resolved=resolved if is_first else {},
         )
 
-    return tuple(outcome(part) for part in result.parts)
+    return tuple(make_outcome(part) for part in result.parts)
 
 
 def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, object]:
@@ -402,9 +402,9 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
     work = Quantization(file_task.source, quantize_options(section), {}, may_stay_float=file_task.of_several)
     result = make_file(file_task, work)
     budget_notes = [] if result.budget is None else [result.budget.note]
-    words = auto_words(section)
+    note = auto_words(section)
     return _make_outcomes(
-        result, _quantized_words(result), [*([f"{words[0].upper()}{words[1:]}."] if words else []), *budget_notes]
+        result, _quantized_words(result), [*([f"{note[0].upper()}{note[1:]}."] if note else []), *budget_notes]
     )
 
 
@@ -506,7 +506,7 @@ _SECTION_RECORDS: Mapping[str, type[Options]] = {
 
 
 def with_new_defaults(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a finished stage, with the defaults of the options that did not exist when it ran.
+    """Return the options of a finished stage, with defaults for options added after its run.
 
     Args:
         before: Options of the earlier run, possibly of an earlier version.
@@ -542,7 +542,7 @@ def without_idle_stages(config: WinMLBuildConfig) -> tuple[WinMLBuildConfig, tup
 def names_of(
     stages: Sequence[Stage], parts: Sequence[str] = (file_names.ONLY_PART,), config: WinMLBuildConfig | None = None
 ) -> tuple[str, ...]:
-    """Return every file name that a build of these stages and parts may write, except manifest and data files.
+    """Return every file name of a build with these stages and parts, except manifest and data files.
 
     Args:
         stages: The stages.
@@ -570,8 +570,8 @@ def names_of(
 def adapter_names(plan: BuildPlan) -> tuple[str, ...]:
     """Return the paths, relative to the build folder, of the adapters that are selected at run time."""
     folder = Path(built_name(file_names.ONLY_PART, of_several=False, config=plan.config)).parent
-    named = (named_adapter(text).name for text in plan.request.adapter)
-    return tuple((folder / f"{name}{file_names.ADAPTER_SUFFIX}").as_posix() for name in named if name is not None)
+    names = (named_adapter(text).name for text in plan.request.adapter)
+    return tuple((folder / f"{name}{file_names.ADAPTER_SUFFIX}").as_posix() for name in names if name is not None)
 
 
 def built_name(part: str, *, of_several: bool, config: WinMLBuildConfig | None) -> str:
@@ -604,7 +604,7 @@ _NEVER = sys.maxsize
 def external_from_bytes(plan: BuildPlan, writer: StageName) -> int:
     """Return the number of bytes from which a stage stores a weight in a data file.
 
-    The last stage writes the file in its deployed form, so that the deployed file is a link and not a second copy.
+    The last stage writes the file as deployed, so the deployed file is a link and not a second copy.
 
     Args:
         plan: The build.

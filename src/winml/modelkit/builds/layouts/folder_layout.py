@@ -129,7 +129,7 @@ class FolderLayout:
         from winml.modelkit.ort.decoding.inputs import inputs_of_file
 
         models = [part.current for part in parts if part.current is not None]
-        inputs = {item.name: item.shape for model in models for item in inputs_of_file(model)}
+        inputs = {graph_input.name: graph_input.shape for model in models for graph_input in inputs_of_file(model)}
         missing = [
             f"{self._layout.readers} cannot prepare {data}: the model has no {kind}. Put its files into "
             f"the build folder ({' or '.join(files)})."
@@ -140,7 +140,7 @@ class FolderLayout:
         return (*missing, *([f"{unfit[0].upper()}{unfit[1:]}"] if unfit else []))
 
     def written(self, parts: Sequence[BuiltPart], placed: Mapping[str, Iterable[str]]) -> dict[str, str]:
-        """Return the files that are written for the readers: name → text.
+        """Decide the files that are written for the readers, and set :attr:`written_names`; return name → text.
 
         Args:
             parts: The finished parts.
@@ -210,7 +210,7 @@ class BuildCompanions:
             WriteError: a file cannot be written.
         """
         folder = self._folder
-        self._disown_changed()
+        self._disown_changed_files()
         owned_names = folder.owned_names()
         self.placed = companions.reserve_companions(files, folder.path, self._sources, owned=owned_names)
         folder.disown(self.placed.kept)
@@ -227,7 +227,7 @@ class BuildCompanions:
 
     def outdated(self) -> tuple[str, ...]:
         """Return the names of the files that :meth:`reserve` would write; changes no file."""
-        self._disown_changed()
+        self._disown_changed_files()
         return companions.outdated_companions(self._folder.path, self._sources, owned=self._folder.owned_names())
 
     def settle(self, files: OutputFiles) -> None:
@@ -238,13 +238,13 @@ class BuildCompanions:
         folder.disown([name for name in reserved if name not in self.placed.names])
         self.records = tuple(file_record(name, folder.path / name) for name in self.placed.names)
 
-    def _disown_changed(self) -> None:
+    def _disown_changed_files(self) -> None:
         names = {record.name for record in self.records} & {*self._folder.owned_names()}
-        changed = [name for name in names if self._is_changed(name)]
+        changed = [name for name in names if self._is_changed_by_user(name)]
         self._folder.disown(changed)
         self.records = tuple(record for record in self.records if record.name in names and record.name not in changed)
 
-    def _is_changed(self, name: str) -> bool:
+    def _is_changed_by_user(self, name: str) -> bool:
         path = self._folder.path / name
         if companions.is_in_the_way(self._folder.path, name):
             return True

@@ -75,7 +75,7 @@ def _first_token(value: object) -> Any:
 
 
 def _read_config(path: Path | None, name: str) -> dict[str, Any]:
-    """Read a config file; ``{}`` if there is none.
+    """Read a config file; ``{}`` for None.
 
     Args:
         path: The file, or None.
@@ -110,8 +110,9 @@ def _speech_config(
 ) -> dict[str, object]:
     """Return ``genai_config.json`` of a speech recognition model: an encoder of recordings, and a decoder.
 
-    genai has one such type, named ``whisper``: thirty seconds of sound in 3000 frames, with keys and values that the
-    encoder computes once. It applies to any two graphs with these inputs, independent of the model's name.
+    genai has a single type for speech, named ``whisper``: thirty seconds of sound in 3000 frames, with keys and values
+    computed once by the encoder. The type fits any encoder and decoder with these inputs, independent of the model's
+    name.
 
     Args:
         encoder: The ONNX file of the encoder, and its name in the folder.
@@ -170,9 +171,9 @@ def _speech_config(
     return {"model": section, "search": _search_section(generation, context, shares=False)}
 
 
-def _cache_names(role: str, prompt: str, side: str) -> dict[str, str]:
+def _cache_names(role: str, prompt: str, part: str) -> dict[str, str]:
     """Return the entries of genai for the names of keys and values, with ``%d`` for the layer."""
-    return {f"{role}_{kind}_names": f"{prompt}.%d.{side}.{kind}" for kind in ("key", "value")}
+    return {f"{role}_{kind}_names": f"{prompt}.%d.{part}.{kind}" for kind in ("key", "value")}
 
 
 def _check_speech_graphs(encoder: onnx.GraphProto, decoder: onnx.GraphProto) -> tuple[int, int, int]:

@@ -207,9 +207,9 @@ def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *
         raise _unknown_model_error(layout, unknown)
 
 
-def _unknown_model_error(layout: Layout, words: str) -> TaskError:
+def _unknown_model_error(layout: Layout, kind: str) -> TaskError:
     return TaskError(
-        f"{opt.layout} {layout.name}: no class of {layout.readers} is for {words}",
+        f"{opt.layout} {layout.name}: no class of {layout.readers} is for {kind}",
         hint=f"Remove {opt.layout}: winml run, winml generate and WinMLAutoModel open the folder.",
     )
 
@@ -236,9 +236,9 @@ def refuse_models(layout: Layout, models: Sequence[Path], config: Path | None = 
             hint=f"Build from the checkpoint, which exports a decoder for this layout, or omit {opt.layout}.",
         )
     inputs = [value.name for path in models for value in read_structure(path).graph.input]
-    for start, words in layout.unknown_inputs.items():
+    for start, kind in layout.unknown_inputs.items():
         if any(name.startswith(start) for name in inputs):
-            raise _unknown_model_error(layout, words)
+            raise _unknown_model_error(layout, kind)
     metadata = {entry.key: entry.value for entry in read_structure(models[0]).metadata_props}
     task = model_record(metadata).get("task")
     refuse_unknown_type(layout, config, task, has_cache=any(name.startswith("past_") for name in inputs))
@@ -269,14 +269,14 @@ def refuse_task(layout: Layout, task: str | None, *, takes_task: bool = False) -
     """
     if layout.tasks is None or task in layout.tasks:
         return
-    known = tuple(sorted(layout.tasks))
-    words = f"task {task}"
+    supported = tuple(sorted(layout.tasks))
+    subject = f"task {task}"
     hint = f"Remove {opt.layout}: winml run opens the folder."
     if task is None:
-        words = "a model without a task"
+        subject = "a model without a task"
         hint += " A transformers model has a task if it is saved with save_pretrained() and built from that folder."
     elif takes_task:
-        hint = f"Remove {opt.layout}, or pass another {opt.task} that the model has: {', '.join(known)}."
+        hint = f"Remove {opt.layout}, or pass another {opt.task} that the model has: {', '.join(supported)}."
     raise TaskError(
-        f"{opt.layout} {layout.name}: no class of {layout.readers} is for {words}", hint=hint, candidates=known
+        f"{opt.layout} {layout.name}: no class of {layout.readers} is for {subject}", hint=hint, candidates=supported
     )

@@ -214,9 +214,9 @@ OPTIMUM = layout.Layout(
 def _model_name(part: str, of_several: bool, precision: str) -> str:
     suffixes = {name: entry.transformers_js_suffix for name, entry in PRECISIONS.items()}
     if (suffix := suffixes.get(precision)) is None:
-        known = ", ".join(name for name, known_suffix in suffixes.items() if known_suffix is not None)
+        supported = ", ".join(name for name, known_suffix in suffixes.items() if known_suffix is not None)
         raise UsageError(
-            f"{opt.layout} transformers.js has no name for precision {precision}", hint=f"It knows {known}."
+            f"{opt.layout} transformers.js has no name for precision {precision}", hint=f"It knows {supported}."
         )
     return f"onnx/{_model_stem(part, of_several)}{suffix}.onnx"
 
