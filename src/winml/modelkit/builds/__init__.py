@@ -1,1 +1,1 @@
-"""Builds: the stages from a checkpoint to deployable files, and which of them are up to date."""
+"""Builds: the stages from a checkpoint to deployable files, and the reuse of up-to-date results."""

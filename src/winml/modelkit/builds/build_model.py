@@ -241,7 +241,7 @@ def build_plan(
 
 
 def _section_keys(config: WinMLBuildConfig) -> dict[str, str]:
-    """Return option → key of the config that states it in a Python call."""
+    """Return option → config key for messages of a Python call."""
     names = {option: f"export.{spell_keyword(option)}" for option in SECTION_OPTIONS}
     names |= {option: f"compile.{option}" for option in ("ep_options", "device")} | {"no_compile": "compile: null"}
     names |= {"level": "optim.level", "min_sqnr": "quant.min_sqnr_db"}
@@ -251,4 +251,5 @@ def _section_keys(config: WinMLBuildConfig) -> dict[str, str]:
 
 
 def _name_slug(name: str) -> str:
+    """Return the name of a model as a part of a folder name."""
     return re.sub(r"[^\w.-]+", "-", Path(name).name or name).strip("-.")[:_SLUG_LENGTH] or "model"

@@ -76,8 +76,7 @@ def digest(record: object) -> str:
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file's content.
 
-    The digest is stored in the cache with the size and modification time of the file, so that a checkpoint is read
-    once.
+    The digest is stored in the cache with the size and modification time of the file, so a checkpoint is read once.
 
     Raises:
         OSError: the file cannot be read.
@@ -115,16 +114,18 @@ def read_digest(path: Path) -> str:
 
 
 def _is_settled(path: Path) -> bool:
+    """Return True if the last change of a file is old enough for its modification time to reveal a new change."""
     return abs(time.time_ns() - path.stat().st_mtime_ns) > _SETTLED_SECONDS * 1e9
 
 
 def _file_state(path: Path) -> list[int]:
+    """Return size, modification time and inode, which change with the content."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def library_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the installed ones among some distributions, without importing them."""
+    """Return the versions of distributions without an import; missing distributions are omitted."""
     versions = {name: _installed_version(name) for name in names}
     return {name: version for name, version in versions.items() if version is not None}
 
@@ -176,6 +177,7 @@ def place_state(name: str, is_left_out: Callable[[Path], bool] = lambda _folder:
 
 
 def _list_files_below(folder: Path, is_left_out: Callable[[Path], bool]) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders, without hidden and left-out subfolders."""
     for root, folders, names in os.walk(folder):
         current = Path(root)
         folders[:] = [name for name in folders if name[0] != "." and not is_left_out(current / name)]
@@ -228,7 +230,7 @@ class CachedBuild(Record):
 
 @dataclass(frozen=True)
 class CacheContents(Record):
-    """Builds in the cache, or builds that were removed from it."""
+    """Builds in the cache, or builds removed from the cache."""
 
     root: Path
     builds: tuple[CachedBuild, ...]
@@ -275,7 +277,7 @@ def list_cache(older_than: timedelta | None = None) -> CacheContents:
 def remove_builds(contents: CacheContents) -> CacheContents:
     """Remove builds and the notes about them; return the removed builds.
 
-    A build that another process holds stays. Digests of files are removed with the last build.
+    A build locked by another process stays. Digests of files are removed with the last build.
 
     Raises:
         WriteError: a folder cannot be removed.
@@ -306,7 +308,7 @@ def remove_builds(contents: CacheContents) -> CacheContents:
 
 
 def _build_folders(root: Path) -> Iterator[Path]:
-    """Yield the folders of builds in the cache, by their names and their manifest or lock file."""
+    """Yield the folders of builds in the cache, recognized by name and by manifest or lock file."""
     for path in _list_entries(root / _BUILDS_FOLDER, Path.is_dir):
         if _BUILD_NAME.fullmatch(path.name) and any(
             (path / name).is_file() for name in (BUILD_MANIFEST_NAME, BUILD_LOCK_NAME)
@@ -315,6 +317,7 @@ def _build_folders(root: Path) -> Iterator[Path]:
 
 
 def _list_note_files(parent: Path) -> list[Path]:
+    """Return the note files of a folder: JSON files named by a digest."""
     return [path for path in _list_entries(parent, Path.is_file) if _NOTE_NAME.fullmatch(path.name)]
 
 
@@ -327,6 +330,7 @@ def _list_entries(parent: Path, is_kind: Callable[[Path], bool]) -> list[Path]:
 
 
 def _describe_build(folder: Path) -> CachedBuild:
+    """Return model, state, size and age of a build in the cache; a damaged manifest counts as missing."""
     manifest: Any = {}
     with contextlib.suppress(OSError, ValueError):
         manifest = read_json_file(folder / BUILD_MANIFEST_NAME)
@@ -364,7 +368,7 @@ def _has_result(note: Path) -> bool:
 
 
 def _remove_folder(folder: Path) -> bool:
-    """Remove the folder of a build; False if another process holds it."""
+    """Remove the folder of a build; False if locked by another process."""
     lock = filelock.FileLock(folder / BUILD_LOCK_NAME)
     try:
         with _removal_errors(folder):

@@ -1,4 +1,4 @@
-"""``winml cache``: what earlier commands keep on this disk, and how to have the room back."""
+"""``winml cache``: lists and removes builds in the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``winml build``: a model becomes a folder with everything that was made of it, stage by stage."""
+"""``winml build``: builds a model into a folder, stage by stage."""
 
 from __future__ import annotations
 
@@ -90,7 +90,12 @@ def command(context: click.Context, /, **options: Any) -> None:
 
 
 def _read_request(options: Mapping[str, Any]) -> BuildRequest:
-    """Return the request of the command line; options override the config."""
+    """Return the request of the command line; options override the config.
+
+    Raises:
+        UsageError: no model is specified, sizes are stated for an ONNX file, or options contradict each other.
+        ConfigError: the config or the value of an option is invalid.
+    """
     from winml.modelkit.builds.config import QuantSection
     from winml.modelkit.builds.plan import is_onnx_path, refuse_sizes
     from winml.modelkit.options import parse_options
@@ -133,7 +138,7 @@ def _read_request(options: Mapping[str, Any]) -> BuildRequest:
 
 
 def _make_listener(options: Mapping[str, object], finished_stages: list[str]) -> BuildListener:
-    """Return a listener that shows progress and adds the names of finished stages to ``retained``."""
+    """Return a listener that shows progress and adds the names of finished stages to ``finished_stages``."""
     from winml.modelkit.builds.build import BuildListener
     from winml.modelkit.cli._progress import show_step
 
@@ -152,6 +157,7 @@ def _make_listener(options: Mapping[str, object], finished_stages: list[str]) ->
 
 
 def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
+    """Print the summary of a build, with a command to run or inspect the folder."""
     from winml.modelkit.builds.manifest_records import build_lines
     from winml.modelkit.report.document import Document, Fields
 
@@ -162,7 +168,7 @@ def _show_result(result: BuildResult, options: Mapping[str, object]) -> None:
 
 
 def _next_command(result: BuildResult) -> str:
-    """Return a command that runs the built model, or shows it."""
+    """Return a command that runs the built model or inspects the folder."""
     import onnx
 
     from winml.modelkit.generate.run_verb import example_command

@@ -66,12 +66,13 @@ def compare_models(
 
 
 def _resolve_side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
+    """Resolve the name of a model to a file or request; requests and modules are returned unchanged."""
     return found_side(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
 
 
 @dataclass(frozen=True)
 class FoundPairs:
-    """Two names resolved to pairs of models: one pair, or one for each part."""
+    """Two names resolved to a pair of models, or to a pair for each part."""
 
     names: tuple[str, str]
     """Reference and candidate, as the user wrote them."""

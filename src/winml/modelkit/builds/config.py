@@ -84,7 +84,7 @@ class OptimSection(OptimizeOptions):
 
 
 class QuantSection(QuantizeOptions):
-    """Options of quantization. A build quantizes if one of these options except the minimum SQNR is requested."""
+    """Options of quantization. A build quantizes if an option other than the minimum SQNR is requested."""
 
     precision: PrecisionName | Literal["auto"] | None = None
     """Precision of what is quantized; `auto`: `fp32` for a CPU, `fp16` for a GPU, `w8a16` for an NPU. Null: `int8` if
@@ -104,7 +104,7 @@ class EvalSection(EvaluationOptions):
 
 
 class WinMLBuildConfig(Options):
-    """The config of a build. A section that is null skips its stage."""
+    """The config of a build. A null section skips its stage."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     """Version of this schema; earlier versions are read as well. Default: the current one."""
@@ -188,6 +188,7 @@ def _rename_precision(value: Any) -> tuple[Any, tuple[str, ...]]:
 
 
 def _rename_optimize(config: dict[str, object]) -> list[str]:
+    """Rename section ``optimize`` in place; return notes on the change."""
     if "optimize" not in config:
         return []
     config["optim"] = config.pop("optimize")
@@ -195,6 +196,7 @@ def _rename_optimize(config: dict[str, object]) -> list[str]:
 
 
 def _rename_model_id(config: dict[str, object]) -> list[str]:
+    """Rename key ``loader.model_id`` in place; return notes on the change."""
     loader = config.get("loader")
     if not isinstance(loader, dict) or "model_id" not in loader:
         return []
@@ -230,12 +232,14 @@ def _migrate_to_current(value: object, source: str) -> tuple[Any, tuple[str, ...
 
 
 def _drop_nulls(value: object) -> Any:
+    """Return a JSON value without null members, at any depth of objects."""
     if isinstance(value, dict):
         return {key: _drop_nulls(member) for key, member in value.items() if member is not None}
     return value
 
 
 def _input_record(spec: Any) -> dict[str, object]:
+    """Return the JSON object of an input, with ``last_value`` if stated."""
     ending = {} if spec.last_value is None else {"last_value": spec.last_value}
     return {**spec.as_record(), **ending}
 
@@ -255,12 +259,12 @@ def quantize_options(section: QuantSection) -> QuantizeOptions:
 
 
 def requested_quantization(config: WinMLBuildConfig) -> QuantizeOptions | None:
-    """Return the options of the quantize stage; ``None`` if it quantizes nothing."""
+    """Return the options of the quantize stage; ``None`` if nothing is quantized."""
     return None if config.quant is None or idle_quantization(config.quant) else quantize_options(config.quant)
 
 
 def idle_quantization(section: QuantSection) -> str:
-    """Return the reason why a build with this section quantizes nothing; ``""`` if it quantizes."""
+    """Return the reason why a build with this section quantizes nothing; ``""`` if anything is quantized."""
     options = quantize_options(section)
     # A provider and a limit request nothing by themselves.
     if options.model_copy(update={"ep": None, "min_sqnr_db": None}) == QuantizeOptions():
@@ -285,7 +289,7 @@ def auto_words(section: QuantSection) -> str:
 
 
 def with_precision(section: QuantSection | None, precision: str) -> QuantSection:
-    """Return a copy of a section, or a new section if it is None, with a precision.
+    """Return a copy of a section with a precision; None: a new section.
 
     Raises:
         ConfigError: the precision is unknown.
@@ -295,6 +299,7 @@ def with_precision(section: QuantSection | None, precision: str) -> QuantSection
 
 
 def _target_device(section: QuantSection) -> Device:
+    """Return the stated device, or else the default device of the provider; ``cpu`` without either."""
     if section.device is not None:
         return section.device
     return "cpu" if section.ep is None else find_execution_provider(section.ep).devices[0]

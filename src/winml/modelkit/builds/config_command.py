@@ -1,4 +1,4 @@
-"""``winml config``: what a build of a model will do, as a file to read, change and keep."""
+"""``winml config``: writes, validates and describes build configs."""
 
 from __future__ import annotations
 
@@ -88,6 +88,7 @@ def command(**options: Any) -> None:
 
 
 def _check_config(argument: str) -> None:
+    """Validate a config and print its version and sections; raises ConfigError for an invalid config."""
     from winml.modelkit.builds.config import SECTIONS, parse_build_config
     from winml.modelkit.options import parse_json, read_json
 
@@ -107,6 +108,7 @@ def _check_config(argument: str) -> None:
 
 
 def _write_config(options: dict[str, Any]) -> None:
+    """Decide the config of a model, and write or print it; for ``--dry-run``, print the plan alone."""
     request = _read_request(options)
     plan = plan_config(request)
     end_dry_run(plan, {**options, "format_": options["format_"] or "table"})

@@ -130,7 +130,7 @@ def _check_model_files(request: ConfigRequest, config: WinMLBuildConfig) -> tupl
 
 
 def _apply_options(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str, ...]]:
-    """Return the config with the options of the request, which override it, and notes.
+    """Return the config, overridden by the options of the request, and notes.
 
     Raises:
         UsageError: an option applies to a skipped stage.
@@ -174,7 +174,7 @@ def _apply_options(request: ConfigRequest) -> tuple[WinMLBuildConfig, tuple[str,
 
 
 def _resolve_precision(section: QuantSection) -> tuple[QuantSection, tuple[str, ...]]:
-    """Return a section with the precision of the device if it names none, and a note on ``auto``."""
+    """Return a section with the precision of the device in place of a missing precision, and a note on ``auto``."""
     from winml.modelkit.builds.config import AUTO_PRECISION, auto_words, quantize_options, with_precision
 
     if section.precision is None:

@@ -1,8 +1,8 @@
 """Graphs that are fused for ONNX Runtime even if no optimization was requested.
 
 Decoders with a cache are fused if only ONNX Runtime can run the result anyway: operators with weights in few bits are
-its own, and onnxruntime-genai is built on it. Decoders of a checkpoint with weights in few bits are fused as well. A
-stated level overrides this.
+specific to ONNX Runtime, the base of onnxruntime-genai. Decoders of a checkpoint with weights in few bits are fused as
+well. A stated level overrides this.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
 
 
 def note_on_half_precision(model: Path) -> str:
-    """Return a note on a decoder with 16-bit floating-point inputs, such as its cache; ``""`` for another decoder.
+    """Return a note on a decoder with 16-bit floating-point inputs such as a cache; ``""`` for float32 decoders.
 
-    Its attention contains casts to float32, which no fusion of decoders matches.
+    The attention contains casts to float32, and no decoder fusion matches casts.
     """
     halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     dtypes = [value.dtype for value in load_by_reference(model).graph.inputs if value.dtype in halves]

@@ -133,7 +133,7 @@ def _has_baseline(options: EvaluationOptions) -> bool | None:
 
 
 def refuse_missing_evaluations(options: EvaluationOptions) -> None:
-    """Refuse a missing data set or baseline before the build that it evaluates.
+    """Refuse a missing data set or baseline before the build runs.
 
     Raises:
         UsageError: the data set or baseline does not exist.

@@ -1,6 +1,6 @@
-"""Manages a build folder, and records which files in it belong to builds.
+"""Manages a build folder, and records the files of builds in the folder.
 
-One build at a time holds a folder, by a lock of the operating system that ends with its process. A file belongs to
+One build at a time holds a folder, by a lock that the operating system releases with the process. A file belongs to
 builds only if the manifest lists its name; other files are never changed. Knows no stage.
 """
 
@@ -101,6 +101,12 @@ class BuildFolder:
         self._owned -= lost
 
     def _refuse_foreign_files(self, names: Iterable[str]) -> None:
+        """Refuse names of existing files that no build wrote.
+
+        Raises:
+            OutputExistsError: such a file exists, outside of the cache.
+            UsageError: one of the paths is a link, a device or the like.
+        """
         names = tuple(names)
         refuse_special(self.path / name for name in names)
         waiting = waiting_files([self.path / BUILD_MANIFEST_NAME])  # recovered before a build that holds the folder
@@ -113,6 +119,11 @@ class BuildFolder:
             )
 
     def _read_manifest(self, *, is_cache: bool) -> None:
+        """Read the earlier manifest and the names of its files; note a manifest that cannot be used.
+
+        Raises:
+            OutputExistsError: the manifest is damaged, outside of the cache.
+        """
         path = self.path / BUILD_MANIFEST_NAME
         if not path.exists():
             return
@@ -134,7 +145,7 @@ class BuildFolder:
             self.notes.append(f"{path} {problem}: no result of the earlier build is reused.")
 
     def announce(self) -> None:
-        """Write a manifest with every name of the build, so that a kill at any moment leaves no unknown file.
+        """Write a manifest with every name of the build, so a kill at any moment leaves no unknown file.
 
         Raises:
             WriteError: the manifest cannot be written.
@@ -187,7 +198,7 @@ class BuildFolder:
 
 
 def _version_and_files(path: Path) -> tuple[int | None, tuple[str, ...]]:
-    """Return version and files of a manifest of any version; ``(None, ())`` if it is damaged."""
+    """Return version and files of a manifest of any version; ``(None, ())`` if damaged."""
     try:
         value: Any = read_json_file(path)
         version, files = value["manifest_version"], value["files"]
@@ -226,6 +237,7 @@ def refuse_input_as_output(folder: Path, inputs: Iterable[Path], names: Iterable
 
 
 def _path_exists(folder: Path) -> bool:
+    """Return True if a path exists; raises WriteError if the path cannot be examined."""
     try:
         folder.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -285,6 +297,7 @@ def _acquire_lock(path: Path, notify: Callable[[str], None]) -> filelock.BaseFil
 
 
 def _release_lock(lock: filelock.BaseFileLock) -> None:
+    """Release the lock of a folder, and remove its file except on Windows."""
     if sys.platform != "win32":
         # The file is removed while the lock is held: a waiting build sees that the file is gone and creates a new one.
         Path(lock.lock_file).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Transforms a build folder into a new one: a command transforms each part, and companion files are copied.
 
-The result is a build folder without stages: every command opens it, and its manifest lists the files for the next
-build. All files appear together, or none. The caller passes the transformation.
+The result is a build folder without stages, readable by every command, with a manifest for the next build. All files
+appear together, or none. The caller passes the transformation.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ def _make_manifest(
     started: datetime,
     seconds: float,
 ) -> BuildManifest:
+    """Return the manifest of the new folder: one model file for each part, and the copied files."""
     parts = tuple(PartRecord(name=part, model=described[part]) for part in build.parts)
     companions = tuple(record for name in build.companions for record in described[f"/{name}"])
     new_files = (*(file for part in parts for file in part.model), *companions)
@@ -154,7 +155,7 @@ def _make_manifest(
 def options_by_part(build: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
     """Return part → options; unchanged parts are omitted.
 
-    A selector applies to the parts with a module that it matches.
+    A selector applies to the parts with a matching module.
 
     Raises:
         UsageError: a selector names no module of any part.
@@ -190,7 +191,7 @@ def part_modules(parts: Mapping[str, Path]) -> Modules:
 
 
 def parts_with_module(modules: Modules, selector: str) -> list[str]:
-    """Return the parts with a module that a selector matches.
+    """Return the parts with a module matched by a selector.
 
     Raises:
         UsageError: no part has such a module; the nearest addresses are listed.

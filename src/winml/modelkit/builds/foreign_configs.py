@@ -1,7 +1,7 @@
 """Translates configs of winml-cli into build configs.
 
-Its files have the same sections and no ``schema_version``. A key with an equal meaning is read. A key without effect
-here is named in a note. A key that would change the result and has no counterpart is refused.
+Configs of winml-cli have the same sections and no ``schema_version``. A key with an equal meaning is read. A key
+without effect here is named in a note. A key that would change the result without a counterpart is refused.
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ CONFIG_READERS: Registry[ConfigReader] = Registry(
 
 
 def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
+    """Return True if a config has keys or values that only winml-cli writes."""
 
     def keys(name: str) -> set[str]:
         section = config.get(name)
@@ -99,15 +100,18 @@ def _is_of_winml_cli(config: Mapping[str, Any]) -> bool:
 
 
 def _tensor_specs(section: object, key: str) -> list[dict[str, object]]:
+    """Return the objects in a list of a section; ``[]`` without such a list."""
     specs = section.get(key) if isinstance(section, dict) else None
     return [spec for spec in specs if isinstance(spec, dict)] if isinstance(specs, list) else []
 
 
 def _refuse_key(source: str, key: str, value: object, hint: str) -> NoReturn:
+    """Raise ConfigError for a value without a counterpart."""
     raise ConfigError(f"{source}: {key}: {value!r} is not supported, and would change the result", hint=hint)
 
 
 def _translate_loader(loader: Section, source: str) -> list[str]:
+    """Translate section ``loader`` in place; return notes on unused keys, or raise ConfigError."""
     hints = {
         "module_path": "Export the whole model, then extract the module: winml extract.",
         "user_script": "Write a function that returns the model, and pass it as file.py:function.",
@@ -120,6 +124,7 @@ def _translate_loader(loader: Section, source: str) -> list[str]:
 
 
 def _translate_export(export: Section, source: str) -> list[str]:
+    """Translate section ``export`` in place; return notes on unused keys, or raise ConfigError."""
     notes = []
     if export.pop("dynamo", False):
         export["exporter"] = "dynamo"
@@ -149,7 +154,7 @@ def _translate_export(export: Section, source: str) -> list[str]:
 
 
 def _translate_input(spec: Section, source: str) -> None:
-    """Translate the description of an input: its integer range excludes the second number, ours includes it."""
+    """Translate an input in place: an integer range of winml-cli excludes its second number, ours includes it."""
     bounds, is_whole = spec.get("value_range"), str(spec.get("dtype")).startswith(("int", "uint", "bool"))
     if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
         spec["value_range"] = [bounds[0], bounds[1] - 1]
@@ -159,6 +164,7 @@ def _translate_input(spec: Section, source: str) -> None:
 
 
 def _translate_optim(optim: Section, source: str) -> list[str]:
+    """Translate section ``optim`` in place; return notes on unused keys, or raise ConfigError."""
     unknown = []
     for key, value in tuple(optim.items()):
         name = key.replace("-", "_")
@@ -173,6 +179,7 @@ def _translate_optim(optim: Section, source: str) -> list[str]:
 
 
 def _translate_quant(quant: Section, source: str) -> list[str]:
+    """Translate section ``quant`` in place; return notes on unused keys, or raise ConfigError."""
     if "precision" in quant:
         return []  # a key of build configs only
     for key, hint in _QUANT_CHOICES.items():
@@ -211,6 +218,7 @@ def _take_mode(quant: Section, source: str) -> tuple[str, Section]:
 
 
 def _translate_compile(section: Section, source: str) -> list[str]:  # noqa: ARG001  # as the others
+    """Translate section ``compile`` in place; return notes on unused keys."""
     provider = section.pop("execution_provider", None)
     ignored = [key for key in section if key not in _PLACE]
     for key in ignored:

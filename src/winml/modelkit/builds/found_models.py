@@ -80,7 +80,7 @@ def found_side(name: str) -> Path | ModelRequest:
 
 @dataclass(frozen=True)
 class FoundFolder:
-    """The folder of a build or of an export, for a command that transforms its files."""
+    """The folder of a build or export, for commands that transform files."""
 
     path: Path
     parts: Mapping[str, Path]
@@ -216,8 +216,8 @@ def readable_file(name: str | os.PathLike[str]) -> Path:
 def _resolve_links(path: Path) -> Path:
     """Return a model file without linked data files: the file itself, or a copy with its data in the cache of winml.
 
-    In the Hub cache every file is a link to a blob. onnx_ir follows no link from a model to its data, symbolic or hard,
-    and ONNX Runtime follows no link to another folder. The model's configs and tokenizer are copied as well.
+    In the Hub cache every file is a link to a blob. onnx_ir follows no link to data files, symbolic or hard, and ONNX
+    Runtime follows no link to another folder. The model's configs and tokenizer are copied as well.
 
     Raises:
         InputError: the file is no ONNX file, or a data file is missing.
@@ -252,7 +252,7 @@ def _resolve_links(path: Path) -> Path:
 
 
 def onnx_file_in(name: str) -> Path | None:
-    """Return the ONNX file in the folder of a build or of an export; ``None`` for any other name.
+    """Return the ONNX file in the folder of a build or export; ``None`` for files, checkpoints and Hub ids.
 
     Raises:
         ModelPathError: the folder does not determine one model file.
@@ -262,7 +262,7 @@ def onnx_file_in(name: str) -> Path | None:
 
 
 def _named_folder(name: str) -> Path | None:
-    """Return the folder of a name; ``None`` for other names, whose errors the caller reports."""
+    """Return the folder of a name; ``None`` without a folder (the caller reports errors)."""
     try:
         folder = named_path(name.strip())
     except ModelPathError:
@@ -306,6 +306,12 @@ def _read_manifest(folder: Path) -> BuildManifest | None:
 
 
 def _find_built_model(folder: Path) -> Path | None:
+    """Return the model file in the folder of a build or export; ``None`` for a checkpoint.
+
+    Raises:
+        ModelPathError: a build without a finished model or with several parts, or a folder of none of these kinds.
+        InputError: the file is a link to another folder.
+    """
     is_built = (folder / file_names.BUILD_MANIFEST_NAME).is_file()
     models = sorted(folder.glob(f"*{file_names.MODEL_SUFFIX}"))
     # The user chose the file name of an export.
@@ -361,6 +367,7 @@ def _check_path(folder: Path, model: Path) -> Path:
 
 
 def _holds_weights(folder: Path) -> bool:
+    """Return True if a folder has weight files of a checkpoint, intact or damaged."""
     try:
         return find_weights(folder) is not None
     except CheckpointError:

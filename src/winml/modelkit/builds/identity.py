@@ -1,7 +1,7 @@
 """Identifies a model by digests of everything an export reads from disk.
 
 Reads files only: no model library is imported, no weight becomes a tensor. Files do not determine the model of a user's
-factory, so such models are never considered equal.
+factory, so models of factories are never considered equal.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class ModelIdentity:
         return self._record.result()
 
     def _compute_record(self) -> None:
+        """Compute the record or store its error; the body of the thread."""
         try:
             self._record.set_result(self._find())
         except Exception as error:
@@ -114,7 +115,7 @@ def identify_model(request: ModelRequest) -> ModelIdentity:
 
 
 def identify_onnx(path: Path) -> ModelIdentity:
-    """Return the identity of an ONNX file and its data files at this moment.
+    """Return the identity of an ONNX file with its current data files.
 
     Raises:
         ModelPathError: there is no such file.
@@ -141,6 +142,7 @@ def file_digests(files: Iterable[Path] | Mapping[str, Path]) -> dict[str, str]:
 
 
 def _checkpoint_files(source: ModelSource, folder: Path, request: ModelRequest) -> Iterator[Path]:
+    """Yield the files that an export reads: config, tokenizer and weights, with trusted code also Python files."""
     if source.kind == "config":
         yield folder
         return
@@ -186,6 +188,7 @@ class FileRecords:
         return ""
 
     def _read_digest(self, path: Path) -> str:
+        """Return the digest of a file, read once for all its hard links."""
         # A file with several names, by hard links, is read once.
         status = path.stat()
         identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)

@@ -1,8 +1,7 @@
 """Stages of builds that change the exported graph in memory, without a file of the exported graph.
 
-A graph with weights quantized one by one is written to one file directly. The same holds for the graph of a
-checkpoint with quantized weights, and for a decoder that is fused for a runtime and not compared
-(docs/decisions/0010-no-float-copy.md).
+A graph with weights quantized separately is written to the final file directly, and so is the graph of a checkpoint
+with quantized weights, and a decoder fused for a runtime without a comparison (docs/decisions/0010-no-float-copy.md).
 """
 
 from __future__ import annotations
@@ -76,6 +75,7 @@ def _fused_stage_name(plan: BuildPlan) -> StageName | None:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Export, optimize and quantize all parts in memory."""
     names: list[str] = []
 
     def keep_names(parts: Sequence[str]) -> None:
@@ -96,6 +96,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Export and optimize all parts in memory."""
     return run_export(task, _handover_to_optimize(task.plan), partial(_summarize_part, ""))
 
 
@@ -135,6 +136,7 @@ def _handover_to_quantize(
 
 
 def _handover_to_optimize(plan: BuildPlan) -> GraphHandover:
+    """Return the handover of exported graphs to their optimization, after decoding of quantized weights."""
     from winml.modelkit.export.coded_checkpoints import handover_of_codes
     from winml.modelkit.transform.graph_file import GraphHandover
 

@@ -1,6 +1,6 @@
 """The records of ``build_manifest.json``: source, stages and files of a build.
 
-They validate the JSON; the JSON Schema beside this file is generated from them (``scripts/build_manifest_schema.py``).
+The records validate the JSON; ``scripts/build_manifest_schema.py`` generates the JSON Schema beside this file.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def read_manifest(content: bytes | str) -> BuildManifest:
 
 
 def find_manifest(folder: Path) -> BuildManifest | None:
-    """Return the manifest of a build in a folder; ``None`` if it is missing or cannot be read."""
+    """Return the manifest of a build in a folder; ``None`` if missing or unreadable."""
     try:
         return read_manifest(read_text_file(folder / BUILD_MANIFEST_NAME))
     except (OSError, ValueError):
@@ -256,11 +256,12 @@ def build_lines(result: BuildResult) -> Iterator[tuple[str, str]]:
 
 
 def _file_words(file: FileRecord, folder: Path = Path()) -> str:
+    """Format path and size of a file."""
     return f"{folder / file.name} ({size_words(file.size_bytes)})"
 
 
 def _deploy_words(manifest: BuildManifest) -> str:
-    """List the files to deploy with their sizes and total: models by name, several other files as one count."""
+    """List the files to deploy with their sizes and total: models by name, several companion files as a count."""
     models = {file.name for part in manifest.parts for file in part.model}
     other_files = [file for file in manifest.deploy if file.name not in models]
     texts = [_file_words(file) for file in manifest.deploy if file.name in models]
@@ -273,6 +274,7 @@ def _deploy_words(manifest: BuildManifest) -> str:
 
 
 def _stage_words(stage: StageRecord) -> str:
+    """Summarize a stage: nodes, coverage, time and memory, or the reason why it was skipped."""
     if stage.status == "skipped":
         return f"skipped: {stage.reason}"
     percent = stage.coverage.percent if stage.coverage is not None else None

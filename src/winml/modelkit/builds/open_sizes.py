@@ -133,12 +133,14 @@ def build_most_open(
 
 
 def _apply_choice(plan: BuildPlan, choice: Mapping[str, bool]) -> BuildPlan:
+    """Return a plan with the dynamic sizes of a choice, in its config and its request."""
     config = with_values(plan.config, {"export": choice})
     assert config.export is not None  # the caller checked it
     return replace(plan, config=config, request=configured_request(plan.request, config.export, "export.{}"))
 
 
 def _read_choice(note: Path) -> dict[str, bool] | None:
+    """Return the stored choice of dynamic sizes; ``None`` if missing, damaged or outdated."""
     try:
         choice = read_json_file(note)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The plan of a build: its config, its model, and checks of options that need no loaded model.
+"""The plan of a build: config, model, and checks of options before the model is loaded.
 
 Plain data, independent of the work of the stages.
 """
@@ -192,7 +192,7 @@ def _refuse_requantization(request: ModelRequest, options: QuantizeOptions) -> N
 
 
 def _apply_provider(config: WinMLBuildConfig) -> WinMLBuildConfig:
-    """Return a config with the provider of ``compile.ep`` in each section that names none.
+    """Return a config with the provider of ``compile.ep`` in each section without a provider.
 
     Raises:
         UsageError: the provider is unknown.
@@ -273,7 +273,7 @@ def refuse_missing_compiler(plan: BuildPlan, flags: Collection[str] = ()) -> Non
 
 
 def idle_compilation(config: WinMLBuildConfig) -> str:
-    """Return the reason why a build with this config compiles nothing; ``""`` if it compiles."""
+    """Return the reason why the compile section of a config compiles nothing; ``""`` if it compiles or is null."""
     section = config.compile
     if section is None:
         return ""
@@ -311,6 +311,7 @@ def request_record(request: ModelRequest) -> dict[str, object]:
 
 
 def _refuse_torch_options(request: ModelRequest) -> None:
+    """Refuse options of PyTorch models and sizes for an ONNX file; raises UsageError."""
     dynamic = request.dynamic
     option_values = {
         **{

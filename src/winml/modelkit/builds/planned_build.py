@@ -146,7 +146,7 @@ class _Outline(StageWalk):
         )
 
     def find_or_run(self, stage: Stage, part: BuiltPart | None) -> Mapping[str, StageRecord]:
-        """Run a stage with a new input, independent of its earlier result."""
+        """Run a stage with a new input, independent of the earlier result."""
         doubt = None if part is None else self._find_doubt(part)
         if doubt is None or not doubt.is_new:
             return super().find_or_run(stage, part)
@@ -165,7 +165,7 @@ class _Outline(StageWalk):
         return bool(stored.files)
 
     def run_stage(self, stage: Stage, part: BuiltPart | None, reason: str) -> Mapping[str, StageRecord]:
-        """Return the files of the earlier build, which the stage would replace."""
+        """Return the files of the earlier build, which would be replaced."""
         earlier = {} if self.earlier is None else {entry.name: entry.stage(stage.name) for entry in self.earlier.parts}
         names = [part.name] if part is not None else [*earlier] or [file_names.ONLY_PART]
         records = {name: earlier.get(name) for name in names}
@@ -175,9 +175,11 @@ class _Outline(StageWalk):
         }
 
     def _find_doubt(self, part: BuiltPart) -> _Doubt | None:
+        """Return the doubt about the input of the next stage of a part; ``None``: surely the earlier input."""
         return self._doubts.get(part.name, self._recovery)
 
     def _walk_and_describe(self, stage: Stage) -> str:
+        """Walk a stage, note the files of all parts, and describe the planned action."""
         self.walk_stage(stage)
         descriptions = {part.name: self._note_result(stage, part) for part in self.parts}
         if len({*descriptions.values()}) == 1:
@@ -209,6 +211,7 @@ class _Outline(StageWalk):
         return f"up to date, unless {condition}"
 
     def _note_stage_files(self, stage: Stage, part: BuiltPart, condition: str) -> None:
+        """Note the files that a stage writes for a part; ``condition``: when, empty: always."""
         model = file_names.part_path(self.folder.path / stage.file, part.name, of_several=part.of_several)
         self._note_file(model, condition)
         self._note_data(planned_data(model).path, condition)
@@ -216,6 +219,7 @@ class _Outline(StageWalk):
             self._note_file(file_names.sidecar_path(model), condition)
 
     def _writes_sidecar(self) -> bool:
+        """Return True if the export records the module tree, which a sidecar contains."""
         export = self.plan.config.export
         return export is not None and export.hierarchy
 
@@ -253,12 +257,15 @@ class _Outline(StageWalk):
         self._note_file(folder / file_names.BUILD_MANIFEST_NAME)
 
     def _note_file(self, path: Path, condition: str = "") -> None:
+        """Note a file to write; ``condition``: when, empty: always."""
         self._writes[path] = planned_file(path, condition)
 
     def _note_data(self, path: Path, condition: str) -> None:
+        """Note a data file, which is written if the weights do not fit into the model."""
         self._note_file(path, f"{_OUTSIDE}, and {condition}" if condition else _OUTSIDE)
 
     def _list_reads(self) -> tuple[Path, ...]:
+        """Return the files that the build reads: model, adapters and calibration data."""
         plan = self.plan
         quant = plan.config.quant
         data = quant.calibration_data if quant is not None else None
@@ -269,7 +276,7 @@ class _Outline(StageWalk):
         return (*(path for path in resolve_source(plan.request).files if path.is_file()), *adapters, *samples)
 
     def _list_removes(self) -> tuple[Path, ...]:
-        """Return the files of earlier builds that this build neither keeps nor writes."""
+        """Return the files of earlier builds that are neither kept nor written."""
         folder = self.folder
         current_files = {folder.path / name for name in self._kept} | self._writes.keys()
         if self.earlier is None:
@@ -278,6 +285,7 @@ class _Outline(StageWalk):
         return tuple(path for path in earlier_files if path not in current_files and path.is_file())
 
     def _list_notes(self, *, is_fetched: bool) -> list[str]:
+        """Return notes on a model to download, and on an unknown number of parts."""
         plan = self.plan
         notes = []
         if not is_fetched:

@@ -1,4 +1,4 @@
-"""The walk over the stages of a build: decides which earlier results are reused, and which stages run.
+"""The walk over the stages of a build: decides for each stage between reuse of an earlier result and a run.
 
 An earlier result is reused if its options, input, libraries and files are unchanged. Results of other builds come from
 the cache. ``build.py`` runs the remaining stages; ``planned_build.py`` lists them.
@@ -76,8 +76,7 @@ class StoredResult:
 class StageStore:
     """The results of stages in a cache.
 
-    A note per result names its folder. The files are linked or copied from the folder, and are used only if their
-    digests equal the noted ones.
+    A note per result names its folder. The files are linked or copied from the folder if their digests are unchanged.
     """
 
     def __init__(self, root: Path) -> None:
@@ -126,6 +125,7 @@ class StageStore:
         return result if is_usable and not FileRecords(source).first_changed(result.files) else None
 
     def _note_path(self, origin: Origin) -> Path:
+        """Return the path of the note on a result with this origin."""
         return self._notes / f"{digest(origin.model_dump(mode='json'))}.json"
 
 
@@ -146,7 +146,7 @@ class PlacedModel:
 
     @property
     def all_files(self) -> tuple[FileRecord, ...]:
-        """The files, with the sidecar if there is one."""
+        """The files, with the sidecar if present."""
         return self.files if self.sidecar is None else (*self.files, self.sidecar)
 
 
@@ -247,7 +247,7 @@ class StageWalk(ABC):
                 part.add(records[part.name], self.folder.path)
 
     def reusable_model(self, part: BuiltPart) -> PlacedModel | None:
-        """Return the files of a finished part if they are up to date, else ``None``: a session may have them open."""
+        """Return the up-to-date files of a finished part, else ``None``: files open in a session are not replaced."""
         earlier = self.earlier.part(part.name) if self.earlier is not None else None
         if self.earlier is None or earlier is None or not earlier.model:
             return None
@@ -304,6 +304,7 @@ class StageWalk(ABC):
         )
 
     def _input_digests(self, part: BuiltPart | None) -> dict[str, object]:
+        """Return name → digest of the input files of a stage; before any result, the identity of the source model."""
         if part is None or not part.current_files:
             return self.identity.record
         # The sidecar contains the time of the export, which does not affect the graph.
@@ -350,11 +351,12 @@ class StageWalk(ABC):
 
 
 def _mark_reused(records: Mapping[str, StageRecord], reason: str) -> dict[str, StageRecord]:
+    """Return records with status ``reused`` and a reason."""
     return {name: record.model_copy(update={"status": "reused", "reason": reason}) for name, record in records.items()}
 
 
 def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], prefix: str = "") -> list[str]:
-    """Return the dotted keys at which two JSON objects differ, with their values if both are short."""
+    """Return the dotted keys of different values in two JSON objects, with the values if short."""
     changes = []
     for key in sorted({*before, *after}):
         old, new = before.get(key), after.get(key)

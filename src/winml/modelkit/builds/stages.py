@@ -150,6 +150,7 @@ _REFUSAL_KEYS = {"ep", "allow_dynamic"}
 
 
 def _export_options(plan: BuildPlan) -> dict[str, object]:
+    """Return the values of the plan that affect an exported graph."""
     assert plan.config.export is not None  # skipped otherwise
     export = plan.config.export.model_dump(mode="json", exclude=_REFUSAL_KEYS)
     record = {"request": request_record(plan.request), "export": export}
@@ -242,7 +243,7 @@ def run_export(
 
 
 def refuse_resolved(plan: BuildPlan, resolved: ResolvedModel) -> None:
-    """Refuse a model whose task the readers of the layout do not support, before its weights are loaded.
+    """Refuse a model with a task that the layout does not support, before weights are loaded.
 
     Raises:
         TaskError: the task is not supported; names the task and the layout.
@@ -292,6 +293,7 @@ def _resolved_sections(plan: BuildPlan, result: ExportResult) -> dict[str, objec
 
 
 def _optimize_options(plan: BuildPlan) -> dict[str, object]:
+    """Return the values of the plan that affect an optimized graph, with versions of plug-ins."""
     assert plan.config.optim is not None  # skipped otherwise
     flags = plan.config.optim.model_dump(mode="json", exclude_none=True)
     plug_in_record = {"plug_ins": plug_ins} if (plug_ins := plan.config.optim.plug_ins()) else {}
@@ -301,7 +303,7 @@ def _optimize_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
-    """Return the file task of a stage that changes one graph: source, output and settings."""
+    """Return the file task of a stage on a single graph: source, output and settings."""
     from winml.modelkit.models.request import processor_folder
     from winml.modelkit.transform.graph_file import GraphFileTask
 
@@ -320,11 +322,13 @@ def _file_task(task: StageTask, writer: StageName) -> GraphFileTask:
 
 
 def _make_outcomes(result: TransformedFile, summary: str, notes: Sequence[str] = ()) -> tuple[StageOutcome, ...]:
+    """Convert the result of a stage on a single file."""
     files = tuple(file.path for file in result.files)
     return (StageOutcome(files, result.normalizations, summary, notes=(*notes, *result.notes)),)
 
 
 def _run_optimize(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Optimize the file of the previous stage; without requested changes, copy a normalized file."""
     from winml.modelkit.optimize.file_optimization import optimization
     from winml.modelkit.transform.graph_file import make_file
 
@@ -385,6 +389,7 @@ def _quantization_record(plan: BuildPlan, options: QuantizeOptions) -> dict[str,
 
 
 def _quantize_options(plan: BuildPlan) -> dict[str, object]:
+    """Return the values of the plan that affect a quantized graph, with digests of calibration data."""
     assert plan.config.quant is not None  # skipped otherwise
     options = quantize_options(plan.config.quant)
     data = options.calibration_data
@@ -394,6 +399,7 @@ def _quantize_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Quantize the file of the previous stage."""
     from winml.modelkit.quantize.file_quantization import Quantization
     from winml.modelkit.transform.graph_file import make_file
 
@@ -409,6 +415,7 @@ def _run_quantize(task: StageTask) -> tuple[StageOutcome, ...]:
 
 
 def _quantized_words(result: QuantizedFile) -> str:
+    """Summarize a quantization: precision, modes, skipped nodes and the comparison."""
     from winml.modelkit.compare.words import comparison_words
 
     skips = ", ".join(f"{count} not quantized ({reason})" for reason, count in result.left.items())
@@ -420,6 +427,7 @@ def _quantized_words(result: QuantizedFile) -> str:
 
 
 def _compile_options(plan: BuildPlan) -> dict[str, object]:
+    """Return the values of the plan that affect a compiled file, with the version of the provider."""
     from winml.modelkit.ort.devices import provider_version
     from winml.modelkit.ort.execution_providers import find_execution_provider
     from winml.modelkit.ort.host import instruction_sets
@@ -438,6 +446,7 @@ def _compile_options(plan: BuildPlan) -> dict[str, object]:
 
 
 def _run_compile(task: StageTask) -> tuple[StageOutcome, ...]:
+    """Compile the file of the previous stage; the hint of an error names the option that skips the stage."""
     from winml.modelkit.compare.words import comparison_words
     from winml.modelkit.compile.file_compilation import compilation
     from winml.modelkit.transform.graph_file import make_file

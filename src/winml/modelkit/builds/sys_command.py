@@ -40,6 +40,7 @@ def _machine_document(machine: Machine) -> doc.Document:
 
 
 def _machine_fields(machine: Machine) -> Iterator[doc.Field]:
+    """Yield the label and text of each property of a machine."""
     for name, version in machine.versions.items():
         yield name, version or "not installed"
     yield "system", f"{machine.system} ({machine.architecture})"

@@ -98,9 +98,9 @@ def plan_requested_build(request: BuildRequest) -> PlannedBuild:
 
 
 def refuse_unloadable(plan: PlannedBuild) -> None:
-    """Apply the checks of a build before its weights are loaded, for a plan that is not run.
+    """Apply the checks of a build before weights are loaded, for a dry run.
 
-    A factory is not called. The small files of a Hub id are fetched if they are not on this machine.
+    A factory is not called. Missing small files of a Hub id are fetched.
 
     Raises:
         WinMLError: see :func:`run_planned_build`.
@@ -169,7 +169,7 @@ def _make_plan(request: BuildRequest) -> BuildPlan:
 
 
 def _apply_options(request: BuildRequest) -> WinMLBuildConfig:
-    """Return the config with the stage options of the request, which override it.
+    """Return the config, overridden by the stage options of the request.
 
     Raises:
         UsageError: an option applies to a stage that is left out.

@@ -1,1 +1,1 @@
-"""File layouts of build folders for the tools that open them."""
+"""File layouts of build folders for other tools."""

@@ -52,6 +52,7 @@ class FolderLayout:
         self.written_names: tuple[str, ...] = ()
 
     def _find_sources(self, identity: ModelIdentity) -> dict[str, Path]:
+        """Return the companion files to copy: name in the folder → file; ``{}`` if none are requested."""
         if not self._plan.with_companions:
             return {}
         if self._plan.onnx_path is not None:
@@ -60,7 +61,7 @@ class FolderLayout:
         return {**identity.companions, **(identity.card if self._layout.with_card else {})}
 
     def _find_config(self, identity: ModelIdentity) -> Path | None:
-        """Return ``config.json`` of the model, even if it is not copied; ``None`` if the model has none."""
+        """Return ``config.json`` of the model, copied or not; ``None`` if missing."""
         config = identity.companions.get(CHECKPOINT_CONFIG_NAME, self._sources.get(CHECKPOINT_CONFIG_NAME))
         return config or next((path for path in identity.places if path.name == CHECKPOINT_CONFIG_NAME), None)
 
@@ -160,7 +161,7 @@ class FolderLayout:
         return texts
 
     def place_adapters(self, parts: Sequence[BuiltPart], folder: Path, files: OutputFiles) -> None:
-        """Write the adapters that are selected at run time beside their model, as part of a transaction.
+        """Write the run-time adapters beside their model, as part of a transaction.
 
         Raises:
             WinMLError: an adapter can no longer be read, or cannot be written.
@@ -239,12 +240,14 @@ class BuildCompanions:
         self.records = tuple(file_record(name, folder.path / name) for name in self.placed.names)
 
     def _disown_changed_files(self) -> None:
+        """Remove files that the user changed from the records and from the files of the build."""
         names = {record.name for record in self.records} & {*self._folder.owned_names()}
         changed = [name for name in names if self._is_changed_by_user(name)]
         self._folder.disown(changed)
         self.records = tuple(record for record in self.records if record.name in names and record.name not in changed)
 
     def _is_changed_by_user(self, name: str) -> bool:
+        """Return True if a file differs from its records, or another kind of file has its name."""
         path = self._folder.path / name
         if companions.is_in_the_way(self._folder.path, name):
             return True
@@ -252,5 +255,5 @@ class BuildCompanions:
 
 
 def file_record(name: str, path: Path) -> FileRecord:
-    """Return the record of a file under the name that it gets in the folder."""
+    """Return the record of a file under its final name in the folder."""
     return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=hash_file(path))

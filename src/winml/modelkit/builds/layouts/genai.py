@@ -348,6 +348,11 @@ def genai_config(
 
 
 def _read_caches(model: Path, inputs: Mapping[str, onnx.ValueInfoProto], outputs: list[str]) -> _Caches:
+    """Return names and sizes of the keys and values of a decoder.
+
+    Raises:
+        UsageError: other inputs, no cache, no logits, or layers of different sizes.
+    """
     caches = {name: match for name in inputs if (match := _CACHE.fullmatch(name))}
     extra = [name for name in inputs if name not in caches and name not in _PLAIN_INPUTS]
     if not caches or extra or "logits" not in outputs:
@@ -384,7 +389,7 @@ _GENERATING_CLASSES = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration",
 
 
 def _unknown_kind(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of a model that onnxruntime-genai has no type for, by its config; ``""`` if none is evident."""
+    """Return the kind of a model without a type in onnxruntime-genai; ``""`` without evidence in the config."""
     classes = config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if layout.is_vision_language(config, task):

@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Names of files that are written for the readers with content other than in the checkpoint."""
+        """Names of files written for the readers with new or changed content."""
         return (*self.described, *self.rewritten)
 
 
@@ -208,6 +208,7 @@ def refuse_unknown_type(layout: Layout, config: Path | None, task: str | None, *
 
 
 def _unknown_model_error(layout: Layout, kind: str) -> TaskError:
+    """Return the error for a kind of model that the readers have no class for."""
     return TaskError(
         f"{opt.layout} {layout.name}: no class of {layout.readers} is for {kind}",
         hint=f"Remove {opt.layout}: winml run, winml generate and WinMLAutoModel open the folder.",

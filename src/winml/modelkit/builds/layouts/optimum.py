@@ -94,7 +94,7 @@ def unfit_cache_words(config: Path, inputs: Mapping[str, Sequence[int | str | No
 
 
 def _optimum_heads(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int, int] | None:
-    """Return number and size of the heads in the empty cache of optimum; ``None`` if the config lacks them."""
+    """Return number and size of the heads in the empty cache of optimum; ``None`` if missing in the config."""
     model_type = record.get("model_type")
     section = next((record[name] for name in _SECTIONS if isinstance(record.get(name), dict)), record)
     width, heads = (_first_number(section, keys) for keys in (_WIDTHS, _HEADS))
@@ -108,6 +108,7 @@ def _optimum_heads(record: Mapping[str, Any], *, is_encoded: bool) -> tuple[int,
 
 
 def _first_number(record: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    """Return the first integer among some entries of a config, or ``None``."""
     return next((record[key] for key in keys if isinstance(record.get(key), int)), None)
 
 
@@ -157,7 +158,7 @@ _RECURRENT = "a decoder with recurrent states, of which a graph reads one token 
 
 
 def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of model that neither optimum nor transformers.js has a class for, or ``""``.
+    """Return the kind of a model without a class in optimum and transformers.js, or ``""``.
 
     transformers.js runs ``embed_tokens`` on tokens alone and inserts the vectors of images itself; the embedding graph
     of winml has inputs for both. optimum has no class for a vision-language model.
@@ -169,7 +170,7 @@ def _unknown_to_both(config: Mapping[str, Any], task: str | None, has_cache: boo
 
 
 def _unknown_to_transformers_js(config: Mapping[str, Any], task: str | None, has_cache: bool) -> str:
-    """Return the kind of model that transformers.js has no class for, or ``""``."""
+    """Return the kind of a model without a class in transformers.js, or ``""``."""
     model_type, classes = config.get("model_type"), config.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     if unknown := _unknown_to_both(config, task, has_cache):
@@ -212,6 +213,7 @@ OPTIMUM = layout.Layout(
 
 
 def _model_name(part: str, of_several: bool, precision: str) -> str:
+    """Return the path of a part for transformers.js; raises UsageError for a precision without a suffix."""
     suffixes = {name: entry.transformers_js_suffix for name, entry in PRECISIONS.items()}
     if (suffix := suffixes.get(precision)) is None:
         supported = ", ".join(name for name, known_suffix in suffixes.items() if known_suffix is not None)
@@ -250,6 +252,7 @@ def _config_naming_data(source: Path, counts: Mapping[str, int]) -> str:
 
 
 def _describe_data(files: layout.LayoutFiles) -> dict[str, str]:
+    """Return ``config.json`` with the number of data files of each model; ``{}`` without a config."""
     config = files.sources.get(CHECKPOINT_CONFIG_NAME)
     if config is None:
         return {}
