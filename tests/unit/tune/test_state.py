@@ -153,11 +153,10 @@ def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
     running = Contestants(tmp_path)
     candidates = [Candidate(PLAIN, "plain", ""), Candidate("level", "level", "")]
     with closing(running), closing(Contestant("chain")) as process:
-        fed = {"sizes": {}, "batch_size": None, "seed": 0, "input_data": None}
-        model = tmp_path / "chain.onnx"
-        process.ask(
-            "record", path=str(model), displayed="chain", processors=None, folder=str(tmp_path), samples=1, fed=fed
-        )
+        inputs = {"sizes": {}, "batch_size": None, "seed": 0, "input_data": None}
+        model, folder = tmp_path / "chain.onnx", str(tmp_path)
+        settings = {"processors": None, "folder": folder, "samples": 1, "input_options": inputs}
+        process.ask("record", path=str(model), model_name="chain", **settings)
 
         def left_open(peak_bytes: int) -> set[str]:
             running.begin_race({item.name: peak_bytes for item in candidates})

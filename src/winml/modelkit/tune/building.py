@@ -57,7 +57,7 @@ def tuned_model(request: ModelRequest, export: WinMLExportConfig) -> TunedModel:
 
 
 def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedModel:
-    """Return a repeatable source of the candidates: the model itself, or a saved export if exports differ.
+    """Return a repeatable source of the candidates: the model itself, or an export written once if exports may differ.
 
     Args:
         model: The model to tune.
@@ -65,6 +65,7 @@ def exported_once(model: TunedModel, folder: Path, state: TuneState) -> TunedMod
         state: State of the tuning, which records the export.
 
     Raises:
+        UsageError: the model has several parts.
         WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
     """
     if model.identity.is_repeatable:
@@ -106,6 +107,7 @@ class CandidateBuilds:
             rules: Modules that stay in float, selector → precision.
 
         Raises:
+            UsageError: the model has several parts.
             WinMLError: as :func:`~winml.modelkit.builds.build.run_build`.
         """
         return self.build_in(self.place / candidate.name, candidate, rules, verify=False)
@@ -133,8 +135,8 @@ class CandidateBuilds:
         """
         path = self.folder / TUNE_EXPORT_NAME / TUNE_FIXED_NAME
         if not path.is_file():
-            plain = self.model.plan(None).onnx_path or self.build(Candidate(PLAIN, PLAIN, "")).model_path
-            pin_model(plain, path, sizes)
+            plain_model = self.model.plan(None).onnx_path or self.build(Candidate(PLAIN, PLAIN, "")).model_path
+            pin_model(plain_model, path, sizes)
         source = ModelRequest(model=str(path))
         return TunedModel(source, self.model.export, identify_plan(plan_build(WinMLBuildConfig(), source)))
 

@@ -58,8 +58,8 @@ def look_at_tuning_machine() -> TuningMachine:
     from winml.modelkit.ort.host import has_integer_dot_products, instruction_sets
     from winml.modelkit.ort.sessions import onnxruntime_version
 
-    installed = present_providers()
-    names = [name for name, item in EXECUTION_PROVIDERS.items() if item.name in installed and name != _RUN_BY_CPU]
+    present = present_providers()
+    names = [name for name, provider in EXECUTION_PROVIDERS.items() if provider.name in present and name != _RUN_BY_CPU]
     return TuningMachine(
         cores=available_cores(),
         processor=instruction_sets(),
@@ -73,7 +73,7 @@ def plan_candidates(options: TuneOptions, machine: TuningMachine) -> tuple[Candi
     """Return the forms of the file to try, the simplest first."""
     # If throughput counts, several runs at a time keep the machine busy.
     callers = 2 if options.target == "throughput" and machine.cores > 1 else 1
-    forms = [form for form in _forms(options, machine) if form.kind == PLAIN or is_requested(form.kind, options)]
+    forms = [form for form in _list_forms(options, machine) if form.kind == PLAIN or is_requested(form.kind, options)]
     if options.ep not in (None, _RUN_BY_CPU):
         forms = [replace(form, ep=options.ep, ep_options={**options.ep_options, **form.ep_options}) for form in forms]
     return tuple(replace(form, callers=callers) for form in forms)
@@ -86,8 +86,8 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
         if best.sections.get("quant"):
             level = _LEVELS[-1]
             sections = {**best.sections, "optim": {"level": level}}
-            words = f"{best.words}; optimized first, level {level}"
-            variations.append(replace(best, name=f"{best.name}+{level}", kind="level", words=words, sections=sections))
+            text = f"{best.words}; optimized first, level {level}"
+            variations.append(replace(best, name=f"{best.name}+{level}", kind="level", words=text, sections=sections))
         elif best.kind in (PLAIN, "level"):
             variations += [
                 replace(_level_candidate(level), callers=best.callers, ep=best.ep, ep_options=best.ep_options)
@@ -97,12 +97,12 @@ def plan_variations(best: Candidate, options: TuneOptions, machine: TuningMachin
         variations += [_thread_variation(best, *numbers) for numbers in _thread_numbers(options, machine)]
     if options.sizes_to_fix and is_requested("fixed", options):
         sizes = options.sizes_to_fix
-        words = f"{best.words}; sizes fixed: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
-        variations.append(replace(best, name=f"{best.name}+fixed", kind="fixed", words=words, fixed_sizes=sizes))
+        text = f"{best.words}; sizes fixed: {', '.join(f'{name} {size}' for name, size in sizes.items())}"
+        variations.append(replace(best, name=f"{best.name}+fixed", kind="fixed", words=text, fixed_sizes=sizes))
     if best.ep is None and is_requested("compile", options):
         sections = {**best.sections, "compile": {"ep": _RUN_BY_CPU}}
-        words = f"{best.words}; compiled for this processor, which loads faster"
-        variations.append(replace(best, name=f"{best.name}+compiled", kind="compile", words=words, sections=sections))
+        text = f"{best.words}; compiled for this processor, which loads faster"
+        variations.append(replace(best, name=f"{best.name}+compiled", kind="compile", words=text, sections=sections))
     return tuple(variations)
 
 
@@ -111,9 +111,9 @@ def placed_candidate(
 ) -> Candidate:
     """Return a candidate with additional modules in float."""
     quant = {**best.sections["quant"], "per_module": {**in_float, **(rules or {})}}
-    words = f"{best.words}; {', '.join(in_float)} in float, because faster"
+    text = f"{best.words}; {', '.join(in_float)} in float, because faster"
     sections = {**best.sections, "quant": quant}
-    return replace(best, name=name, kind="placement", words=words, sections=sections, part_of="")
+    return replace(best, name=name, kind="placement", words=text, sections=sections, part_of="")
 
 
 def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
@@ -121,30 +121,30 @@ def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
     return not options.only or kind in options.only
 
 
-def _forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+def _list_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     yield Candidate(PLAIN, PLAIN, "the export, not optimized")
     yield _level_candidate(_LEVELS[-1])
     if options.ep not in (None, _RUN_BY_CPU):
-        yield from _forms_for_provider(options, options.ep)
+        yield from _list_forms_for_provider(options, options.ep)
         return
     quant = {"precision": INT8, "mode": "dynamic"}
     forms = [
         Candidate("dynamic-int8", "dynamic", "int8, activation ranges computed at run time", {"quant": quant}),
         Candidate("qdq-int8", "qdq", "int8, activation ranges from calibration", {"quant": _calibrated_quant(options)}),
-        *_weight_forms(options),
+        *_list_weight_only_forms(options),
     ]
     yield from forms
     yield from map(_mixed_variant, forms)
     if options.ep is None:
-        yield from _float_forms(options, machine)
-        yield from _provider_forms(options, machine)
+        yield from _list_float_forms(options, machine)
+        yield from _list_forms_of_providers(options, machine)
 
 
 def _level_candidate(level: str) -> Candidate:
     return Candidate(level, "level", f"optimized, level {level}", {"optim": {"level": level}})
 
 
-def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
+def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
     """Yield quantized forms for the provider, 16-bit floats for devices other than the CPU, and provider options."""
     placement = placement_for(ep)
     forms = []
@@ -158,13 +158,13 @@ def _forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidate]:
     yield from map(_mixed_variant, forms)
     if ep in EXECUTION_PROVIDERS and EXECUTION_PROVIDERS[ep].devices[0] != "cpu":
         yield Candidate(FLOAT16, "float", "16-bit floats", {"quant": {"precision": FLOAT16}})
-    for name, (words, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
-        yield Candidate(name, "provider", f"the export, run {words}", {}, "", ep, ep_options)
+    for name, (text, ep_options) in _PROVIDER_OPTIONS.get(ep, {}).items():
+        yield Candidate(name, "provider", f"the export, run {text}", {}, "", ep, ep_options)
 
 
 def _mixed_variant(form: Candidate) -> Candidate:
-    words = f"{form.words}; the most sensitive modules in float"
-    return replace(form, name=f"{form.name}-part", words=words, part_of=form.name)
+    text = f"{form.words}; the most sensitive modules in float"
+    return replace(form, name=f"{form.name}-part", words=text, part_of=form.name)
 
 
 def _calibrated_quant(options: TuneOptions) -> dict[str, object]:
@@ -172,7 +172,7 @@ def _calibrated_quant(options: TuneOptions) -> dict[str, object]:
     return {"precision": INT8, "mode": "qdq", **data}
 
 
-def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
+def _list_weight_only_forms(options: TuneOptions) -> Iterator[Candidate]:
     quant: dict[str, object] = {"precision": INT8, "mode": "weight-only"}
     yield Candidate("weights-int8", "weight-only", "8-bit weights by block", {"quant": quant})
     small_blocks = {"quant": {**quant, "block_size": 16}}
@@ -181,29 +181,29 @@ def _weight_forms(options: TuneOptions) -> Iterator[Candidate]:
         yield Candidate("weights-int4", "weight-only", "4-bit weights by block", {"quant": {"precision": INT4}})
 
 
-def _float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+def _list_float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     """Yield 16-bit floats if they improve the target: on devices other than the CPU, for file size, or on request."""
     for provider in machine.providers:
         if EXECUTION_PROVIDERS[provider].devices[0] == "cpu":
             continue
-        words = f"16-bit floats, run by {provider}"
-        yield Candidate(f"{provider}-fp16", "float", words, {"quant": {"precision": FLOAT16}}, ep=provider)
+        text = f"16-bit floats, run by {provider}"
+        yield Candidate(f"{provider}-fp16", "float", text, {"quant": {"precision": FLOAT16}}, ep=provider)
     if options.target == "size" or "float" in options.only:
-        for precision in (name for name, item in PRECISIONS.items() if item.float_type):
+        for precision in (name for name, definition in PRECISIONS.items() if definition.float_type):
             yield Candidate(precision, "float", f"16-bit floats, {precision}", {"quant": {"precision": precision}})
 
 
-def _provider_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+def _list_forms_of_providers(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
     for provider in machine.providers:
         if provider == _RUN_BY_CPU:
             continue
         yield Candidate(provider, "provider", f"the export, run by {provider}", ep=provider)
-        for name, (words, ep_options) in _PROVIDER_OPTIONS.get(provider, {}).items():
+        for name, (text, ep_options) in _PROVIDER_OPTIONS.get(provider, {}).items():
             yield Candidate(
-                f"{provider}-{name}", "provider", f"the export, run by {provider} {words}", {}, "", provider, ep_options
+                f"{provider}-{name}", "provider", f"the export, run by {provider} {text}", {}, "", provider, ep_options
             )
-        name, words = f"{provider}-qdq-int8", f"int8 with calibrated ranges, run by {provider}"
-        form = Candidate(name, "provider", words, {"quant": _calibrated_quant(options)}, ep=provider)
+        name, text = f"{provider}-qdq-int8", f"int8 with calibrated ranges, run by {provider}"
+        form = Candidate(name, "provider", text, {"quant": _calibrated_quant(options)}, ep=provider)
         yield form
         yield _mixed_variant(form)
 
@@ -219,6 +219,6 @@ def _thread_numbers(options: TuneOptions, machine: TuningMachine) -> Sequence[tu
 
 def _thread_variation(best: Candidate, threads: int, callers: int) -> Candidate:
     caller_words = f", {callers} parallel runs" if callers > 1 else ""
-    words = f"{best.words}; {count_noun(threads, 'thread')}{caller_words}"
+    text = f"{best.words}; {count_noun(threads, 'thread')}{caller_words}"
     name = f"{best.name}+{threads}-threads"
-    return replace(best, name=name, kind="threads", words=words, threads=threads, callers=callers)
+    return replace(best, name=name, kind="threads", words=text, threads=threads, callers=callers)

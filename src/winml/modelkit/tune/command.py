@@ -53,9 +53,9 @@ def command(**options: Any) -> None:
             result = run_tuning(plan, request, None if options["quiet"] else show_step, progress)
     except KeyboardInterrupt:
         taken_read()  # the build of a candidate is internal; the folder of the tuning is named
-        words = f"measurements are saved in {options['output']}; the same command resumes there"
-        raise Interrupted(words) from None
-    _show(result, options)
+        message = f"measurements are saved in {options['output']}; the same command resumes there"
+        raise Interrupted(message) from None
+    _print_result(result, options)
 
 
 def _read_request(options: Mapping[str, Any]) -> TuneRequest:
@@ -70,7 +70,7 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     return TuneRequest(model=model, files=source.files_read(), **sizes, **stated_fields(TuneRequest, options))
 
 
-def _show(result: TuneResult, options: Mapping[str, Any]) -> None:
+def _print_result(result: TuneResult, options: Mapping[str, Any]) -> None:
     from winml.modelkit.file_names import TUNE_PAGE_NAME, TUNE_RESULT_NAME
     from winml.modelkit.tune.table import tuning_document
 

@@ -2,11 +2,11 @@
 
 1. The plain file is exported, and the random values of all runs are drawn.
 2. Every form is built and evaluated, and a short race estimates its speed, also for forms outside the quality limit.
-3. For a form outside the limit that is faster than all forms within it, the modules that must stay in float are
-searched. 4. Forms within the limit race. Slower forms are dropped; among indistinguishable forms, the simplest wins.
-5. If the winner is quantized for a named provider, groups of modules are put back into float, and race with it. 6.
-Variations of the winner race with it: levels, numbers of threads, a compiled file. 7. The winner is built again in
-its own folder, from stored stage results.
+3. For a form outside the limit, but faster than all forms within the limit, the modules to keep in float are searched.
+4. Forms within the limit race. Slower forms are dropped; among indistinguishable forms, the simplest wins. 5. If the
+winner is quantized for a named provider, groups of modules are put back into float, and race with it. 6. Variations of
+the winner race with it: levels, numbers of threads, a compiled file. 7. The winner is built again in its own folder,
+from stored stage results.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A numeric segment of a module path."""
 
 
-def _budget_failure() -> Failure:
+def _time_limit_failure() -> Failure:
     return Failure("not tried", f"time limit reached ({opt.budget})")
 
 
@@ -72,7 +72,7 @@ def _budget_failure() -> Failure:
 class Contest:
     """One tuning, in a locked folder."""
 
-    shown: str
+    model_name: str
     """The model as written by the user."""
     source: TunedModel
     options: TuneOptions
@@ -93,10 +93,14 @@ class Contest:
         self._builds = CandidateBuilds(self.source, self.folder)
         self._running = Contestants(self._builds.place)
         processors = processor_folder(self.source.plan(None).onnx_path or self.source.request)
-        self._limits = QualityLimits(self.options, self._builds.place, self.shown, self._running, processors)
+        self._limits = QualityLimits(self.options, self._builds.place, self.model_name, self._running, processors)
 
     def run(self) -> TuneResult:
-        """Run the remaining steps of the tuning, and build the winner."""
+        """Run the remaining steps of the tuning, and build the winner.
+
+        Raises:
+            WinMLError: the plain file cannot be built or measured, or its outputs are wrong.
+        """
         while True:
             with contextlib.closing(self._running):
                 choice = self._run_steps()
@@ -115,8 +119,8 @@ class Contest:
             return Answer(
                 options=self.options,
                 machine=self.machine,
-                shown=self.shown,
-                candidates=self._candidates,
+                model_name=self.model_name,
+                candidates=self._all_candidates,
                 state=self.state,
                 limits=self._limits,
                 skipped=self._skipped,
@@ -124,6 +128,7 @@ class Contest:
             ).result(choice, built, self.clock.timings())
 
     def _run_steps(self) -> Choice:
+        """Measure and race all candidates, step by step; return the winner, which is not built yet."""
         first_rungs = _SIMULATED_RUNG if self.options.is_simulated else FIRST_RUNG
         with self.clock.step("plain file") as step:
             self._measure_plain()
@@ -131,18 +136,18 @@ class Contest:
         with self.clock.step("forms") as step:
             forms = [
                 self.plan[0],
-                *(item for item in self.plan[1:] if not item.part_of and self._measure_form(item)),
+                *(candidate for candidate in self.plan[1:] if not candidate.part_of and self._measure_form(candidate)),
             ]
             self._run_race(FORMATS, forms, first_rungs)
-            for item in forms:
-                if not self._meets_limits(item):
-                    self._running.drop(item.name)
+            for candidate in forms:
+                if not self._meets_limits(candidate):
+                    self._running.drop(candidate.name)
             step.summary = f"{len(forms)} measured, {sum(map(self._meets_limits, forms))} within the quality limit"
         with self.clock.step("modules in float") as step:
-            parts = [item for item in self.plan if item.part_of and self._measure_mixed(item)]
+            parts = [candidate for candidate in self.plan if candidate.part_of and self._measure_mixed_form(candidate)]
             step.summary = f"{len(parts)} mixed variants"
         with self.clock.step("race") as step:
-            acceptable = [item for item in self.plan if self.state.facts(item.name) and self._meets_limits(item)]
+            acceptable = [candidate for candidate in self.plan if self._meets_limits(candidate)]
             # If size decides, times are not needed: a few turns suffice for the table.
             rungs = first_rungs if self.options.decides_by_size else None
             race = self._run_race(_RIGHT, acceptable, rungs, begun=FORMATS)
@@ -152,13 +157,13 @@ class Contest:
             race, best, step.summary = self._race_placements(race, best)
         with self.clock.step("variations") as step:
             race, choice = self._race_variations(race, best)
-            tried = sum(self.state.facts(item.name) is not None for item in self.variations)
+            tried = sum(self.state.facts(candidate.name) is not None for candidate in self.variations)
             verdict = f", {choice.winner} wins" if tried or not self.variations else ""
             step.summary = f"{tried} of {len(self.variations)} of {best.name} tried{verdict}"
         return choice
 
     @property
-    def _candidates(self) -> tuple[Candidate, ...]:
+    def _all_candidates(self) -> tuple[Candidate, ...]:
         return (*self.plan, *self.placements, *self.variations)
 
     @property
@@ -168,27 +173,28 @@ class Contest:
         return facts
 
     def _find_candidate(self, name: str) -> Candidate:
-        return next(candidate for candidate in self._candidates if candidate.name == name)
+        return next(candidate for candidate in self._all_candidates if candidate.name == name)
 
     def _is_time_up(self) -> bool:
         minutes = self.options.budget_minutes
         return minutes is not None and time.monotonic() - self._started > 60 * minutes
 
     def _meets_limits(self, candidate: Candidate) -> bool:
+        """Return True if a candidate was measured within the quality limits; the plain file always meets them."""
         facts = self.state.facts(candidate.name)
         return candidate.name == PLAIN or (facts is not None and not self._limits.reason_wrong(facts))
 
     def _measure_plain(self) -> None:
         """Build the plain file, draw the values, and measure the file; any error ends the tuning."""
-        plain = self.plan[0]
+        plain_candidate = self.plan[0]
         if self.state.values is not None and self.state.facts(PLAIN) is not None:
             return
-        model = self._builds.build(plain).model_path
+        model = self._builds.build(plain_candidate).model_path
         fields = self._limits.record_values(model)
         samples = QualitySamples(**fields.pop("samples"))
-        facts, run_ms = self._limits.measure(plain, model, samples)
+        facts, run_ms = self._limits.measure(plain_candidate, model, samples)
         self.state.keep_values(SharedValues(**fields, samples=samples, run_ms=run_ms, block=block_size(run_ms)))
-        self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain, model, None))
+        self.state.keep_facts(PLAIN, self._limits.with_scores(facts, plain_candidate, model, None))
 
     def _redraw_values(self) -> None:
         """Draw the same values again if their files were removed with the candidates of a completed tuning."""
@@ -200,21 +206,21 @@ class Contest:
         assert self.state.values is not None  # values are drawn with the plain file
         return self.state.values
 
-    def _measure(self, candidate: Candidate) -> bool:
+    def _measure_candidate(self, candidate: Candidate) -> bool:
         """Build and measure a candidate, unless done already; return True if the candidate runs."""
         if self.state.facts(candidate.name) is not None:
             return self.state.failure(candidate.name) is None
         if self.state.failure(candidate.name) is not None:
             return False
         if self._is_time_up():
-            self._skipped[candidate.name] = _budget_failure()
+            self._skipped[candidate.name] = _time_limit_failure()
             return False
         self._redraw_values()
         try:
             model = self._builds.build(candidate, self._float_rules(candidate)).model_path
-            same = self.state.facts(candidate.name.partition("+")[0]) if candidate.kind == "threads" else None
-            if same is not None:
-                facts = self._limits.measure_same(candidate, model, same)
+            base_facts = self.state.facts(candidate.name.partition("+")[0]) if candidate.kind == "threads" else None
+            if base_facts is not None:
+                facts = self._limits.measure_same(candidate, model, base_facts)
             else:
                 facts, _ = self._limits.measure(candidate, model, self._shared_values.samples)
                 facts = self._limits.with_scores(facts, candidate, model, self._plain_facts)
@@ -229,15 +235,19 @@ class Contest:
         self.state.keep_facts(candidate.name, facts)
         return True
 
+    def _is_acceptable(self, candidate: Candidate) -> bool:
+        """Measure a candidate, unless done already; return True if the candidate runs within the quality limits."""
+        return self._measure_candidate(candidate) and self._meets_limits(candidate)
+
     def _measure_form(self, candidate: Candidate) -> bool:
         """Build a form, unless its alternative is within the quality limit."""
         alternative = INSTEAD_OF.get(candidate.name)
         if alternative is not None and self._meets_limits(self._find_candidate(alternative)):
             self._skipped[candidate.name] = Failure("not needed", f"{alternative} is within the quality limit")
             return False
-        return self._measure(candidate)
+        return self._measure_candidate(candidate)
 
-    def _measure_mixed(self, candidate: Candidate) -> bool:
+    def _measure_mixed_form(self, candidate: Candidate) -> bool:
         """Build a form with some modules in float, if the whole form is fast enough but outside the quality limit."""
         if (form_failure := self._skipped.get(candidate.part_of)) is not None:
             self._skipped[candidate.name] = form_failure
@@ -248,9 +258,9 @@ class Contest:
             return False
         is_known = self.state.rules(candidate.name) is not None or self.state.failure(candidate.name) is not None
         if not is_known and (self._is_time_up() or not variants.find_rules(candidate, self._built_model(self.plan[0]))):
-            self._skipped[candidate.name] = _budget_failure()
+            self._skipped[candidate.name] = _time_limit_failure()
             return False
-        return self.state.failure(candidate.name) is None and self._measure(candidate)
+        return self.state.failure(candidate.name) is None and self._measure_candidate(candidate)
 
     def _float_rules(self, candidate: Candidate) -> Mapping[str, str] | None:
         """Return the modules in float of a mixed form, and of its variations."""
@@ -265,6 +275,7 @@ class Contest:
     def _run_race(
         self, name: str, candidates: Sequence[Candidate], rungs: Sequence[int] | None = None, begun: str = ""
     ) -> Race:
+        """Run or resume a race of candidates without a failure; turns of the race named ``begun`` are reused."""
         runnable = [candidate for candidate in candidates if self.state.failure(candidate.name) is None]
         size = self._shared_values.block
         race = Race(name, runnable, self.state, size, self._is_time_up, self.progress, rungs or RUNGS, begun)
@@ -285,17 +296,15 @@ class Contest:
         rules = self._float_rules(best)
         groups = _group_candidates(best, rules, self._built_model(best))
         self.placements = tuple(groups.values())
-        placements = {
-            selector: item for selector, item in groups.items() if self._measure(item) and self._meets_limits(item)
-        }
+        placements = {selector: candidate for selector, candidate in groups.items() if self._is_acceptable(candidate)}
         if not placements:
             return race, best, f"{len(groups)} groups of modules, none measured"
-        plain = [] if best.name == PLAIN else [self.plan[0]]
-        times = self._run_race(_PLACEMENT, [*plain, best, *placements.values()]).times_of_runs
+        references = [] if best.name == PLAIN else [self.plan[0]]
+        times = self._run_race(_PLACEMENT, [*references, best, *placements.values()]).times_of_runs
         faster = [
             selector
-            for selector, item in placements.items()
-            if times.get(item.name) and ratio_between(times, item.name, best.name).verdict == "faster"
+            for selector, candidate in placements.items()
+            if times.get(candidate.name) and ratio_between(times, candidate.name, best.name).verdict == "faster"
         ]
         if not faster:
             return race, best, f"{len(placements)} groups of modules measured, none faster in float"
@@ -303,23 +312,23 @@ class Contest:
         if len(faster) > 1:
             placement = placed_candidate(best, rules, dict.fromkeys(faster, FLOAT32), f"{best.name}~placed")
             self.placements = (*self.placements, placement)
-            if not self._measure(placement) or not self._meets_limits(placement):
+            if not self._is_acceptable(placement):
                 placement = placements[faster[0]]
-        final = self._run_race(_PLACED, [*plain, best, placement])
-        winner = self._find_candidate(self._choose_winner(final, lost=plain).winner)
+        final = self._run_race(_PLACED, [*references, best, placement])
+        winner = self._find_candidate(self._choose_winner(final, lost=references).winner)
         return final, winner, f"{', '.join(faster)} faster in float; {winner.name} wins"
 
     def _race_variations(self, race: Race, best: Candidate) -> tuple[Race, Choice]:
-        """Race the winner with its variations, and return the deciding race and its choice."""
+        """Race the winner with its variations; return the deciding race and choice."""
         if not self.options.decides_by_size:
             self.variations = plan_variations(best, self.options, self.machine)
-        variations = [item for item in self.variations if self._measure(item) and self._meets_limits(item)]
+        variations = [candidate for candidate in self.variations if self._is_acceptable(candidate)]
         if not variations:
             return race, self._choose_winner(race)
         # The plain file runs as the reference. It lost an earlier race, so it does not compete.
-        plain = [] if best.name == PLAIN else [self.plan[0]]
-        race = self._run_race(_VARIATIONS, [*plain, best, *variations])
-        return race, self._choose_winner(race, lost=plain)
+        references = [] if best.name == PLAIN else [self.plan[0]]
+        race = self._run_race(_VARIATIONS, [*references, best, *variations])
+        return race, self._choose_winner(race, lost=references)
 
     def _choose_winner(self, race: Race, lost: Sequence[Candidate] = ()) -> Choice:
         """Choose the winner of a race by the target.
@@ -328,10 +337,10 @@ class Contest:
             race: The completed race.
             lost: Losers of an earlier race, which win only if no other candidate remains.
         """
-        names = [item.name for item in race.standing if item not in lost] or [item.name for item in lost]
+        names = [variant.name for variant in race.standing if variant not in lost] or [variant.name for variant in lost]
         if self.options.decides_by_size:
-            names = [item.name for item in race.candidates]
-            sizes = {item.name: facts.size_bytes for item in race.candidates if (facts := self.state.facts(item.name))}
+            names = [variant.name for variant in race.candidates]
+            sizes = {name: facts.size_bytes for name in names if (facts := self.state.facts(name))}
             smallest = min(sizes, key=lambda name: sizes[name])
             return Choice(next(name for name in names if sizes[name] <= _SAME_SIZE * sizes[smallest]), smallest, None)
         return choose(race.times_of_runs, names)
@@ -371,10 +380,11 @@ def _group_candidates(best: Candidate, rules: Mapping[str, str] | None, model: P
     if len(selectors) < 2:
         return {}
     return {
-        selector: placed_candidate(best, rules, {selector: FLOAT32}, f"{best.name}~{number}-{_slug(selector)}")
+        selector: placed_candidate(best, rules, {selector: FLOAT32}, f"{best.name}~{number}-{_make_slug(selector)}")
         for number, selector in enumerate(selectors, start=1)
     }
 
 
-def _slug(selector: str) -> str:
+def _make_slug(selector: str) -> str:
+    """Return a module selector as a part of a file name."""
     return re.sub(r"[^\w.]+", "_", selector)[-40:].strip("._")

@@ -30,7 +30,7 @@ class Contestant:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
         self._process = AnsweringProcess("winml.modelkit.tune.worker", errors=self._log)
 
-    def ask(self, what: str, **arguments: object) -> dict[str, Any]:
+    def ask(self, method: str, **arguments: object) -> dict[str, Any]:
         """Send a request and return the response of the process.
 
         Raises:
@@ -38,7 +38,7 @@ class Contestant:
             WriteError: the process cannot write a file.
         """
         try:
-            output: dict[str, Any] = self._process.ask({"do": what, **arguments}, seconds=_LONGEST_S)
+            output: dict[str, Any] = self._process.ask({"do": method, **arguments}, seconds=_LONGEST_S)
         except TimeoutError as error:
             raise MeasureError(f"{self._name}: did not respond within {error}") from None
         except ProcessEndedError as error:
@@ -105,7 +105,7 @@ class Contestants:
         return {**costs, **fidelity}
 
     def begin_race(self, peak_bytes: Mapping[str, int]) -> None:
-        """Decide whether all processes of a race stay open, or none.
+        """End processes outside of a race, and decide whether all processes of the race stay open, or none.
 
         Args:
             peak_bytes: Name → peak memory of the candidate.

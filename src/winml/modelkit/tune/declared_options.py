@@ -27,12 +27,12 @@ def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
     from winml.modelkit.options import nearest
 
     kinds: dict[CandidateKind, None] = {}
-    for word in (part.strip() for text in texts for part in text.split(",")):
-        kind = next((kind for kind in KINDS if kind == word), None)
+    for kind_name in (part.strip() for text in texts for part in text.split(",")):
+        kind = next((kind for kind in KINDS if kind == kind_name), None)
         if kind is None:
-            guess = nearest(word, KINDS)
+            guess = nearest(kind_name, KINDS)
             raise UsageError(
-                f"{opt.only} {word!r}: no such kind of candidate",
+                f"{opt.only} {kind_name!r}: no such kind of candidate",
                 hint=f"{f'Did you mean {guess}? ' if guess else ''}Kinds: {', '.join(KINDS)}.",
             )
         kinds[kind] = None

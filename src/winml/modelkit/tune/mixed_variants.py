@@ -35,30 +35,30 @@ class MixedVariants:
     plan: tuple[Candidate, ...]
     state: TuneState
     limits: QualityLimits
-    place: Path
+    folder: Path
     """Folder of measurements during a search."""
     is_over: Callable[[], bool]
     """Returns True after the time limit: a search then ends before its next measurement."""
 
     def reason_against(self, candidate: Candidate) -> Failure | None:
         """Return the reason not to search a form, or None."""
-        form = next((item for item in self.plan if item.name == candidate.part_of), None)
-        facts = None if form is None else self.state.facts(form.name)
-        if form is None or self.state.failure(form.name) is not None:
+        whole = next((variant for variant in self.plan if variant.name == candidate.part_of), None)
+        facts = None if whole is None else self.state.facts(whole.name)
+        if whole is None or self.state.failure(whole.name) is not None:
             return Failure("not needed", f"{candidate.part_of} failed")
         assert facts is not None  # parts of a skipped candidate are skipped
         if not self.limits.reason_wrong(facts):
-            return Failure("not needed", f"{form.name} is within the quality limit")
-        if not self._beats_acceptable(form, facts):
-            return Failure("not needed", f"{form.name} is not better than the candidates within the quality limit")
+            return Failure("not needed", f"{whole.name} is within the quality limit")
+        if not self._is_better_than_acceptable(whole, facts):
+            return Failure("not needed", f"{whole.name} is not better than the candidates within the quality limit")
         return None
 
-    def find_rules(self, candidate: Candidate, plain: Path) -> bool:
+    def find_rules(self, candidate: Candidate, plain_model: Path) -> bool:
         """Search the modules that stay in float; intermediate measurements survive an interruption.
 
         Args:
             candidate: The form.
-            plain: The plain file.
+            plain_model: The plain file.
 
         Returns:
             True if the search was completed before the time limit.
@@ -68,7 +68,7 @@ class MixedVariants:
         facts, values = self.state.facts(PLAIN), self.state.values
         assert facts is not None  # the plain file is measured first
         assert values is not None  # values are drawn with the plain file
-        measurements = measured_path(self.place / candidate.name)
+        measurements = measured_path(self.folder / candidate.name)
 
         def end_in_time() -> None:
             if self.is_over():
@@ -76,7 +76,7 @@ class MixedVariants:
 
         try:
             sensitivity = self.limits.find_rules(
-                candidate, plain, measurements, end_in_time, plain_facts=facts, is_as_drawn=values.is_as_drawn
+                candidate, plain_model, measurements, end_in_time, plain_facts=facts, is_as_drawn=values.is_as_drawn
             )
         except (InternalError, WriteError):
             raise
@@ -93,26 +93,26 @@ class MixedVariants:
             self.state.keep_failure(candidate.name, Failure("wrong", self.limits.unmet_words(exclude_list)))
         return True
 
-    def _beats_acceptable(self, form: Candidate, facts: CandidateFacts) -> bool:
+    def _is_better_than_acceptable(self, candidate: Candidate, facts: CandidateFacts) -> bool:
         """Return True if a form outside the quality limit is better by the target than every form within the limit."""
-        pairs = [(item, other_facts) for item in self.plan if (other_facts := self.state.facts(item.name)) is not None]
-        acceptable = [(item, other_facts) for item, other_facts in pairs if not self.limits.reason_wrong(other_facts)]
+        pairs = [(rival, measures) for rival in self.plan if (measures := self.state.facts(rival.name)) is not None]
+        acceptable = [(rival, measures) for rival, measures in pairs if not self.limits.reason_wrong(measures)]
         if self.limits.options.target == "size":
-            return all(facts.size_bytes < other_facts.size_bytes for _, other_facts in acceptable)
+            return all(facts.size_bytes < measures.size_bytes for _, measures in acceptable)
         times = times_of_runs(self.state.turns(FORMATS), self.plan)
-        names = [item.name for item, _ in acceptable if times.get(item.name)]
-        if not names or not times.get(form.name):
+        names = [rival.name for rival, _ in acceptable if times.get(rival.name)]
+        if not names or not times.get(candidate.name):
             return False
-        ratio = ratio_between(times, form.name, fastest(times, names))
+        ratio = ratio_between(times, candidate.name, fastest(times, names))
         # On a busy machine the interval is wide or unreliable, and a form that may be faster is worth the search.
         return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
 
     def _copy_equal_search(self, candidate: Candidate) -> bool:
         """Copy the outcome of a search for the same quantization on another provider; False if there is none."""
-        for other in self.plan:
-            if not other.part_of or other is candidate or other.sections != candidate.sections:
+        for variant in self.plan:
+            if not variant.part_of or variant is candidate or variant.sections != candidate.sections:
                 continue
-            rules, failure = self.state.rules(other.name), self.state.failure(other.name)
+            rules, failure = self.state.rules(variant.name), self.state.failure(variant.name)
             if rules is not None:
                 self.state.keep_rules(candidate.name, rules)
                 return True

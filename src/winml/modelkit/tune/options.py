@@ -41,7 +41,7 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
 
     @pydantic.field_validator("ep")
     @classmethod
-    def _as_short_name(cls, name: str | None) -> str | None:
+    def _shorten_provider_name(cls, name: str | None) -> str | None:
         """Return the short name; raises UsageError for an unknown provider."""
         return None if name is None else short_name(find_execution_provider(name).name)
 
@@ -118,9 +118,9 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
             )
         if self.ep is not None:
             choose_provider(self.ep, None, self.ep_options)
-        self._refuse_missing_files()
+        self._refuse_missing_data()
 
-    def _refuse_missing_files(self) -> None:
+    def _refuse_missing_data(self) -> None:
         refuse_missing_values(self.input_data)
         if self.calibration_data is not None:
             from winml.modelkit.quantize.calibration.calibration_files import calibration_kind

@@ -38,34 +38,34 @@ class QualityLimits:
     options: TuneOptions
     folder: Path
     """Folder of the values."""
-    shown: str
+    model_name: str
     """The model as written by the user."""
     contestants: Contestants
     processors: Path | None
     """Folder of the processors that convert samples to arrays; None: no processors."""
 
-    def record_values(self, plain: Path) -> dict[str, Any]:
+    def record_values(self, plain_model: Path) -> dict[str, Any]:
         """Draw the values for all candidates, and store the outputs of the plain file.
 
         Raises:
             MeasureError: the plain file does not run on the values, or its outputs cannot reveal a wrong candidate.
         """
         options = self.options
-        input_fields = {
+        input_options = {
             "sizes": dict(options.sizes),
             "batch_size": options.batch_size,
             "seed": options.seed,
             "input_data": None if options.input_data is None else str(options.input_data.absolute()),
         }
-        with closing(Contestant(self.shown)) as process:
+        with closing(Contestant(self.model_name)) as process:
             return process.ask(
                 "record",
-                path=str(plain),
-                displayed=self.shown,
+                path=str(plain_model),
+                model_name=self.model_name,
                 processors=None if self.processors is None else str(self.processors),
                 folder=str(self.folder),
                 samples=options.draws,
-                fed=input_fields,
+                input_options=input_options,
             )
 
     def measure(self, candidate: Candidate, model: Path, samples: QualitySamples) -> tuple[CandidateFacts, float]:
@@ -79,7 +79,7 @@ class QualityLimits:
         size = sum(file.stat().st_size for file in (model, *external_files(model)))
         return CandidateFacts(size_bytes=size, **measurements), run_ms
 
-    def measure_same(self, candidate: Candidate, model: Path, same: CandidateFacts) -> CandidateFacts:
+    def measure_same(self, candidate: Candidate, model: Path, evaluated: CandidateFacts) -> CandidateFacts:
         """Measure a candidate with other run settings of an evaluated file; quality is copied.
 
         Raises:
@@ -87,10 +87,10 @@ class QualityLimits:
         """
         measurements = self.contestants.measure(candidate, model, None)
         del measurements["run_ms"]
-        return replace(same, **measurements)
+        return replace(evaluated, **measurements)
 
     def with_scores(
-        self, facts: CandidateFacts, candidate: Candidate, model: Path, plain: CandidateFacts | None
+        self, facts: CandidateFacts, candidate: Candidate, model: Path, plain_facts: CandidateFacts | None
     ) -> CandidateFacts:
         """Add the metrics on the dataset to the measurements, if a dataset is specified.
 
@@ -98,7 +98,7 @@ class QualityLimits:
             facts: Earlier measurements of the candidate.
             candidate: The candidate.
             model: Its file.
-            plain: Measurements of the plain file; None if the candidate is the plain file.
+            plain_facts: Measurements of the plain file; None if the candidate is the plain file.
 
         Raises:
             WinMLError: as :func:`~winml.modelkit.evaluate_model`.
@@ -112,7 +112,7 @@ class QualityLimits:
         )
         scores = {metric.name: metric.value for metric in evaluation.metrics}
         is_higher_better = {metric.name: metric.is_higher_better for metric in evaluation.metrics}
-        plain_scores = scores if plain is None else plain.scores
+        plain_scores = scores if plain_facts is None else plain_facts.scores
         drops = {
             name: plain_scores[name] - value if is_higher_better[name] else value - plain_scores[name]
             for name, value in scores.items()
@@ -140,7 +140,7 @@ class QualityLimits:
     def find_rules(
         self,
         candidate: Candidate,
-        plain: Path,
+        model: Path,
         measured: Path,
         before_each: Callable[[], None],
         *,
@@ -151,7 +151,7 @@ class QualityLimits:
 
         Args:
             candidate: The candidate.
-            plain: The plain file.
+            model: The plain file.
             measured: File of the measurements.
             before_each: Called before each measurement; an exception ends the search.
             plain_facts: Measurements of the plain file.
@@ -174,28 +174,28 @@ class QualityLimits:
             overwrite=True,
         )
         if minimum is not None:
-            return quantization_sensitivity(plain, options=options, sensitivity=sensitivity, before_each=before_each)
+            return quantization_sensitivity(model, options=options, sensitivity=sensitivity, before_each=before_each)
         evaluation = self.options.evaluation
         assert evaluation is not None  # a maximum drop requires a dataset
         with variant_evaluator(
-            plain, evaluation.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)
+            model, evaluation.model_copy(update={"max_drop": {}}), self._metric_target(plain_facts)
         ) as evaluator:
             return quantization_sensitivity(
-                plain, options=options, sensitivity=sensitivity, evaluator=evaluator, before_each=before_each
+                model, options=options, sensitivity=sensitivity, evaluator=evaluator, before_each=before_each
             )
 
-    def _metric_target(self, plain: CandidateFacts) -> tuple[str, float]:
+    def _metric_target(self, plain_facts: CandidateFacts) -> tuple[str, float]:
         """Return the first limited metric, and its required value."""
         metric, limit = next(iter(self.options.max_drop.items()))
-        value = plain.scores[metric]
+        value = plain_facts.scores[metric]
         max_drop = drop_at(limit, value)
-        return metric, value - max_drop if plain.is_higher_better[metric] else value + max_drop
+        return metric, value - max_drop if plain_facts.is_higher_better[metric] else value + max_drop
 
-    def unmet_words(self, listed: ExcludeList) -> str:
+    def unmet_words(self, exclude_list: ExcludeList) -> str:
         """Describe the best result if no list of modules reaches the target."""
-        form, minimum = listed.form, self.options.least_sqnr_db
-        target = listed.target.words if minimum is None else f"{minimum:g} dB"
-        if form.worst is None:
+        variant, minimum = exclude_list.form, self.options.least_sqnr_db
+        target = exclude_list.target.words if minimum is None else f"{minimum:g} dB"
+        if variant.worst is None:
             return f"no choice of float modules reaches {target}"
-        best = f"{form.worst.lower_db:.1f} dB (lower bound) with {len(listed.excluded)} modules in float"
+        best = f"{variant.worst.lower_db:.1f} dB (lower bound) with {len(exclude_list.excluded)} modules in float"
         return f"no choice of float modules reaches {target}: {best}"

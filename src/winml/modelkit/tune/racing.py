@@ -70,7 +70,7 @@ class Race:
     @property
     def standing(self) -> list[Candidate]:
         """Remaining candidates, in the order of preference."""
-        return [item for item in self.candidates if item.name not in self.dropped and item.name in self.times]
+        return [racer for racer in self.candidates if racer.name not in self.dropped and racer.name in self.times]
 
     def run(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:
         """Run the remaining turns of the race.
@@ -127,8 +127,8 @@ class Race:
         for name in self.dropped:
             running.drop(name)
         turn, standing, times = self._count_turns(), self.standing, self.times
-        first = turn % len(standing)
-        for candidate in (*standing[first:], *standing[:first]):
+        start = turn % len(standing)
+        for candidate in (*standing[start:], *standing[:start]):
             try:
                 times[candidate.name].append(percentile(running.block(candidate, model_of, self.size), 50))
             except MeasureError as error:  # noqa: PERF203 - one of a few blocks
@@ -137,7 +137,7 @@ class Race:
                 running.drop(candidate.name)
                 del times[candidate.name]
                 self.state.keep_failure(candidate.name, Failure("failed", error.message))
-                self.candidates = [other for other in self.candidates if other.name != candidate.name]
+                self.candidates = [rival for rival in self.candidates if rival.name != candidate.name]
         self.state.keep_turns(self.name, times)
         if self.progress is not None:
             self.progress(turn + 1, (turn + 1) / self.rungs[-1])

@@ -197,7 +197,7 @@ class TuneResult(Record, schema_version=SCHEMA_VERSION):
 
     def candidate(self, name: str) -> TunedCandidate:
         """Return the candidate with this name."""
-        return next(item for item in self.candidates if item.candidate.name == name)
+        return next(tuned for tuned in self.candidates if tuned.candidate.name == name)
 
     @property
     def won(self) -> TunedCandidate:
@@ -207,7 +207,7 @@ class TuneResult(Record, schema_version=SCHEMA_VERSION):
     @recorded(entry(before="resumed"))
     def plan(self) -> tuple[Candidate, ...]:
         """Return the candidates in the order of the plan."""
-        return tuple(item.candidate for item in self.candidates)
+        return tuple(tuned.candidate for tuned in self.candidates)
 
 
 def on_front(rows: Sequence[tuple[float, float, float]]) -> list[bool]:
@@ -221,6 +221,6 @@ def on_front(rows: Sequence[tuple[float, float, float]]) -> list[bool]:
     """
 
     def is_beaten(row: tuple[float, float, float]) -> bool:
-        return any(other != row and other[0] <= row[0] and other[1] <= row[1] and other[2] >= row[2] for other in rows)
+        return any(rival != row and rival[0] <= row[0] and rival[1] <= row[1] and rival[2] >= row[2] for rival in rows)
 
     return [not is_beaten(row) for row in rows]

@@ -220,9 +220,9 @@ def _read_state(file: ResumableResults, *, overwrite: bool) -> _Content | OtherR
 
     earlier = file.read(parse)
     if isinstance(earlier, OtherRequest) and not overwrite:
-        words = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
+        difference = f"{', '.join(earlier.changed)} changed" if earlier.changed else "it cannot be read"
         raise UsageError(
-            f"{file.path} belongs to a different tuning: {words}",
+            f"{file.path} belongs to a different tuning: {difference}",
             hint=f"Repeat its options to resume, choose a different folder, or restart with {opt.overwrite}.",
         )
     return earlier

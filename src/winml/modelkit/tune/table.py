@@ -23,9 +23,9 @@ def tuning_document(result: TuneResult) -> doc.Document:
     candidates = _table_order(result)
     return doc.Document(
         [
-            doc.Fields(list(_fields(result))),
+            doc.Fields(list(_list_fields(result))),
             doc.Dots(
-                [_dot(item) for item in candidates if item.latency is not None and item.facts is not None],
+                [_chart_dot(tuned) for tuned in candidates if tuned.latency is not None and tuned.facts is not None],
                 heading="Latency and quality of each candidate; a larger mark is a larger file",
                 value_title="latency, plain file = 1",
                 bar_title="SQNR in dB",
@@ -46,7 +46,7 @@ def tuning_document(result: TuneResult) -> doc.Document:
                     "outcome",
                     doc.Column("what it is", detail=doc.Detail.PAGE),
                 ),
-                [_row(item, metrics) for item in candidates],
+                [_table_row(tuned, metrics) for tuned in candidates],
                 name="candidates",
                 heading="Candidates",
                 is_searched=True,
@@ -56,16 +56,16 @@ def tuning_document(result: TuneResult) -> doc.Document:
         subject="fastest variant within the quality limit",
         introduction="Every candidate was made from one export, run in a separate process, and timed in turns with the "
         "others. SQNR is the signal-to-quantization-noise ratio of the worst output, compared with the plain file.",
-        figures=list(_figures(result)),
+        figures=list(_list_figures(result)),
         links=[doc.Linked("– the results as JSON", TUNE_RESULT_NAME, TUNE_RESULT_NAME)],
     )
 
 
-def _figures(result: TuneResult) -> Iterator[doc.Figure]:
+def _list_figures(result: TuneResult) -> Iterator[doc.Figure]:
     winner, tuned = result.winner, result.won
     yield doc.Figure("winner", winner.name, tuned.candidate.words)
     if tuned.latency is not None:
-        ends = _interval(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
+        ends = _interval_text(tuned.latency.p50_ms, tuned.latency.low_ms, tuned.latency.high_ms).partition(" ")[2]
         interval = f"median, 95 % interval {ends}" if ends else "median"
         yield doc.Figure("latency", f"{tuned.latency.p50_ms:.2f} ms", interval)
     if winner.ratio_to_plain is not None:
@@ -73,19 +73,19 @@ def _figures(result: TuneResult) -> Iterator[doc.Figure]:
         meaning = f"{ratio:.2f} of the latency of the plain file"
         yield doc.Figure("speedup", f"{1 / ratio:.2f} ×" if ratio > 0 else "–", meaning)
     if winner.size_bytes is not None:
-        plain = next((item.facts for item in result.candidates if item.candidate.kind == "plain"), None)
-        plain_words = f"; the plain file: {size_words(plain.size_bytes)}" if plain is not None else ""
+        plain_facts = next((tuned.facts for tuned in result.candidates if tuned.candidate.kind == "plain"), None)
+        plain_words = f"; the plain file: {size_words(plain_facts.size_bytes)}" if plain_facts is not None else ""
         yield doc.Figure("size", size_words(winner.size_bytes), f"model and data{plain_words}")
     if winner.sqnr_db is not None:
-        words, minimum = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
+        decibels, minimum = decibel_words(winner.sqnr_db), result.limits["min_sqnr_db"]
         meaning = f"of the worst output; {'no limit' if minimum is None else f'the minimum is {minimum:g} dB'}"
-        yield doc.Figure("SQNR", words if words == "equal" else f"{words} dB", meaning)
-    statuses = Counter(item.status for item in result.candidates)
+        yield doc.Figure("SQNR", decibels if decibels == "equal" else f"{decibels} dB", meaning)
+    statuses = Counter(tuned.status for tuned in result.candidates)
     status_words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     yield doc.Figure("candidates", str(len(result.candidates)), status_words)
 
 
-def _fields(result: TuneResult) -> Iterator[doc.Field]:
+def _list_fields(result: TuneResult) -> Iterator[doc.Field]:
     winner = result.winner
     yield "winner", f"{winner.name}: {result.won.candidate.words}"
     yield "why", winner.words
@@ -104,11 +104,11 @@ def _fields(result: TuneResult) -> Iterator[doc.Field]:
 
 def _limit_words(result: TuneResult) -> str:
     minimum, drops = result.limits["min_sqnr_db"], result.limits["max_drop"]
-    words = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
-    words += [
+    limits = [] if minimum is None else [f"an SQNR of at least {minimum:g} dB relative to the plain file"]
+    limits += [
         f"{name} drops by at most {drop_words(drop)} on {result.limits['dataset']}" for name, drop in drops.items()
     ]
-    return " and ".join(words)
+    return " and ".join(limits)
 
 
 def _machine_words(result: TuneResult) -> str:
@@ -125,20 +125,20 @@ def _table_order(result: TuneResult) -> list[TunedCandidate]:
     """
     return sorted(
         result.candidates,
-        key=lambda item: (item.status != "won", not item.is_on_front, item.latency is None, _ratio(item)),
+        key=lambda tuned: (tuned.status != "won", not tuned.is_on_front, tuned.latency is None, _latency_ratio(tuned)),
     )
 
 
-def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
-    facts, latency = item.facts, item.latency
+def _table_row(tuned: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
+    facts, latency = tuned.facts, tuned.latency
     return [
-        item.candidate.name,
+        tuned.candidate.name,
         *(
             (None, None)
             if latency is None
             else (
-                doc.Number(latency.p50_ms, _interval(latency.p50_ms, latency.low_ms, latency.high_ms)),
-                doc.Number(_ratio(item), _ratio_words(item)),
+                doc.Number(latency.p50_ms, _interval_text(latency.p50_ms, latency.low_ms, latency.high_ms)),
+                doc.Number(_latency_ratio(tuned), _ratio_words(tuned)),
             )
         ),
         *(
@@ -147,44 +147,45 @@ def _row(item: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
             else (facts.size_bytes, facts.memory_bytes, facts.session_creation_ms, facts.sqnr_db)
         ),
         *(None if facts is None else facts.scores.get(name) for name in metrics),
-        "yes" if item.is_on_front else "",
-        item.status if item.status == "won" or not item.reason else f"{item.status}: {item.reason}",
-        item.candidate.words,
+        "yes" if tuned.is_on_front else "",
+        tuned.status if tuned.status == "won" or not tuned.reason else f"{tuned.status}: {tuned.reason}",
+        tuned.candidate.words,
     ]
 
 
-def _interval(value: float, low: float | None, high: float | None) -> str:
+def _interval_text(value: float, low: float | None, high: float | None) -> str:
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _ratio(item: TunedCandidate) -> float:
-    return 1.0 if item.latency is None or item.latency.ratio is None else item.latency.ratio.value
+def _latency_ratio(tuned: TunedCandidate) -> float:
+    return 1.0 if tuned.latency is None or tuned.latency.ratio is None else tuned.latency.ratio.value
 
 
-def _ratio_words(item: TunedCandidate) -> str:
-    ratio = None if item.latency is None else item.latency.ratio
-    return "1" if ratio is None else _interval(ratio.value, ratio.low, ratio.high)
+def _ratio_words(tuned: TunedCandidate) -> str:
+    ratio = None if tuned.latency is None else tuned.latency.ratio
+    return "1" if ratio is None else _interval_text(ratio.value, ratio.low, ratio.high)
 
 
-def _dot(item: TunedCandidate) -> doc.Dot:
+def _chart_dot(tuned: TunedCandidate) -> doc.Dot:
     """Return the chart row of a timed candidate: no bar without an SQNR, and a limited bar length."""
-    latency, facts = item.latency, item.facts
+    latency, facts = tuned.latency, tuned.facts
     assert latency is not None  # only timed candidates are drawn
     assert facts is not None
+    milliseconds = _interval_text(latency.p50_ms, latency.low_ms, latency.high_ms)
     return doc.Dot(
-        item.candidate.name,
-        _GRADES.get(item.status, "bad"),
-        value=_ratio(item),
+        tuned.candidate.name,
+        _GRADES.get(tuned.status, "bad"),
+        value=_latency_ratio(tuned),
         low=None if latency.ratio is None else latency.ratio.low,
         high=None if latency.ratio is None else latency.ratio.high,
         size=facts.size_bytes,
         bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, _MOST_DISPLAYED_DB),
-        value_words=_ratio_words(item),
+        value_words=_ratio_words(tuned),
         bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         lines=(
-            item.candidate.words,
-            f"{_interval(latency.p50_ms, latency.low_ms, latency.high_ms)} ms, {_ratio(item):.2f} of the plain file",
+            tuned.candidate.words,
+            f"{milliseconds} ms, {_latency_ratio(tuned):.2f} of the plain file",
             size_words(facts.size_bytes),
-            item.status,
+            tuned.status,
         ),
     )

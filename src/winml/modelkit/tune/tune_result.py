@@ -38,7 +38,7 @@ class Answer:
 
     options: TuneOptions
     machine: TuningMachine
-    shown: str
+    model_name: str
     candidates: tuple[records.Candidate, ...]
     state: TuneState
     limits: QualityLimits
@@ -49,10 +49,10 @@ class Answer:
         """Return the record."""
         values = self.state.values
         assert values is not None  # drawn with the plain file
-        rows = [self._row(candidate, choice) for candidate in self.candidates]
+        rows = [self._make_candidate_record(candidate, choice) for candidate in self.candidates]
         options = self.options
         return records.TuneResult(
-            model=self.shown,
+            model=self.model_name,
             target=options.target,
             limits={
                 "min_sqnr_db": options.least_sqnr_db,
@@ -69,12 +69,12 @@ class Answer:
             tool_version=__version__,
             onnxruntime_version=onnxruntime_version(),
             steps=tuple(steps),
-            notes=(*self.notes, *values.notes, *self._notes()),
+            notes=(*self.notes, *values.notes, *self._list_notes()),
         )
 
-    def _row(self, candidate: records.Candidate, choice: Choice) -> records.TunedCandidate:
-        facts, latency = self.state.facts(candidate.name), self._latency(candidate)
-        status, reason = self._verdict(candidate, choice, facts)
+    def _make_candidate_record(self, candidate: records.Candidate, choice: Choice) -> records.TunedCandidate:
+        facts, latency = self.state.facts(candidate.name), self._find_latency(candidate)
+        status, reason = self._candidate_verdict(candidate, choice, facts)
         ratio = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
         samples = None
         if latency is not None and self.state.values is not None:
@@ -85,7 +85,7 @@ class Answer:
         """Return the last race in which a candidate was timed."""
         return next((race for race in _RACES if self.state.turns(race).get(name)), None)
 
-    def _latency(self, candidate: records.Candidate) -> records.MeasuredLatency | None:
+    def _find_latency(self, candidate: records.Candidate) -> records.MeasuredLatency | None:
         race = self._last_race(candidate.name)
         if race is None:
             return None
@@ -94,14 +94,16 @@ class Answer:
         ratio = None if candidate.name == PLAIN else self._race_ratio(race, candidate.name, PLAIN)
         return records.MeasuredLatency(median(series), low, high, ratio, len(series), race)
 
-    def _race_ratio(self, race: str, first: str, second: str) -> Ratio | None:
+    def _race_ratio(self, race: str, name: str, baseline: str) -> Ratio | None:
         times = times_of_runs(self.state.turns(race), self.candidates)
-        return ratio_between(times, first, second) if times.get(first) and times.get(second) else None
+        return ratio_between(times, name, baseline) if times.get(name) and times.get(baseline) else None
 
-    def _deciding_ratio(self, first: str, second: str) -> Ratio | None:
-        return next((ratio for race in _DECIDING if (ratio := self._race_ratio(race, first, second)) is not None), None)
+    def _deciding_ratio(self, name: str, baseline: str) -> Ratio | None:
+        return next(
+            (ratio for race in _DECIDING if (ratio := self._race_ratio(race, name, baseline)) is not None), None
+        )
 
-    def _verdict(
+    def _candidate_verdict(
         self, candidate: records.Candidate, choice: Choice, facts: records.CandidateFacts | None
     ) -> tuple[records.CandidateStatus, str]:
         """Return the status of a candidate, and its reason."""
@@ -123,24 +125,24 @@ class Answer:
     def _loss_verdict(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
         ratio = self._deciding_ratio(candidate.name, choice.winner)
         if ratio is not None:
-            words = _ratio_words(ratio, choice.winner)
+            comparison = _ratio_words(ratio, choice.winner)
             if ratio.verdict == "slower":
-                return "slower", words
-            return "right", f"{words}: {_difference_words(ratio)}; {choice.winner} is preferred"
+                return "slower", comparison
+            return "right", f"{comparison}: {_difference_words(ratio)}; {choice.winner} is preferred"
         # The form of which the winner is a variation.
-        form = choice.winner.partition("+")[0]
-        ratio = self._race_ratio("right", candidate.name, form)
+        base_name = choice.winner.partition("+")[0]
+        ratio = self._race_ratio("right", candidate.name, base_name)
         if ratio is None:
             return "slower", "not in the last race"
-        return "slower", f"{_ratio_words(ratio, form)}, but {choice.winner} is faster"
+        return "slower", f"{_ratio_words(ratio, base_name)}, but {choice.winner} is faster"
 
     def _winner_record(self, choice: Choice, built: BuildResult) -> records.Winner:
-        candidate = next(item for item in self.candidates if item.name == choice.winner)
-        latency, facts = self._latency(candidate), self.state.facts(candidate.name)
+        candidate = next(candidate for candidate in self.candidates if candidate.name == choice.winner)
+        latency, facts = self._find_latency(candidate), self.state.facts(candidate.name)
         config = str(built.folder / BUILD_CONFIG_NAME)
         provider_words = [] if candidate.ep is None else [spell_flag("ep"), candidate.ep]
         option = spell_flag("ep_options")
-        provider_words += [word for name, value in candidate.ep_options.items() for word in (option, f"{name}={value}")]
+        provider_words += [text for name, value in candidate.ep_options.items() for text in (option, f"{name}={value}")]
         threads = [] if candidate.threads is None else [spell_flag("threads"), str(candidate.threads)]
         sizes = [] if candidate.fixed_sizes else list(self._size_words())
         return records.Winner(
@@ -169,34 +171,34 @@ class Answer:
 
     def _gain_words(self, choice: Choice) -> str:
         """Describe the gain of the winner, and equally good candidates."""
-        candidate = next(item for item in self.candidates if item.name == choice.winner)
-        latency, facts = self._latency(candidate), self.state.facts(choice.winner)
-        words = []
+        candidate = next(candidate for candidate in self.candidates if candidate.name == choice.winner)
+        latency, facts = self._find_latency(candidate), self.state.facts(choice.winner)
+        reasons = []
         if latency is not None and latency.ratio is not None and not self.options.is_simulated:
-            words.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
+            reasons.append(f"{latency.ratio.value:.2f} of the time of the plain file{_ratio_ends(latency.ratio)}")
         if facts is not None and facts.sqnr_db is not None and choice.winner != PLAIN:
             decibels = decibel_words(facts.sqnr_db)
-            words.append("equal outputs" if decibels == "equal" else f"SQNR {decibels} dB")
+            reasons.append("equal outputs" if decibels == "equal" else f"SQNR {decibels} dB")
         if choice.is_within_noise:
-            words += _preference_words(choice)
+            reasons += _preference_words(choice)
         if candidate.fixed_sizes:
             fixed = ", ".join(f"{name} {size}" for name, size in candidate.fixed_sizes.items())
-            words.append(f"its sizes are fixed ({fixed}): it runs at these sizes only")
+            reasons.append(f"its sizes are fixed ({fixed}): it runs at these sizes only")
         if candidate.callers > 1:
-            words.append(f"with {candidate.callers} parallel runs, which winml perf does not measure")
-        if sum(self.state.facts(item.name) is not None for item in self.candidates) == 1:
-            words.append("the only variant that was measured: it was compared with no other")
+            reasons.append(f"with {candidate.callers} parallel runs, which winml perf does not measure")
+        if sum(self.state.facts(candidate.name) is not None for candidate in self.candidates) == 1:
+            reasons.append("the only variant that was measured: it was compared with no other")
         elif choice.winner == PLAIN and not choice.is_within_noise:
-            words.append("no candidate within the quality limit is better than the plain file")
-        return "; ".join(words)
+            reasons.append("no candidate within the quality limit is better than the plain file")
+        return "; ".join(reasons)
 
-    def _notes(self) -> Iterator[str]:
+    def _list_notes(self) -> Iterator[str]:
         names = [
-            item.name
-            for item in self.candidates
-            if (race := self._last_race(item.name)) and summarize(self.state.turns(race)[item.name]).is_disturbed
+            variant.name
+            for variant in self.candidates
+            if (race := self._last_race(variant.name)) and summarize(self.state.turns(race)[variant.name]).is_disturbed
         ]
-        is_out_of_time = any(item.status == "not tried" and opt.budget in item.reason for item in self.skipped.values())
+        is_out_of_time = any(skip.status == "not tried" and opt.budget in skip.reason for skip in self.skipped.values())
         if names:
             budget_words = f", with a longer {opt.budget} or none" if is_out_of_time else ""
             notice = (

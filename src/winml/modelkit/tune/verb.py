@@ -109,16 +109,17 @@ def _describe_steps(outlook: TuningOutlook, request: TuneRequest) -> tuple[str, 
     forms = [candidate for candidate in variants if not candidate.part_of]
     parts = [candidate for candidate in variants if candidate.part_of]
 
-    def words(candidates: Sequence[Candidate]) -> str:
+    def describe_candidates(candidates: Sequence[Candidate]) -> str:
         entries = (
-            f"{item.name} ({item.words}{'; already measured' * (item.name in outlook.measured)})" for item in candidates
+            f"{candidate.name} ({candidate.words}{'; already measured' * (candidate.name in outlook.measured)})"
+            for candidate in candidates
         )
         return ", ".join(entries) or "none"
 
     return (
-        words([plain]),
-        words(forms),
-        words(parts),
+        describe_candidates([plain]),
+        describe_candidates(forms),
+        describe_candidates(parts),
         "of candidates within the quality limit, fastest first, in alternation",
         "groups of modules of a quantized winner, each in float"
         if request.ep is not None or "placement" in request.only

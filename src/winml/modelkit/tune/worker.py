@@ -100,29 +100,29 @@ class _Runner:
     def record(
         self,
         path: str,
-        displayed: str,
+        model_name: str,
         processors: str | None,
         folder: str,
         samples: int | None,
-        fed: Mapping[str, Any],
+        input_options: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Write the values for timing, and the samples for comparison with the outputs of the plain file.
 
         Args:
             path: The plain file.
-            displayed: The model as written by the user.
+            model_name: The model as written by the user.
             processors: Folder of the processors that convert samples to arrays; None: no processors.
             folder: Folder of the written values.
             samples: Number of samples for comparison; None: the default for the file size, as in other verbs.
-            fed: Fields of ``RunOptions`` for the inputs.
+            input_options: Fields of ``RunOptions`` for the inputs.
         """
         # Imported late: only the first process needs these modules.
         from winml.modelkit.compare.quality_samples import SampleRequest, quality_values
         from winml.modelkit.ort.decoding.inputs import decoder_run, inputs_of_file
 
-        input_data = fed["input_data"]
+        input_data = input_options["input_data"]
         options = opened_model.RunOptions(
-            displayed, **{**fed, "input_data": None if input_data is None else Path(input_data)}
+            model_name, **{**input_options, "input_data": None if input_data is None else Path(input_data)}
         )
         model = opened_model.open_model(Path(path), options, options.choose_provider())
         processor_dir = None if processors is None else Path(processors)
@@ -130,7 +130,7 @@ class _Runner:
         for number, values in enumerate(quality.values):
             with opened_model.refusals_explained(values):
                 outputs = model.session.run(values.feeds)
-            _write_sample(Path(folder), number, values.feeds, _usable_outputs(outputs, displayed))
+            _write_sample(Path(folder), number, values.feeds, _usable_outputs(outputs, model_name))
         timing, is_as_drawn = options, False
         if input_data is None:
             decoding = decoder_run(inputs_of_file(Path(path)), options.sizes)
@@ -169,7 +169,7 @@ class _Runner:
         bytes_before = resident_bytes()
         self._runs = [model.session.prepare(feeds) for _ in range(callers)]
         self._pool = ThreadPoolExecutor(callers) if callers > 1 else None
-        latency = measure_latency(self._run_all, LatencyOptions(_FIRST_RUNS, warmup=1))
+        latency = measure_latency(self._run_callers, LatencyOptions(_FIRST_RUNS, warmup=1))
         return {
             "session_creation_ms": model.creation_ms,
             "session_bytes": model.session_bytes,
@@ -184,12 +184,12 @@ class _Runner:
         assert self._opened is not None  # opened before
         session, reference, outputs = self._opened.session, [], []
         quality_samples = QualitySamples(**samples)
-        for draw in range(quality_samples.count):
-            options = opened_model.RunOptions(session.name, input_data=sample_path(Path(folder), draw))
+        for number in range(quality_samples.count):
+            options = opened_model.RunOptions(session.name, input_data=sample_path(Path(folder), number))
             outputs.append(_numeric_outputs(session.run(opened_model.values_for(session, options).feeds)))
-            with np.load(_outputs_path(Path(folder), draw), allow_pickle=False) as archive:
+            with np.load(_outputs_path(Path(folder), number), allow_pickle=False) as archive:
                 reference.append({name: archive[name] for name in archive.files})
-            if draw + 1 == _EQUAL_SAMPLES:
+            if number + 1 == _EQUAL_SAMPLES:
                 worst = measure_fidelity(reference, outputs, 0.0).worst
                 if not worst.problem and worst.sqnr_db >= _EQUAL_DB:
                     break
@@ -205,9 +205,9 @@ class _Runner:
 
     def block(self, size: int) -> dict[str, object]:
         """Time a block of runs."""
-        return {"runs_ms": list(measure_block(self._run_all, size))}
+        return {"runs_ms": list(measure_block(self._run_callers, size))}
 
-    def _run_all(self) -> None:
+    def _run_callers(self) -> None:
         if self._pool is None:
             self._runs[0]()
         else:
