@@ -115,7 +115,7 @@ class CandidateBuilds:
     def build_in(
         self, folder: Path, candidate: Candidate, rules: Mapping[str, str] | None = None, *, verify: bool = True
     ) -> BuildResult:
-        """Build a candidate in a folder; see :meth:`build`."""
+        """Build a candidate in a folder, with stages from the shared store; raises as :meth:`build`."""
         model = self._fix_sizes(candidate.fixed_sizes) if candidate.fixed_sizes else self.model
         cache = BuildCache(model.identity, StageStore(self.place))
         if candidate.sections.get("quant") and model.plan(None).onnx_path is None:
@@ -148,6 +148,7 @@ class CandidateBuilds:
 def _build_config(
     export: WinMLExportConfig, candidate: Candidate | None, rules: Mapping[str, str] | None
 ) -> WinMLBuildConfig:
+    """Return the config of a candidate with its float modules (selector → precision); None: that of the export."""
     if candidate is None:
         return WinMLBuildConfig(export=export, optim=None, quant=None, compile=None)
     sections: dict[str, Any] = {name: dict(section) for name, section in candidate.sections.items()}

@@ -53,7 +53,7 @@ class TuningMachine(Record):
 
 
 def look_at_tuning_machine() -> TuningMachine:
-    """Return the properties of this machine that determine the plan."""
+    """Return the properties of the machine that determine the plan."""
     from winml.modelkit.ort.devices import present_providers
     from winml.modelkit.ort.host import has_integer_dot_products, instruction_sets
     from winml.modelkit.ort.sessions import onnxruntime_version
@@ -122,6 +122,7 @@ def is_requested(kind: CandidateKind, options: TuneOptions) -> bool:
 
 
 def _list_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+    """Yield the candidates of the first race, the simplest first; kinds that were not requested are included."""
     yield Candidate(PLAIN, PLAIN, "the export, not optimized")
     yield _level_candidate(_LEVELS[-1])
     if options.ep not in (None, _RUN_BY_CPU):
@@ -163,16 +164,19 @@ def _list_forms_for_provider(options: TuneOptions, ep: str) -> Iterator[Candidat
 
 
 def _mixed_variant(form: Candidate) -> Candidate:
+    """Return the mixed variant of a quantized form: some modules, not searched yet, stay in float."""
     text = f"{form.words}; the most sensitive modules in float"
     return replace(form, name=f"{form.name}-part", words=text, part_of=form.name)
 
 
 def _calibrated_quant(options: TuneOptions) -> dict[str, object]:
+    """Return the ``quant`` section for int8 with activation ranges from calibration."""
     data = {} if options.calibration_data is None else {"calibration_data": options.calibration_data}
     return {"precision": INT8, "mode": "qdq", **data}
 
 
 def _list_weight_only_forms(options: TuneOptions) -> Iterator[Candidate]:
+    """Yield forms with 8-bit weights, and with 4-bit weights if the target is the file size."""
     quant: dict[str, object] = {"precision": INT8, "mode": "weight-only"}
     yield Candidate("weights-int8", "weight-only", "8-bit weights by block", {"quant": quant})
     small_blocks = {"quant": {**quant, "block_size": 16}}
@@ -194,6 +198,7 @@ def _list_float_forms(options: TuneOptions, machine: TuningMachine) -> Iterator[
 
 
 def _list_forms_of_providers(options: TuneOptions, machine: TuningMachine) -> Iterator[Candidate]:
+    """Yield forms for each installed provider but the CPU: the export, its reduced precisions, and calibrated int8."""
     for provider in machine.providers:
         if provider == _RUN_BY_CPU:
             continue

@@ -33,6 +33,10 @@ class Contestant:
     def ask(self, method: str, **arguments: object) -> dict[str, Any]:
         """Send a request and return the response of the process.
 
+        Args:
+            method: Method of the runner in ``worker.py``: ``record``, ``open``, ``compare`` or ``block``.
+            arguments: Arguments of the method.
+
         Raises:
             MeasureError: the process reports an error, has ended, or does not respond.
             WriteError: the process cannot write a file.
@@ -147,5 +151,6 @@ class Contestants:
             self.drop(name)
 
     def _open_model(self, candidate: Candidate, model: Path) -> dict[str, Any]:
+        """Start the process of a candidate, and return the costs of its session and first runs."""
         contestant = self._open[candidate.name] = Contestant(candidate.name)
         return contestant.ask("open", path=str(model), folder=str(self._folder), run=candidate.as_record()["run"])

@@ -16,7 +16,7 @@ _SEARCH = "Search"
 
 
 def parse_kinds(texts: tuple[str, ...]) -> tuple[CandidateKind, ...]:
-    """Read the kinds of candidates, several of them in one text or in several.
+    """Parse kinds of candidates, separated by commas in each text.
 
     Raises:
         UsageError: there is no such kind.

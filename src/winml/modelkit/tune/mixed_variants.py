@@ -108,7 +108,7 @@ class MixedVariants:
         return ratio.is_disturbed or ratio.low is None or ratio.low < 1 - NOISE
 
     def _copy_equal_search(self, candidate: Candidate) -> bool:
-        """Copy the outcome of a search for the same quantization on another provider; False if there is none."""
+        """Copy the outcome of a search for the same quantization on a different provider; False if none is stored."""
         for variant in self.plan:
             if not variant.part_of or variant is candidate or variant.sections != candidate.sections:
                 continue

@@ -47,7 +47,7 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
 
     @property
     def is_simulated(self) -> bool:
-        """True if the device is simulated, so that times are meaningless."""
+        """True if the device is simulated, with meaningless times."""
         return self.ep is not None and bool(choose_provider(self.ep, None, self.ep_options).stand_in)
 
     @property
@@ -121,6 +121,7 @@ class TuneOptions(TuneFields, Options):  # type: ignore[misc]  # Options is froz
         self._refuse_missing_data()
 
     def _refuse_missing_data(self) -> None:
+        """Refuse input or calibration data that does not exist; raises UsageError."""
         refuse_missing_values(self.input_data)
         if self.calibration_data is not None:
             from winml.modelkit.quantize.calibration.calibration_files import calibration_kind

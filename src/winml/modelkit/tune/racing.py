@@ -96,7 +96,7 @@ class Race:
             self._run_turn(running, model_of)
 
     def _reusable_turns(self, names: Sequence[str]) -> dict[str, list[float]]:
-        """Return turns in which all named candidates took part, from this race or the earlier race."""
+        """Return turns with all named candidates, from the current or the earlier race."""
         for race in (self.name, self.begun):
             times = self.state.turns(race)
             if names and all(name in times for name in names) and len({len(times[name]) for name in names}) == 1:
@@ -120,6 +120,7 @@ class Race:
         return 0
 
     def _count_turns(self) -> int:
+        """Return the number of turns that all remaining candidates completed."""
         return min(len(self.times[candidate.name]) for candidate in self.standing)
 
     def _run_turn(self, running: Contestants, model_of: Callable[[Candidate], Path]) -> None:

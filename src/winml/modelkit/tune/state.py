@@ -1,4 +1,4 @@
-"""Stores the measurements of a tuning in its folder, so that an interrupted tuning resumes.
+"""Stores the measurements of a tuning in its folder, so an interrupted tuning resumes.
 
 Each measurement is saved before the next begins. Measurements for another model, plan or machine are never used.
 Measures nothing.
@@ -208,7 +208,7 @@ def measured_candidates(folder: Path, request: Mapping[str, Any], *, overwrite: 
 
 
 def _read_state(file: ResumableResults, *, overwrite: bool) -> _Content | OtherRequest | None:
-    """Return the state of an earlier run; None if there is none.
+    """Return the state of an earlier run; None without an earlier run.
 
     Raises:
         UsageError: the state belongs to another request, and may not be replaced.

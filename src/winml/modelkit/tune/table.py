@@ -130,6 +130,7 @@ def _table_order(result: TuneResult) -> list[TunedCandidate]:
 
 
 def _table_row(tuned: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
+    """Return the cells of a candidate, in the order of the columns; ``metrics``: names of the last score columns."""
     facts, latency = tuned.facts, tuned.latency
     return [
         tuned.candidate.name,
@@ -154,10 +155,12 @@ def _table_row(tuned: TunedCandidate, metrics: Sequence[str]) -> list[doc.Cell]:
 
 
 def _interval_text(value: float, low: float | None, high: float | None) -> str:
+    """Format a value, and its interval in brackets if known."""
     return f"{value:.2f}" if low is None or high is None else f"{value:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _latency_ratio(tuned: TunedCandidate) -> float:
+    """Return the ratio of the latency to the plain file; 1 for the plain file and for candidates without a latency."""
     return 1.0 if tuned.latency is None or tuned.latency.ratio is None else tuned.latency.ratio.value
 
 

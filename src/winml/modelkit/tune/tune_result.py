@@ -73,6 +73,7 @@ class Answer:
         )
 
     def _make_candidate_record(self, candidate: records.Candidate, choice: Choice) -> records.TunedCandidate:
+        """Return a candidate with its measurements, latency and outcome; the Pareto mark is set later."""
         facts, latency = self.state.facts(candidate.name), self._find_latency(candidate)
         status, reason = self._candidate_verdict(candidate, choice, facts)
         ratio = None if candidate.name == choice.winner else self._deciding_ratio(candidate.name, choice.winner)
@@ -86,6 +87,7 @@ class Answer:
         return next((race for race in _RACES if self.state.turns(race).get(name)), None)
 
     def _find_latency(self, candidate: records.Candidate) -> records.MeasuredLatency | None:
+        """Return the latency of a candidate in its last race; None if it was not timed."""
         race = self._last_race(candidate.name)
         if race is None:
             return None
@@ -95,10 +97,12 @@ class Answer:
         return records.MeasuredLatency(median(series), low, high, ratio, len(series), race)
 
     def _race_ratio(self, race: str, name: str, baseline: str) -> Ratio | None:
+        """Return the latency of a candidate in a race divided by the baseline's; None if either was not timed."""
         times = times_of_runs(self.state.turns(race), self.candidates)
         return ratio_between(times, name, baseline) if times.get(name) and times.get(baseline) else None
 
     def _deciding_ratio(self, name: str, baseline: str) -> Ratio | None:
+        """Return the ratio of two latencies in the race that decides between both; None without such a race."""
         return next(
             (ratio for race in _DECIDING if (ratio := self._race_ratio(race, name, baseline)) is not None), None
         )
@@ -123,6 +127,7 @@ class Answer:
         return self._loss_verdict(candidate, choice)
 
     def _loss_verdict(self, candidate: records.Candidate, choice: Choice) -> tuple[records.CandidateStatus, str]:
+        """Return status and reason of a candidate within the quality limits that did not win."""
         ratio = self._deciding_ratio(candidate.name, choice.winner)
         if ratio is not None:
             comparison = _ratio_words(ratio, choice.winner)
@@ -193,6 +198,7 @@ class Answer:
         return "; ".join(reasons)
 
     def _list_notes(self) -> Iterator[str]:
+        """Yield notes on unreliable times, random inputs and a reached time limit."""
         names = [
             variant.name
             for variant in self.candidates

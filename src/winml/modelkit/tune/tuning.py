@@ -1,6 +1,6 @@
 """Search for the fastest variant of a model on this machine within a quality limit.
 
-Measurements are saved before the next step begins, so that the same call resumes a tuning.
+Measurements are saved before the next step begins, so the same call resumes a tuning.
 """
 
 from __future__ import annotations

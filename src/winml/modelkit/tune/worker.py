@@ -1,7 +1,7 @@
 """Process of one candidate: opens the file, compares its outputs, and times blocks of runs.
 
-Memory and the time to create a session are those of one model alone, threads of another candidate spin in another
-process, and a provider that ends its process ends no more than that. ``contestants.py`` asks the questions.
+A separate process keeps memory, session creation and threads of one model apart from other candidates, and a provider
+that ends its process ends no other. ``contestants.py`` sends the requests.
 """
 
 from __future__ import annotations
@@ -208,6 +208,7 @@ class _Runner:
         return {"runs_ms": list(measure_block(self._run_callers, size))}
 
     def _run_callers(self) -> None:
+        """Run the model once for each caller, in parallel."""
         if self._pool is None:
             self._runs[0]()
         else:
