@@ -165,7 +165,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "onnx_ir.passes.common._c_api_utils": "tests/unit/normalize/test_shape_inference.py::"
         "test_inference_reads_no_large_weight",
     },
-    "quantize.engines.half_float": {
+    "ort.half_precision": {
         "onnxruntime.capi": "tests/unit/quantize/test_float_engine.py::test_float16_inside_and_float32_at_the_edges",
     },
     "ort.plug_ins": {

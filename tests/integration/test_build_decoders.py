@@ -64,14 +64,23 @@ def test_layout_of_genai_is_fused_and_generates_the_same_text(checkpoint: Path, 
     assert _generate(result.folder / "model.onnx", tokens) == text[0, len(tokens) :].tolist()
 
 
-@pytest.mark.parametrize(("option", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
-def test_layout_of_genai_in_half_precision_is_verified_and_says_that_it_is_not_fused(
-    checkpoint: Path, tmp_path: Path, option: str, dtype: str
-) -> None:
-    """A file in bfloat16, which the CPU does not run, is compared in float32 after each step."""
-    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, dtype=option)
+def test_layout_of_genai_in_bfloat16_is_verified_and_stays_as_exported(checkpoint: Path, tmp_path: Path) -> None:
+    """The file, which the CPU does not run, is compared in float32 after each step."""
+    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, dtype="bf16")
     assert _operators(result.folder)["GroupQueryAttention"] == 0
-    assert any(f"The decoder computes in {dtype}" in note for note in result.notes)
+    assert any("The decoder computes in bfloat16" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("precision", [None, "int4"])
+def test_float16_decoder_is_fused_and_verified(checkpoint: Path, tmp_path: Path, precision: str | None) -> None:
+    """Cache and logits are float16, with weights in float16 and in four bits."""
+    options = {} if precision is None else {"precision": precision}
+    result = build_hf_model(checkpoint, tmp_path / "built", config={"layout": "genai"}, dtype="fp16", **options)
+    counts = _operators(result.folder)
+    assert (counts["GroupQueryAttention"], counts["Softmax"]) == (1, 0)
+    graph = onnx.load(result.folder / "model.onnx", load_external_data=False).graph
+    dtypes = {value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    assert dtypes == {onnx.TensorProto.INT64, onnx.TensorProto.FLOAT16}
 
 
 def test_four_bits_are_fused_and_compared_with_pytorch(checkpoint: Path, tmp_path: Path) -> None:

@@ -327,11 +327,11 @@ class _Build(StageWalk):
         section = self.plan.config.optim
         if section is None or not section.is_empty or "level" in section.model_fields_set:
             return ()
-        from winml.modelkit.builds.decoder_fusions import is_fused, note_on_half_precision  # imports onnx
+        from winml.modelkit.builds.decoder_fusions import is_fused, note_on_bfloat16  # imports onnx
 
         models = [part.current for part in self.parts if part.current is not None]
         if fused_models := [model for model in models if is_fused(model, self.plan)]:
-            return tuple(dict.fromkeys(filter(None, map(note_on_half_precision, fused_models))))
+            return tuple(dict.fromkeys(filter(None, map(note_on_bfloat16, fused_models))))
         *levels, last = (level for level in LEVELS if level != "none")
         note = (
             f"Nothing was optimized: no level was requested. Pass {opt.level} {', '.join(levels)} or {last} "

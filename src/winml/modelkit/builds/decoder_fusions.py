@@ -45,18 +45,16 @@ def is_fused(model: Path, plan: BuildPlan) -> bool:
     return (_is_for_onnxruntime(plan) or _has_coded_weights(graph)) and DecoderInterface.of(graph) is not None
 
 
-def note_on_half_precision(model: Path) -> str:
-    """Return a note on a decoder with 16-bit floating-point inputs such as a cache; ``""`` for float32 decoders.
+def note_on_bfloat16(model: Path) -> str:
+    """Return a note on a decoder with bfloat16 inputs, such as its cache; ``""`` for another decoder.
 
     The attention contains casts to float32, and no decoder fusion matches casts.
     """
-    halves = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-    dtypes = [value.dtype for value in load_by_reference(model).graph.inputs if value.dtype in halves]
-    if not dtypes:
+    if all(value.dtype != ir.DataType.BFLOAT16 for value in load_by_reference(model).graph.inputs):
         return ""
     return (
-        f"The decoder computes in {str(dtypes[0]).lower()}: its attention and its normalizations stay as exported, for "
-        f"ONNX Runtime's operators of decoders replace them in float32 only ({opt.dtype} fp32)."
+        "The decoder computes in bfloat16: its attention and its normalizations stay as exported, for ONNX Runtime's "
+        f"operators of decoders replace them in float32 and float16 only ({opt.dtype} fp16)."
     )
 
 

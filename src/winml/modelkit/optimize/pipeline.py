@@ -22,6 +22,7 @@ from winml.modelkit.onnx.fresh_names import FreshNames
 from winml.modelkit.onnx.stage import DeclaredPass, GraphPass, StageResult, run_passes
 from winml.modelkit.onnx.validity import OLDEST_OPSET, find_loop
 from winml.modelkit.optimize.capabilities import CAPABILITIES, Capability, Engine
+from winml.modelkit.optimize.float32_twin import Float32Twin
 from winml.modelkit.optimize.graph_matching import CONTRIB_DOMAIN
 from winml.modelkit.optimize.onnxruntime_engine import rewrite_with_onnxruntime
 from winml.modelkit.optimize.options import OptimizeOptions
@@ -259,6 +260,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
     if options.opset is not None:
         model, engine_notes = convert_opset(model, options.opset)
         notes += engine_notes
+    twin = Float32Twin.widen(model) if any(entry.makes for entry in enabled) else None
     for engine in _ENGINES:
         capabilities = [entry for entry in enabled if entry.engine == engine]
         if not capabilities:
@@ -278,6 +280,8 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
         counts = {entry.name: after.fired(entry, before) for entry in capabilities}
         fired |= {name: count for name, count in counts.items() if count is not None}
         fired_in |= {entry.name: after.fired_in(entry, before) for entry in capabilities}
+    if twin is not None:
+        twin.restore(model)
     # Last: carrying tags reads in names which node was fused into which.
     _name_new_nodes(model, scopes)
     order_nodes(model)

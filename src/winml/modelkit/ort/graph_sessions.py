@@ -24,7 +24,6 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from winml.modelkit.arrays import Array
-from winml.modelkit.onnx.bfloat16 import widen_bfloat16
 from winml.modelkit.onnx.contents import subgraphs
 from winml.modelkit.onnx.contexts import proto_nodes
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
@@ -33,6 +32,7 @@ from winml.modelkit.onnx.files.reading import read_referring, read_structure, re
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 from winml.modelkit.onnx.files.wire_format import varint
 from winml.modelkit.onnx.weights import to_weightless
+from winml.modelkit.onnx.widening import widen_floats
 from winml.modelkit.ort.host import saturates_integer_sums
 from winml.modelkit.ort.ort_values import to_ort_value
 from winml.modelkit.ort.plug_ins import ORT_ERRORS
@@ -263,4 +263,4 @@ def widened_graph(path: Path) -> ir.Model | None:
     if not any(map(_has_bfloat16_values, graphs)):
         return None
     model = load_by_reference(path)
-    return model if widen_bfloat16(model) else None
+    return model if widen_floats(model, ir.DataType.BFLOAT16) else None

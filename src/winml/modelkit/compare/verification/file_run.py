@@ -24,10 +24,10 @@ from winml.modelkit.compare.verification.rounding import rankings
 from winml.modelkit.compare.verification.single_rows import feeds_by_rows, joined_rows, takes_single_rows
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph
 from winml.modelkit.errors import StageError, VerificationError, opt
-from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.onnx.cutting import Cut, Cutter, cut_model
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
 from winml.modelkit.onnx.operators import probability_outputs
+from winml.modelkit.onnx.widening import computes_in, widen_floats
 from winml.modelkit.progress import counted
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class WrittenFile:
             piece_bytes: Maximum weight bytes in memory; ``None``: all weights.
         """
         self.written, self.prepared = written, prepared
-        is_bfloat16 = computes_in_bfloat16(written.model)
+        is_bfloat16 = computes_in(written.model, ir.DataType.BFLOAT16)
         dtypes = (*dtypes_inside(prepared.part.module, written.draw.reference), *([_BFLOAT16] if is_bfloat16 else []))
         self.rounding = Rounding(dtypes, lambda: probability_outputs(written.model.graph))
         """Rounding errors to accept."""
@@ -216,7 +216,7 @@ class FilePieces:
         """
         self._path = path
         self._model = load_by_reference(path)
-        widen_bfloat16(self._model)
+        widen_floats(self._model, ir.DataType.BFLOAT16)
         self._cuts = _cuts(self._model, piece_bytes)
 
     @property

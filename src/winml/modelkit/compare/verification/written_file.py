@@ -10,6 +10,7 @@ from pathlib import Path
 
 import onnx
 import onnx.shape_inference
+import onnx_ir as ir
 import torch
 from torch import nn
 
@@ -30,8 +31,8 @@ from winml.modelkit.errors import ExportError, VerificationError, opt
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.tensors import to_torch
 from winml.modelkit.onnx.assumptions import constant_output
-from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16
 from winml.modelkit.onnx.files.reading import read_structure
+from winml.modelkit.onnx.widening import computes_in
 
 PIECE_BYTES = 1 << 28
 """Maximum weight of a piece, with bfloat16 counted as float32. Chosen: half the memory of the libraries, so that the
@@ -58,7 +59,7 @@ def verify_written_file(
         from winml.modelkit.compare.verification.streamed_reference import with_streaming_loader  # imported on demand
 
         prepared = with_streaming_loader(prepared)
-    if not computes_in_bfloat16(written.model):
+    if not computes_in(written.model, ir.DataType.BFLOAT16):
         return _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
     _refuse_mixed_types(written.path)
     with _widen_to_float32(written, prepared, inputs) as (written, prepared, inputs):
@@ -340,7 +341,7 @@ def _with_reference_outputs(
                 values = input_values.run_at_varied_values(
                     computing, traced, rules, reads_values=reads_values, reads=written.reads
                 )
-        if not is_streamed and not reads_values and not computes_in_bfloat16(written.model):
+        if not is_streamed and not reads_values and not computes_in(written.model, ir.DataType.BFLOAT16):
             values = replace(values, far=input_values.run_at_far_values(weighted, written, inputs))
         if generates_alone(prepared.part):
             text = _generated_text(weighted, inputs, is_streamed=is_streamed)

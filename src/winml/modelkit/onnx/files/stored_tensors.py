@@ -237,3 +237,23 @@ def _contiguous_copy(values: Array) -> Array:
         strip = np.s_[:, column : column + _STRIP]
         target[strip] = source[strip]
     return copy
+
+
+def values_in_file(tensor: ir.TensorProtocol) -> StoredValues | None:
+    """Storage of a tensor's values in a file, contiguous in tensor order and not rounded.
+
+    The stored dtype may be narrower. ``None`` if the values are in no file, or in another order.
+    """
+    if isinstance(tensor, StoredTensor):
+        return tensor.stored if tensor.permutation is None and is_exact(tensor) else None
+    if not isinstance(tensor, ir.ExternalTensor):
+        return None
+    shape = tensor.shape.numpy()
+    if tensor.length is not None and tensor.length != math.prod(shape) * tensor.dtype.itemsize:
+        return None  # onnx_ir reports the error
+    return StoredValues(Path(tensor.path), tensor.offset or 0, tensor.dtype, tuple(shape), tensor.name or "")
+
+
+def is_exact(tensor: StoredTensor) -> bool:
+    """Return True if the tensor equals the stored values without rounding."""
+    return tensor.dtype.itemsize >= tensor.stored.dtype.itemsize

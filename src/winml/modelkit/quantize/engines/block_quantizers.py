@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +22,7 @@ import onnx_ir as ir
 from winml.modelkit.arrays import Array
 from winml.modelkit.errors import QuantizeError, opt
 from winml.modelkit.onnx.coded_weights import pack_codes, unpack_codes
-from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
+from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues, is_exact, values_in_file
 from winml.modelkit.quantize.declared_options import Algorithm
 
 PIECE_ELEMENTS = 1 << 16
@@ -316,30 +314,10 @@ class _StoredOrder(NamedTuple):
 def _stored_order(tensor: ir.TensorProtocol) -> _StoredOrder | None:
     """Storage of a matrix's values in a file; ``None`` if not in a file or rounded."""
     if isinstance(tensor, StoredTensor) and tensor.permutation is not None:
-        is_readable = len(tensor.shape) == 2 and _is_exact(tensor)
+        is_readable = len(tensor.shape) == 2 and is_exact(tensor)
         return _StoredOrder(tensor.stored, is_transposed=True) if is_readable else None
     values = values_in_file(tensor)
     return _StoredOrder(values, is_transposed=False) if values is not None else None
-
-
-def values_in_file(tensor: ir.TensorProtocol) -> StoredValues | None:
-    """Storage of a tensor's values in a file, contiguous in tensor order and not rounded.
-
-    The stored dtype may be narrower. ``None`` if the values are in no file, or in another order.
-    """
-    if isinstance(tensor, StoredTensor):
-        return tensor.stored if tensor.permutation is None and _is_exact(tensor) else None
-    if not isinstance(tensor, ir.ExternalTensor):
-        return None
-    shape = tensor.shape.numpy()
-    if tensor.length is not None and tensor.length != math.prod(shape) * tensor.dtype.itemsize:
-        return None  # onnx_ir reports the error
-    return StoredValues(Path(tensor.path), tensor.offset or 0, tensor.dtype, tuple(shape), tensor.name or "")
-
-
-def _is_exact(tensor: StoredTensor) -> bool:
-    """Return True if the tensor equals the stored values without rounding."""
-    return tensor.dtype.itemsize >= tensor.stored.dtype.itemsize
 
 
 @dataclass(frozen=True)

@@ -1,103 +1,30 @@
 """Engine for nodes in float16, or with weights stored in 16-bit floating point.
 
-Works on the graph alone; each weight is converted when the result is written. Before / After, for a node in float16
-between nodes that stay float32::
-
-    x32 → MatMul → y32                      x32 → Cast → x16 → MatMul → y16 → Cast → y32
-    weight32 → MatMul                       weight16 → MatMul
-
-and for bfloat16, for which ONNX Runtime's CPU provider has few kernels::
+Nodes are converted to float16 by :mod:`winml.modelkit.ort.half_precision`. For bfloat16, for which ONNX Runtime's CPU
+provider has few kernels, only weights are stored in it. Before / After::
 
     weight32 → MatMul                       weightb16 → Cast → weight32 → MatMul
 
-The installed ONNX Runtime lists the types of each operator; without a kernel of the provider, it computes such an
-operator in float32. Positions stay float32 up to the sine or the index that is computed from them. Inputs and outputs
-of the graph are unchanged. ``onnxruntime.transformers.float16`` is not used: it needs the values of the weights, and if
-two nodes that stay float32 read one value, it writes two nodes with one output.
+Inputs and outputs of the graph are unchanged.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
-
-import numpy as np
 import onnx_ir as ir
 
-from winml.modelkit.arrays import Array
 from winml.modelkit.onnx.fresh_names import FreshNames, cast_node
 from winml.modelkit.onnx.weights import add_initializer
-from winml.modelkit.quantize.engines.block_quantizers import values_in_file
+from winml.modelkit.ort.half_precision import SMALL_BYTES, NarrowTensor, convert_to_half, has_fixed_type
 from winml.modelkit.quantize.engines.integer_weights import WeightUse
 from winml.modelkit.quantize.planning import EngineTask
 
-_HALF_STEP = float(np.finfo(np.float16).smallest_subnormal)
-
-
-class _HalfTensor(ir.LazyTensor):
-    """A float32 tensor as float16 or bfloat16, read lazily when written.
-
-    A finite value beyond the range of float16 becomes the end of the range, and a value that would round to zero the
-    smallest subnormal, so that masks stay finite and no divisor is zero. Infinity, which masks contain, stays; a weight
-    with NaN is refused while it is written.
-    """
-
-    def __init__(self, tensor: ir.TensorProtocol, dtype: ir.DataType, name: str, use: WeightUse) -> None:
-        """Store the reference to the tensor; ``use`` names the weight in messages."""
-        super().__init__(self._read, dtype, ir.Shape(tensor.shape.numpy(), frozen=True), name=name)
-        self._tensor32 = tensor
-        self._use = use
-        self.clipped = 0
-        """Number of values beyond the range in the last read."""
-
-    def tofile(self, file: BinaryIO) -> None:
-        """Write the bytes of all values; tensors stored in a file are read in pieces.
-
-        Raises:
-            QuantizeError: a value is NaN.
-        """
-        self.clipped = 0
-        for piece in self._pieces():
-            file.write(np.ascontiguousarray(self._narrow(piece)).view(np.uint8).data)
-
-    def _pieces(self) -> Iterator[Array]:
-        stored = values_in_file(self._tensor32)
-        if stored is None:
-            yield self._tensor32.numpy().reshape(-1)
-        else:
-            yield from (piece.astype(np.float32, copy=False) for piece in stored.pieces())
-
-    def _read(self) -> ir.TensorProtocol:
-        self.clipped = 0
-        values = self._narrow(self._tensor32.numpy())
-        return ir.Tensor(np.ascontiguousarray(values), dtype=self.dtype, name=self.name)
-
-    def _narrow(self, values: Array) -> Array:
-        if self._tensor32.size > 1:  # a single NaN may stand for a missing value
-            self._use.refuse_nan(values)
-        if self.dtype == ir.DataType.BFLOAT16:
-            return values.astype(self.dtype.numpy())  # bfloat16 has the range of float32
-        beyond = np.isfinite(values) & (np.abs(values) > _HALF_END)
-        self.clipped += int(np.count_nonzero(beyond))
-        with np.errstate(over="ignore"):
-            halves = values.astype(np.float16)
-        halves[beyond] = np.copysign(_HALF_END, values[beyond])
-        vanished = (halves == 0) & (values != 0)
-        halves[vanished] = np.copysign(_HALF_STEP, values[vanished])
-        return halves
+_FLOAT, _BRAIN = ir.DataType.FLOAT, ir.DataType.BFLOAT16
 
 
 def clipped_values(model: ir.Model) -> int:
     """Number of weight values of a written model beyond the range of float16."""
     tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.clipped for tensor in tensors if isinstance(tensor, _HalfTensor))
-
-
-_FLOAT, _HALF, _BRAIN = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
-_SMALL_BYTES = 4096
-"""Smaller tensors are stored twice if nodes of both types read them, and stay float32 in a bfloat16 file. Chosen: a
-Cast costs more."""
+    return sum(tensor.clipped for tensor in tensors if isinstance(tensor, NarrowTensor))
 
 
 def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
@@ -106,7 +33,7 @@ def convert_floats(model: ir.Model, task: EngineTask) -> ir.Model:
     if ir.DataType[task.precision.float_type] == _BRAIN:
         _keep_weights_in_brain_floats(converted.graph, task.nodes)
     else:
-        _Halving(converted, task.nodes).run()
+        convert_to_half(converted, task.nodes, refuse_nan=lambda value, reader: WeightUse.of(value, reader).refuse_nan)
     return converted
 
 
@@ -115,280 +42,13 @@ def _keep_weights_in_brain_floats(graph: ir.Graph, names: frozenset[str]) -> Non
     first, fresh = next(iter(graph), None), FreshNames.of_graph(graph)
     for value in list(graph.initializers.values()):
         tensor, readers = value.const_value, [node for node, _ in value.uses()]
-        if tensor is None or tensor.dtype != _FLOAT or tensor.nbytes < _SMALL_BYTES or _has_fixed_type(value):
+        if tensor is None or tensor.dtype != _FLOAT or tensor.nbytes < SMALL_BYTES or has_fixed_type(value):
             continue
         if first is None or not readers or any(node.name not in names for node in readers):
             continue
-        use = WeightUse.of(value, readers[0])
-        narrow = add_initializer(graph, _HalfTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), use))
+        refuse_nan = WeightUse.of(value, readers[0]).refuse_nan
+        narrow = add_initializer(graph, NarrowTensor(tensor, _BRAIN, fresh.take(f"{value.name}_bf16"), refuse_nan))
         cast = cast_node(narrow, _FLOAT, readers[0], fresh)
         graph.insert_before(first, cast)
         ir.convenience.replace_all_uses_with(value, cast.outputs[0])
         graph.initializers.pop(value.name or "")
-
-
-class _Halving:
-    """Conversion of the nodes of one model to float16, in place."""
-
-    def __init__(self, model: ir.Model, names: frozenset[str]) -> None:
-        self._graph = model.graph
-        self._halves = _half_precision_nodes(model, names)
-        self._first = next(iter(model.graph), None)
-        self._fresh = FreshNames.of_graph(model.graph)
-
-    def run(self) -> None:
-        """Convert weights, inputs and outputs of the nodes, with a Cast between float32 and float16."""
-        values = {value: None for node in self._halves for value in node.inputs if value is not None}
-        for node in self._halves:
-            _set_attributes(node)
-        for value in sorted(values, key=lambda value: value.name or ""):
-            if value.dtype != _FLOAT or value.producer() in self._halves:
-                continue
-            if value.is_initializer() and not _has_fixed_type(value):
-                self._convert_weight(value)
-            else:
-                self._redirect(value, _HALF, [node for node, _ in value.uses() if node in self._halves])
-        for node in [node for node in self._graph if node in self._halves]:
-            for value in node.outputs:
-                if value.dtype == _FLOAT:
-                    self._convert_output(value)
-
-    def _convert_weight(self, value: ir.Value) -> None:
-        tensor = value.const_value
-        assert tensor is not None
-        readers = [node for node, _ in value.uses()]
-        inside = [node for node in readers if node in self._halves]
-        if len(inside) < len(readers) and tensor.nbytes >= _SMALL_BYTES:
-            self._redirect(value, _HALF, inside)  # stored once, in the precision that the other readers need
-            return
-        use = WeightUse.of(value, inside[0])
-        narrow = add_initializer(self._graph, _HalfTensor(tensor, _HALF, self._fresh.take(f"{value.name}_fp16"), use))
-        _replace_uses(value, narrow, inside)
-        if len(inside) == len(readers):
-            self._graph.initializers.pop(value.name or "")
-
-    def _convert_output(self, value: ir.Value) -> None:
-        """Set the type of a float16 output, and insert a Cast for its float32 readers."""
-        value.type = ir.TensorType(_HALF)
-        outside = [node for node, _ in value.uses() if node not in self._halves]
-        maker = value.producer()
-        assert maker is not None
-        if not outside and not value.is_graph_output():
-            return
-        name = value.name or ""
-        value.name = self._fresh.take(f"{name}_fp16")
-        cast = cast_node(value, _FLOAT, maker, self._fresh, name)
-        self._graph.insert_after(maker, cast)
-        _replace_uses(value, cast.outputs[0], outside)
-        for position, output in enumerate(self._graph.outputs):
-            if output is value:
-                self._graph.outputs[position] = cast.outputs[0]
-
-    def _redirect(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
-        """Insert a Cast between a value and some readers."""
-        maker = value.producer()
-        assert self._first is not None
-        cast = cast_node(value, dtype, maker or readers[0], self._fresh)
-        if maker is None:
-            self._graph.insert_before(self._first, cast)
-        else:
-            self._graph.insert_after(maker, cast)
-        _replace_uses(value, cast.outputs[0], readers)
-
-
-def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) -> None:
-    chosen = set(readers)
-    for node, position in list(value.uses()):
-        if node in chosen:
-            node.replace_input_with(position, other)
-
-
-def _has_fixed_type(value: ir.Value) -> bool:
-    return value.is_graph_input() or value.is_graph_output()
-
-
-def _set_attributes(node: ir.Node) -> None:
-    """Set the type attribute of a node to float16."""
-    if node.op_type == "Cast":
-        node.attributes["to"] = ir.AttrInt64("to", int(_HALF))
-    elif node.op_type == "ConstantOfShape":
-        fill_value = node.attributes.get("value")
-        values = fill_value.as_tensor().numpy() if fill_value is not None else np.zeros(1, np.float32)
-        half = np.clip(values, np.finfo(np.float16).min, np.finfo(np.float16).max).astype(np.float16)
-        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(half))
-
-
-_HALF_END = float(np.finfo(np.float16).max)
-"""Largest value of float16."""
-_WIDE_OPERATORS = frozenset({
-    "Cos", "CumSum", "Exp", "Log", "Pow", "Range", "Reciprocal", "ReduceL2", "ReduceLogSumExp", "ReduceMean",
-    "ReduceSum", "ReduceSumSquare", "Sin", "Sqrt",
-})  # fmt: skip
-"""Operators that stay float32. Chosen: the square of 256 exceeds float16, norms square activations, and angles and
-counts beyond 2048 are not exact."""
-_CARRYING = frozenset({"Add", "Sub", "Mul", "Div"})
-"""Operators that stay float32 between wide operators, such as the sum with epsilon before a square root, and after the
-conversion of positions, whose differences float16 would lose."""
-_EXACT_OPERATORS = frozenset({"Cos", "Sin"})
-"""Operators that stay float32 together with the nodes that compute their operand. Measured: with positions up to 2047
-in float16, the cosine of rotary embeddings is wrong by up to 0.32."""
-_MOVING = frozenset({
-    "Cast", "Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile",
-    "Transpose", "Unsqueeze",
-})  # fmt: skip
-_POSITIONAL = _CARRYING | _MOVING | {"Abs", "Einsum", "Floor", "MatMul", "Max", "Min", "Mod", "Neg", "Where"}
-"""Operators that compute positions and angles; they stay float32 in this role."""
-_LARGEST_POSITIONAL_BYTES = 1 << 16
-"""Chosen: an operator with a larger constant is a layer. Frequencies of a head take a few hundred bytes."""
-_TYPED_BY_ATTRIBUTE = frozenset({
-    "Bernoulli", "Constant", "EyeLike", "If", "Loop", "Multinomial", "RandomNormal", "RandomNormalLike",
-    "RandomUniform", "RandomUniformLike", "Scan", "SequenceEmpty",
-})  # fmt: skip
-"""Operators whose types are set by an attribute, or that contain a graph. They stay float32."""
-_CASTS = ("Cast", "CastLike")
-"""Operators that stay float32 unless they produce float32: a conversion to indices needs exact values."""
-_INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
-_HALF_NAME = "tensor(float16)"
-
-
-def _half_precision_nodes(model: ir.Model, names: frozenset[str]) -> frozenset[ir.Node]:
-    """Select the nodes of the main graph, among the named nodes, that support float16 and compute safely in it.
-
-    Missing value types are inferred from the operators, in place: onnx does not know the operators of other domains.
-    """
-    _complete_types(model)
-    halves: set[ir.Node] = set()
-    wide = _positional_nodes(model.graph)
-    for node in model.graph:
-        if node.name not in names or node.op_identifier() in model.functions:
-            continue
-        if node in wide or _crashes_in_half(node):
-            continue
-        if (
-            node.op_type in _WIDE_OPERATORS
-            or _converts_integers(node)
-            or (node.op_type in _CARRYING and _is_all_wide(node, wide))
-        ):
-            wide.add(node)
-        elif _supports_half(node, model.opset_imports):
-            halves.add(node)
-    return frozenset(halves)
-
-
-def _crashes_in_half(node: ir.Node) -> bool:
-    """Return True for a Transpose before a MatMul that moves the first axis back.
-
-    Measured: in float16, ONNX Runtime 1.31 fuses the two into a FusedMatMul with ``transBatchA`` and crashes.
-    """
-    if node.op_type != "Transpose" or not any(user.op_type == "MatMul" for user, _ in node.outputs[0].uses()):
-        return False
-    order = list(node.attributes["perm"].as_ints()) if "perm" in node.attributes else []
-    others = [axis for axis in order if axis != 0]
-    return len(order) > 2 and order[0] != 0 and others == sorted(others)
-
-
-def _positional_nodes(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that compute inputs of sines, cosines and conversions to integers, excluding these operators."""
-    waiting = [
-        node.inputs[0] for node in graph.all_nodes() if node.op_type in _EXACT_OPERATORS or _makes_integers(node)
-    ]
-    positional: set[ir.Node] = set()
-    while waiting:
-        value = waiting.pop()
-        node = value.producer() if value is not None else None
-        if node is None or value is None or value.dtype != ir.DataType.FLOAT or node in positional:
-            continue
-        if node.op_type in _POSITIONAL and not _is_layer(node):
-            positional.add(node)
-            waiting += node.inputs
-    return positional
-
-
-def _makes_integers(node: ir.Node) -> bool:
-    """Return True if a node converts floats to integers, such as an index."""
-    read, created = node.inputs[0] if node.inputs else None, node.outputs[0].dtype if node.outputs else None
-    return node.op_type == "Cast" and read is not None and read.dtype == ir.DataType.FLOAT and created in _INTEGERS
-
-
-def _is_layer(node: ir.Node) -> bool:
-    """Return True if a node has a weight larger than a set of frequencies."""
-    tensors = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
-    return any(tensor is not None and tensor.nbytes > _LARGEST_POSITIONAL_BYTES for tensor in tensors)
-
-
-def _complete_types(model: ir.Model) -> None:
-    for node in model.graph:
-        if all(value.dtype is not None for value in node.outputs):
-            continue
-        if node.op_type == "Cast":
-            node.outputs[0].type = ir.TensorType(ir.DataType(node.attributes["to"].as_int()))
-            continue
-        schema = _find_schema(node, model.opset_imports)
-        if schema is None:
-            continue
-        known = {name: value.dtype for name, value in _formal_types(node, schema) if value.dtype is not None}
-        for name, value in _formal_types(node, schema):
-            if value.dtype is None and (dtype := known.get(name)) is not None:
-                value.type = ir.TensorType(dtype)
-
-
-def _converts_integers(node: ir.Node) -> bool:
-    """Return True if a node converts integers, such as positions, to floats; float16 may not hold them."""
-    return node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype in _INTEGERS
-
-
-def _is_all_wide(node: ir.Node, wide: set[ir.Node]) -> bool:
-    """Return True if all inputs of a node come from wide nodes, and float16 holds its constants.
-
-    The lowest float32, used in masks, becomes the lowest float16 in a float16 node, but minus infinity after a float32
-    node.
-    """
-    constants = [value.const_value for value in node.inputs if value is not None and value.is_initializer()]
-    if any(tensor is None or _is_beyond_half(tensor) for tensor in constants):
-        return False
-    makers = [value.producer() for value in node.inputs if value is not None and not value.is_initializer()]
-    return bool(makers) and all(maker in wide for maker in makers)
-
-
-def _is_beyond_half(tensor: ir.TensorProtocol) -> bool:
-    """Return True if a tensor has values beyond float16, or is too large to check."""
-    if tensor.nbytes > _LARGEST_POSITIONAL_BYTES:
-        return True
-    return bool((np.abs(tensor.numpy().astype(np.float32)) > _HALF_END).any())
-
-
-def _supports_half(node: ir.Node, opsets: Mapping[str, int]) -> bool:
-    """Return True if all float32 inputs and outputs of a node may be float16."""
-    if node.op_type in _TYPED_BY_ATTRIBUTE or (node.op_type in _CASTS and node.outputs[0].dtype != ir.DataType.FLOAT):
-        return False
-    schema = _find_schema(node, opsets)
-    if schema is None:
-        return False
-    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
-    types = {name for name, value in _formal_types(node, schema) if value.dtype == ir.DataType.FLOAT}
-    return bool(types) and all(_HALF_NAME in allowed.get(name, {name}) for name in types)
-
-
-def _formal_types(node: ir.Node, schema: Any) -> Iterator[tuple[str, ir.Value]]:
-    """Yield (type parameter of the schema, value) for the inputs and outputs of a node."""
-    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
-        for position, value in enumerate(values):
-            if value is not None and formals:
-                yield formals[min(position, len(formals) - 1)].typeStr, value
-
-
-def _find_schema(node: ir.Node, opsets: Mapping[str, int]) -> Any:
-    version = opsets.get(node.domain, 1)
-    versions = _schemas().get((node.domain, node.op_type), {})
-    return versions.get(max((since for since in versions if since <= version), default=0))
-
-
-@functools.cache
-def _schemas() -> Mapping[tuple[str, str], Mapping[int, Any]]:
-    """(domain, operator) → since_version → schema."""
-    from onnxruntime.capi import onnxruntime_pybind11_state
-
-    schemas: dict[tuple[str, str], dict[int, Any]] = {}
-    for schema in onnxruntime_pybind11_state.get_all_operator_schema():
-        schemas.setdefault((schema.domain, schema.name), {})[schema.since_version] = schema
-    return schemas

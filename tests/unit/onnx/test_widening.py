@@ -11,8 +11,8 @@ import pytest
 
 from graphs import parse
 from winml.modelkit.errors import WinMLError
-from winml.modelkit.onnx.bfloat16 import computes_in_bfloat16, widen_bfloat16
 from winml.modelkit.onnx.files.writing import write_model
+from winml.modelkit.onnx.widening import computes_in, widen_floats
 from winml.modelkit.ort.graph_sessions import open_session
 from winml.modelkit.ort.sessions import Session
 
@@ -68,8 +68,8 @@ def test_answers_are_those_of_float32(tmp_path: Path, is_external: bool) -> None
 def test_weights_are_cast_when_they_are_read() -> None:
     """Only the type of the weights changes before they are read."""
     model = _graph()
-    widen_bfloat16(model)
-    assert not computes_in_bfloat16(model)
+    widen_floats(model, ir.DataType.BFLOAT16)
+    assert not computes_in(model, ir.DataType.BFLOAT16)
     weight = model.graph.initializers["w"].const_value
     assert isinstance(weight, ir.LazyTensor)
     assert ir.DataType.FLOAT == weight.dtype == model.graph.initializers["w"].dtype
@@ -84,4 +84,4 @@ def test_weights_are_cast_when_they_are_read() -> None:
 )  # fmt: skip
 def test_graphs_that_the_cpu_runs_are_none(text: str) -> None:
     """Such graphs are compared unchanged."""
-    assert not computes_in_bfloat16(parse(text))
+    assert not computes_in(parse(text), ir.DataType.BFLOAT16)

@@ -1,0 +1,117 @@
+"""Optimization of float16 graphs: the same operators as in float32, with float16 inputs, outputs and weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from checkpoints import build_model
+from graphs import operators, parse
+from winml.modelkit import HTPExporter
+from winml.modelkit.export.config import WinMLExportConfig
+from winml.modelkit.models.request import ModelRequest
+from winml.modelkit.optimize.options import OptimizeOptions
+from winml.modelkit.optimize.pipeline import OptimizeResult, optimize
+from winml.modelkit.ort.sessions import Session
+from winml.modelkit.tags.tagging import measure_coverage
+
+DECODER, FULL = OptimizeOptions().with_decoder_fusions(), OptimizeOptions(level="full")
+TOLERANCE = 1e-2
+"""Share of the largest value. Chosen ten times above the step of float16, which is 2^-10."""
+_SIZES = {"batch_size": 1, "sequence_length": 5, "past_sequence_length": 3}
+
+
+def _export(folder: Path, model: Any, dtype: str, exporter: str) -> Path:
+    model.save_pretrained(folder / "checkpoint")
+    config = WinMLExportConfig(exporter=exporter, verify=False)  # type: ignore[arg-type]  # a name of one
+    request = ModelRequest(str(folder / "checkpoint"), dtype=dtype)
+    return HTPExporter(config).export_checkpoint(request, folder / f"{dtype}.onnx").only_part.model_path
+
+
+def _interface(model: ir.Model) -> list[tuple[str | None, ir.DataType | None]]:
+    return [(value.name, value.dtype) for value in (*model.graph.inputs, *model.graph.outputs)]
+
+
+def _run(model: ir.Model) -> dict[str, Any]:
+    """Run a graph on drawn values: ones as masks, positions from zero."""
+    session = Session(ir.to_proto(model).SerializeToString())
+    generator = np.random.default_rng(0)
+    feeds: dict[str, Any] = {}
+    for value in model.graph.inputs:
+        assert value.shape is not None
+        assert value.dtype is not None
+        shape = [size if isinstance(size, int) else _SIZES.get(str(size.value), 8) for size in value.shape]
+        drawn = generator.integers(0, 2, shape)  # tokens, and types of tokens
+        if value.dtype.is_floating_point():
+            drawn = generator.standard_normal(shape)
+        elif value.name == "attention_mask":
+            drawn = np.ones(shape)
+        elif value.name == "position_ids":
+            drawn = np.arange(3, 3 + shape[1])[None]
+        feeds[str(value.name)] = drawn.astype(value.dtype.numpy())
+    return session.run(feeds)
+
+
+def _optimize_both(
+    folder: Path, kind: str, options: OptimizeOptions, exporter: str, **settings: Any
+) -> tuple[ir.Model, OptimizeResult, OptimizeResult]:
+    """Return the float16 graph before, and the optimized graphs in float16 and float32."""
+    model = build_model(kind, **settings)
+    paths = [_export(folder, model, dtype, exporter) for dtype in ("fp16", "fp32")]
+    half, full = (optimize(ir.load(path), options) for path in paths)
+    return ir.load(paths[0]), half, full
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "exporter", "settings"),
+    [
+        ("llama", DECODER, "torchscript", {"num_hidden_layers": 1, "head_dim": 16}),
+        ("llama", DECODER, "dynamo", {"num_hidden_layers": 1, "head_dim": 16}),
+        ("gpt2", FULL, "torchscript", {"n_layer": 1, "n_head": 2, "n_embd": 32}),
+        ("bert", FULL, "torchscript", {}),
+        ("vit", FULL, "torchscript", {}),
+    ],
+    ids=["llama", "llama_dynamo", "gpt2", "bert", "vit"],
+)
+def test_float16_graph_has_the_operators_of_float32(
+    tmp_path: Path, kind: str, options: OptimizeOptions, exporter: str, settings: dict[str, Any]
+) -> None:
+    """Apart from casts, of which two may remain; names and types of inputs and outputs, tags and weights stay."""
+    before, half, full = _optimize_both(tmp_path, kind, options, exporter, **settings)
+    counts = [Counter(operators(result.model)) for result in (half, full)]
+    casts = [count.pop("Cast", 0) for count in counts]
+    assert counts[0] == counts[1]
+    assert casts[0] <= casts[1] + 2
+    assert half.fired == full.fired
+    assert any(half.fired.values())
+    assert _interface(half.model) == _interface(before)
+    assert measure_coverage(half.model).is_complete
+    large = [value.const_value for value in half.model.graph.initializers.values() if value.const_value.size > 64]
+    assert {tensor.dtype for tensor in large if tensor.dtype.is_floating_point()} == {ir.DataType.FLOAT16}
+    expected, answer = _run(before), _run(half.model)
+    for name, value in expected.items():
+        assert value.dtype == answer[name].dtype
+        np.testing.assert_allclose(answer[name], value, rtol=0, atol=TOLERANCE * float(np.abs(value).max()))
+
+
+def test_nodes_that_computed_in_float32_still_do() -> None:
+    """A softmax between casts stays float32; output and input of the graph keep name and type."""
+    text = """m (float16[2, 8] x) => (float16[2, 8] y, float[2, 8] z) {
+        wide = Cast <to = 1> (x)
+        z = Softmax <axis = -1> (wide)
+        narrow = Cast <to = 10> (z)
+        y = Mul (narrow, x)
+    }"""
+    before, model = parse(text), parse(text)
+    model = optimize(model, FULL).model
+    assert _interface(model) == _interface(before)
+    assert next(node for node in model.graph if node.op_type == "Softmax").outputs[0].dtype == ir.DataType.FLOAT
+    assert next(node for node in model.graph if node.op_type == "Mul").outputs[0].dtype == ir.DataType.FLOAT16
+    expected, answer = _run(before), _run(model)
+    np.testing.assert_allclose(answer["z"], expected["z"], rtol=1e-6)
+    np.testing.assert_allclose(answer["y"], expected["y"], rtol=1e-3)
