@@ -63,5 +63,5 @@ def _list_providers(options: dict[str, object]) -> None:
     from winml.modelkit.compile.table import compilable_providers_document
 
     providers = compilable_providers()
-    record = {"execution_providers": [item.as_record() for item in providers]}
+    record = {"execution_providers": [provider.as_record() for provider in providers]}
     show_result(record, options, lambda: compilable_providers_document(providers), is_answer=True)

@@ -76,7 +76,7 @@ def _find_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[
     if work.reference is not None or not task.verify or not work.chosen.provider.compiles:
         return work.reference, ()
     structure = read_structure(task.source)
-    metadata = {item.key: item.value for item in structure.metadata_props}
+    metadata = {entry.key: entry.value for entry in structure.metadata_props}
     is_quantized = any(node.op_type in QUANTIZED_OPERATORS for node in proto_nodes(structure))
     if QUANTIZATION_KEY not in metadata and not is_quantized:
         return None, ()
@@ -165,11 +165,16 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         except OSError as error:
             raise write_error(task.output, error) from error
 
-    def record(self, done: graph_file.Transformation[CompileResult]) -> CompiledFile:
+    def record(self, transformation: graph_file.Transformation[CompileResult]) -> CompiledFile:
         """Return the record with the compiled parts and the nodes outside."""
-        result = done.result
-        notes = (*done.file.notes, *self.notes, *_weight_notes(result, self.chosen), *_machine_notes(result.record))
-        file = {**vars(done.file), "notes": notes}
+        result = transformation.result
+        notes = (
+            *transformation.file.notes,
+            *self.notes,
+            *_weight_notes(result, self.chosen),
+            *_machine_notes(result.record),
+        )
+        file = {**vars(transformation.file), "notes": notes}
         return CompiledFile(**file, compiled=result.record, parts=result.parts, outside=result.outside)
 
     def refuse_graph(self, model: ir.Model) -> None:
@@ -250,11 +255,11 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         own_folders = dict.fromkeys(files_folder(path.absolute()) for path in (source, sample_model))
         folders = list(own_folders) if self.processors is None else [self.processors]
         request = SampleRequest(run_options, count=SAMPLES, tries_sizes=True, model=sample_model)
-        draws, expected, samples = files.reference_outputs(source, partial(_read_samples, request, folders))
+        sample_feeds, expected, samples = files.reference_outputs(source, partial(_read_samples, request, folders))
         provider = self.chosen
         try:
             session = provider.open(written)
-            outputs = [session.run(draw) for draw in counted(draws, "sample")]
+            outputs = [session.run(feeds) for feeds in counted(sample_feeds, "sample")]
         except (StageError, UsageError) as error:
             reason = unreadable_reason(provider)
             raise VerificationError(
@@ -266,14 +271,14 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         minimum_db = DEFAULT_MIN_SQNR_DB if self.options.min_sqnr_db is None else self.options.min_sqnr_db
         if self.reference is None:
             fidelity = measure_fidelity(expected, outputs, minimum_db, samples)
-            files.refuse_below_minimum_sqnr(fidelity, source.name, draws[0], _minimum_sqnr_hint())
+            files.refuse_below_minimum_sqnr(fidelity, source.name, sample_feeds[0], _minimum_sqnr_hint())
             return fidelity
-        float_outputs = _run_reference(self.reference, source, draws, expected)
+        float_outputs = _run_reference(self.reference, source, sample_feeds, expected)
         source_fidelity = measure_fidelity(float_outputs, expected, minimum_db, samples)
         margin = MARGIN_DB if self.options.min_sqnr_db is None else None
         comparison = SourceFidelity(self.reference.name, source.name, source_fidelity.outputs, margin)
         fidelity = replace(measure_fidelity(float_outputs, outputs, minimum_db, samples), beside=comparison)
-        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, draws[0], _minimum_sqnr_hint())
+        files.refuse_below_minimum_sqnr(fidelity, self.reference.name, sample_feeds[0], _minimum_sqnr_hint())
         return fidelity
 
 
@@ -294,14 +299,16 @@ def _minimum_sqnr_hint() -> str:
     )
 
 
-def _run_reference(reference: Path, source: Path, draws: Sequence[Arrays], expected: Sequence[Arrays]) -> list[Arrays]:
+def _run_reference(
+    reference: Path, source: Path, sample_feeds: Sequence[Arrays], expected: Sequence[Arrays]
+) -> list[Arrays]:
     """Return the outputs of the float file for the samples.
 
     Raises:
         UsageError: the inputs or outputs differ from those of the quantized file.
     """
     try:
-        outputs = files.outputs_of_file(reference, draws)
+        outputs = files.outputs_of_file(reference, sample_feeds)
     except (StageError, UsageError) as error:
         raise UsageError(
             f"{opt.reference} {reference}: not the source of {source.name}: {error.message}",
@@ -323,13 +330,15 @@ def _outside_words(outside: Sequence[OutsideNode]) -> str:
     """
     counts = Counter((node.operator, node.dtype, node.reason) for node in outside)
     first_tags = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
-    words = []
+    phrases = []
     for key, count in counts.most_common(_DISPLAYED_OUTSIDE):
         operator, dtype, reason = key
-        where = f"{'in' if count == 1 else 'first in'} {first_tags[key] or '(no tag)'}"
-        words.append(f"{count} {operator}{f' of {dtype}' if dtype else ''}, {where}{f' ({reason})' if reason else ''}")
+        module_words = f"{'in' if count == 1 else 'first in'} {first_tags[key] or '(no tag)'}"
+        phrases.append(
+            f"{count} {operator}{f' of {dtype}' if dtype else ''}, {module_words}{f' ({reason})' if reason else ''}"
+        )
     rest_count = len(counts) - _DISPLAYED_OUTSIDE
-    return "; ".join([*words, *([f"and {rest_count} more"] if rest_count > 0 else [])])
+    return "; ".join([*phrases, *([f"and {rest_count} more"] if rest_count > 0 else [])])
 
 
 _DISPLAYED_OUTSIDE = 3
@@ -347,6 +356,6 @@ def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
         opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"
         notes.append(f"The weight layout is for {opened_for}: compile again on a different kind of processor.")
     if "simulated_on" in record:
-        device, place = record["device"], record["simulated_on"]
-        notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {place}.")
+        device, simulator = record["device"], record["simulated_on"]
+        notes.append(f"This machine has no {device}: {record['provider']} simulates it on the {simulator}.")
     return tuple(notes)

@@ -120,7 +120,7 @@ def compile_graph(
     contexts = context_nodes(compiled)
     # One node may replace the whole graph, more than the transfer of tags searches.
     _write_absorbed_modules(contexts, model)
-    parts = tuple(_compiled_part(node, displayed) for node in contexts)
+    parts = tuple(_describe_part(node, displayed) for node in contexts)
     if not is_processor and not parts:
         raise CompileError(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
@@ -130,7 +130,9 @@ def compile_graph(
     outside: tuple[OutsideNode, ...] = ()
     if not is_processor:
         outside_nodes = (node for node in all_nodes(compiled) if not is_context(node))
-        outside = tuple(_outside_node(node, reasons.get(node.name or "", ""), dtypes) for node in outside_nodes)
+        outside = tuple(
+            _describe_outside_node(node, reasons.get(node.name or "", ""), dtypes) for node in outside_nodes
+        )
     record = {**_metadata_record(compiled, options, chosen), **({"source": source} if source else {})}
     compiled.metadata_props[COMPILE_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
     return CompileResult(compiled, True, report.notes, measure_coverage(compiled), parts, outside, record)
@@ -185,7 +187,7 @@ def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> 
     module_of = {tag.tag: tag.module for node in all_nodes(original) if (tag := read_tag(node)) is not None}
     root = min(module_of, key=len, default="")
     for context in contexts:
-        nodes = [inner for node in _find_absorbed_nodes(context, producers) for inner in _with_subgraphs(node)]
+        nodes = [inner for node in _find_absorbed_nodes(context, producers) for inner in _walk_subgraphs(node)]
         tags = [tag for node in nodes if (tag := read_tag(node)) is not None]
         if not tags:
             continue
@@ -209,7 +211,7 @@ def _find_absorbed_nodes(context: ir.Node, producers: dict[str | None, ir.Node])
     return list(nodes)
 
 
-def _with_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
+def _walk_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
     yield node
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -228,7 +230,7 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) 
         )
 
 
-def _compiled_part(node: ir.Node, displayed: str) -> CompiledPart:
+def _describe_part(node: ir.Node, displayed: str) -> CompiledPart:
     tag = read_tag(node)
     try:
         modules = listed_modules(node) or ([] if tag is None else [tag.module])
@@ -237,7 +239,7 @@ def _compiled_part(node: ir.Node, displayed: str) -> CompiledPart:
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 
-def _outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.DataType | None]) -> OutsideNode:
+def _describe_outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.DataType | None]) -> OutsideNode:
     tag = read_tag(node)
     tensor = next((value for value in node.inputs if value is not None), None)
     dtype = None if tensor is None else tensor.dtype or types.get(tensor.name)

@@ -24,7 +24,7 @@ def compilation_document(result: CompiledFile) -> doc.Document:
         *written_fields(result.files),
         *doc.note_fields(result.notes),
     ]
-    rest = f"… and {{}} more ({opt.verbose} shows all)"
+    rest_words = f"… and {{}} more ({opt.verbose} shows all)"
     return doc.Document(
         [
             doc.Fields(fields),
@@ -36,13 +36,13 @@ def compilation_document(result: CompiledFile) -> doc.Document:
                     for position, module in enumerate(part.modules)
                 ],
                 brief=range(DISPLAYED_ROWS),
-                rest=rest,
+                rest=rest_words,
             ),
             doc.Table(
                 doc.columns(("left to the CPU provider", "name"), "operator", "dtype", ("module", "name"), "reason"),
                 [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside],
                 brief=range(DISPLAYED_ROWS),
-                rest=rest,
+                rest=rest_words,
             ),
         ]
     )
@@ -53,13 +53,13 @@ def compilable_providers_document(providers: tuple[CompilableProvider, ...]) -> 
     columns = ("provider", "here", "devices", "a compiled file holds", "package")
     rows = [
         (
-            item.short,
-            "yes" if item.is_present else "no",
-            ", ".join(item.devices),
-            item.makes,
-            item.package or "none for this platform",
+            provider.short,
+            "yes" if provider.is_present else "no",
+            ", ".join(provider.devices),
+            provider.makes,
+            provider.package or "none for this platform",
         )
-        for item in providers
+        for provider in providers
     ]
     return doc.Document([doc.Table([doc.Column(name) for name in columns], rows)])
 
@@ -67,5 +67,5 @@ def compilable_providers_document(providers: tuple[CompilableProvider, ...]) -> 
 def _parts_words(result: CompiledFile) -> str:
     modules = {module for part in result.parts for module in part.modules}
     outside = Counter(node.operator for node in result.outside)
-    words = ", ".join(f"{count} {operator}" for operator, count in outside.most_common())
-    return f"{count_noun(len(result.parts), 'part')} of {len(modules)} modules; outside: {words or 'no node'}"
+    operator_words = ", ".join(f"{count} {operator}" for operator, count in outside.most_common())
+    return f"{count_noun(len(result.parts), 'part')} of {len(modules)} modules; outside: {operator_words or 'no node'}"

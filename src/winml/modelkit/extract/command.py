@@ -56,7 +56,7 @@ def command(context: click.Context, /, **options: Any) -> None:
       winml extract model.onnx --module 'encoder.layer.0.*' -o layer0 --with-inputs
       winml extract -m ./checkpoint --module '/BertModel/**/BertLayer.*' -o layers --format json
     """
-    plans = {part: plan_extraction(_request(requested)) for part, requested in _options_by_part(options).items()}
+    plans = {part: plan_extraction(_build_request(requested)) for part, requested in _options_by_part(options).items()}
     of_several = _WHOLE not in plans
     if options["dry_run"]:
         from winml.modelkit.report.plan import plan_document
@@ -65,7 +65,7 @@ def command(context: click.Context, /, **options: Any) -> None:
             plans, options, plan_document, of_several=of_several, show=partial(_streams.show_result, is_answer=True)
         )
         return
-    results = {part: _extract(plan, options) for part, plan in plans.items()}
+    results = {part: _run_planned_extraction(plan, options) for part, plan in plans.items()}
     from winml.modelkit.extract.table import extract_document
 
     show_parts(
@@ -73,9 +73,11 @@ def command(context: click.Context, /, **options: Any) -> None:
         options,
         extract_document,
         of_several=of_several,
-        record=lambda item: {"folder": str(item.folder), **item.as_record()},
+        record=lambda result: {"folder": str(result.folder), **result.as_record()},
     )
-    refused, modules = (sum(len(getattr(item, name)) for item in results.values()) for name in ("refused", "modules"))
+    refused, modules = (
+        sum(len(getattr(result, name)) for result in results.values()) for name in ("refused", "modules")
+    )
     if refused or not modules:
         reason = (
             f"{count_noun(refused, 'module')} could not be extracted" if refused else "no module to extract was found"
@@ -102,7 +104,7 @@ def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
     }
 
 
-def _request(options: Mapping[str, Any]) -> ExtractRequest:
+def _build_request(options: Mapping[str, Any]) -> ExtractRequest:
     """Return the request for one graph; refuse invalid names and paths before heavy imports."""
     model, run = runnable_model(options)
     protected = tuple(files_read(model, options))
@@ -110,7 +112,7 @@ def _request(options: Mapping[str, Any]) -> ExtractRequest:
     return ExtractRequest(model=model, run=run, protected=protected, **fields)
 
 
-def _extract(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
+def _run_planned_extraction(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
     from winml.modelkit.cli._progress import show_step
 
     with _streams.library_output_to_stderr():

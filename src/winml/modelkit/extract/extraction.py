@@ -99,7 +99,7 @@ def plan_cuts(path: Path, selector: str, folder: Path, options: ExtractOptions) 
     refuse_existing([folder / EXTRACT_MANIFEST_NAME], overwrite=options.overwrite)
     state = file_state(path)
     cuts = cut_modules(path, selector)
-    stems = tuple(_file_stems([item.identity for item in cuts.calls]))
+    stems = tuple(_file_stems([call.identity for call in cuts.calls]))
     endings = (".onnx", ".inputs.npz", ".outputs.npz") if options.with_inputs else (".onnx",)
     outputs = tuple(folder / f"{stem}{ending}" for stem in stems for ending in endings)
     refuse_inputs(outputs, (*files_of_model(path), *options.protected))
@@ -163,14 +163,14 @@ def extract_modules(
     with clock.step(_STEPS[2]) as step, OutputFiles() as files:
         files.reserve(folder / EXTRACT_MANIFEST_NAME)  # moved last
         writer = _CutWriter(cuts, recording, folder, files, options.with_inputs)
-        outcomes = [writer.write(item, stem) for item, stem in zip(cuts.calls, stems, strict=True)]
+        outcomes = [writer.write(call, stem) for call, stem in zip(cuts.calls, stems, strict=True)]
         modules = tuple(outcome for outcome in outcomes if isinstance(outcome, ExtractedModule))
         failures = (outcome for outcome in outcomes if isinstance(outcome, RefusedModule))
         result = replace(result, modules=modules, refused=(*cuts.refused, *failures), notes=recording.fed.notes)
         files.write_json(folder / EXTRACT_MANIFEST_NAME, result.as_record())
         if modules:
-            written = files.commit(overwrite=options.overwrite)
-            step.summary = f"{len(written)} files"
+            committed_files = files.commit(overwrite=options.overwrite)
+            step.summary = f"{len(committed_files)} files"
     return result
 
 
@@ -184,38 +184,38 @@ class _CutWriter:
     files: OutputFiles
     with_inputs: bool
 
-    def write(self, item: CutCall, stem: str) -> ExtractedModule | RefusedModule:
+    def write(self, call: CutCall, stem: str) -> ExtractedModule | RefusedModule:
         """Write one module; refuse it with the reason if ONNX Runtime does not run it alone.
 
         Raises:
             VerificationError: the outputs differ from those inside the whole model.
         """
         staged = self.files.reserve(self.folder / f"{stem}.onnx")
-        written_cut = write_cut(self.cuts, item, self.recording, staged)
+        written_cut = write_cut(self.cuts, call, self.recording, staged)
         try:
-            worst = compare_with_recording(staged, item, self.recording)
+            worst = compare_with_recording(staged, call, self.recording)
         except StageError as error:
             for file in written_cut.files:
                 file.unlink()
-            return RefusedModule(item.identity, error.message.replace(str(staged), f"{stem}.onnx"))
+            return RefusedModule(call.identity, error.message.replace(str(staged), f"{stem}.onnx"))
         if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
             raise VerificationError(
-                f"{item.identity.words}: output {worst.name} of the extracted module differs from the whole "
+                f"{call.identity.words}: output {worst.name} of the extracted module differs from the whole "
                 f"model by {worst.relative_diff:.1e} of its largest value; tolerance {CUT_MODULE_THRESHOLD:.0e}",
                 hint="No file was written. This is a bug in winml: please report it.",
             )
         return ExtractedModule(
-            identity=item.identity,
+            identity=call.identity,
             file=f"{stem}.onnx",
-            inputs_file=self._write_recorded(f"{stem}.inputs.npz", item.cut.inputs),
-            outputs_file=self._write_recorded(f"{stem}.outputs.npz", item.cut.outputs),
+            inputs_file=self._write_recorded(f"{stem}.inputs.npz", call.cut.inputs),
+            outputs_file=self._write_recorded(f"{stem}.outputs.npz", call.cut.outputs),
             inputs=written_cut.inputs,
             outputs=written_cut.outputs,
-            nodes=len(item.cut.nodes),
-            parameters=sum(value.const_value.size for value in item.cut.initializers if value.const_value is not None),
+            nodes=len(call.cut.nodes),
+            parameters=sum(value.const_value.size for value in call.cut.initializers if value.const_value is not None),
             size_bytes=sum(file.stat().st_size for file in written_cut.files),
-            drawn_in=_node_names(item.cut.drawn_in),
-            left_out=_node_names(item.cut.left_out),
+            drawn_in=_node_names(call.cut.drawn_in),
+            left_out=_node_names(call.cut.left_out),
             max_abs_diff=worst.max_abs_diff,
             relative_diff=worst.relative_diff,
         )
@@ -332,12 +332,12 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
         cut_calls = parts.cut(module.tag)
         if not cut_calls:
             without_nodes.append(ModuleIdentity(module.path, module.tag, module.class_name))
-        for item in cut_calls:
-            identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
-            if isinstance(item.result, Refusal):
-                refused.append(RefusedModule(identity, item.result.reason))
+        for cut_call in cut_calls:
+            identity = ModuleIdentity(module.path, module.tag, module.class_name, cut_call.call, cut_call.calls)
+            if isinstance(cut_call.result, Refusal):
+                refused.append(RefusedModule(identity, cut_call.result.reason))
             else:
-                calls.append(CutCall(identity, item.result))
+                calls.append(CutCall(identity, cut_call.result))
     return ModuleCuts(path, model, tuple(calls), tuple(refused), tuple(without_nodes))
 
 
@@ -370,7 +370,7 @@ def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
         UsageError: sizes or values do not fit the inputs of the whole model.
         StageError: ONNX Runtime cannot load or run the model.
     """
-    values = dict.fromkeys(value for item in cuts.calls for value in (*item.cut.inputs, *item.cut.outputs))
+    values = dict.fromkeys(value for call in cuts.calls for value in (*call.cut.inputs, *call.cut.outputs))
     graph = cuts.model.graph
     names = [str(value.name) for value in values if value.producer() is not None]
     outputs = {value.name for value in graph.outputs}
@@ -397,20 +397,20 @@ def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | No
         value.shape = ir.Shape(shape if len(shape) == array.ndim else [None] * array.ndim)
 
 
-def write_cut(cuts: ModuleCuts, item: CutCall, recording: Recording, path: Path) -> _WrittenCut:
+def write_cut(cuts: ModuleCuts, call: CutCall, recording: Recording, path: Path) -> _WrittenCut:
     """Write one cut as a separate model, with its weights.
 
     Raises:
         WriteError: the file cannot be written.
     """
-    model = cut_model(cuts.model, item.cut)
+    model = cut_model(cuts.model, call.cut)
     inputs, outputs = _io_records(model.graph, recording)
     model_metadata = cuts.model.metadata_props
     records: dict[str, object] = {
-        CUT_KEY: item.identity.as_record(),
+        CUT_KEY: call.identity.as_record(),
         INPUTS_KEY: inputs,
         OUTPUTS_KEY: outputs,
-        TREE_KEY: _filter_tree(model_metadata.get(TREE_KEY, ""), item),
+        TREE_KEY: _filter_tree(model_metadata.get(TREE_KEY, ""), call),
     }
     model.metadata_props.update({key: model_metadata[key] for key in (MODEL_KEY, EXPORT_KEY) if key in model_metadata})
     for key, value in records.items():
@@ -439,24 +439,24 @@ def _io_record(value: ir.Value) -> dict[str, object]:
     }
 
 
-def _filter_tree(text: str, item: CutCall) -> list[Any]:
+def _filter_tree(text: str, call: CutCall) -> list[Any]:
     """Return the entries of the module tree in a cut: its module, submodules, and modules of other included nodes."""
-    tags = {tag.tag for node in item.cut.nodes if (tag := read_tag(node))}
+    tags = {tag.tag for node in call.cut.nodes if (tag := read_tag(node))}
     try:
         return [
             entry
             for entry in load_metadata(text or "[]")
-            if entry["tag"] in tags or address.is_within(entry["tag"], item.identity.tag)
+            if entry["tag"] in tags or address.is_within(entry["tag"], call.identity.tag)
         ]
     except (ValueError, TypeError, KeyError):
         return []
 
 
-def compare_with_recording(path: Path, item: CutCall, recording: Recording) -> OutputComparison:
+def compare_with_recording(path: Path, call: CutCall, recording: Recording) -> OutputComparison:
     """Run a written cut on its recorded inputs, and return the output with the largest difference from the recording.
 
     Raises:
         StageError: ONNX Runtime cannot load or run the written model.
     """
-    outputs = open_session(path, as_written=True).run(recording.of(item.cut.inputs))
-    return compare_outputs([recording.of(item.cut.outputs)], [outputs]).worst
+    outputs = open_session(path, as_written=True).run(recording.of(call.cut.inputs))
+    return compare_outputs([recording.of(call.cut.outputs)], [outputs]).worst
