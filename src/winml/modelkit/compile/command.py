@@ -59,6 +59,7 @@ def _describe_result(result: CompiledFile) -> Document:
 
 
 def _list_providers(options: dict[str, object]) -> None:
+    """Print every execution provider that compiles models, as a table or as JSON."""
     from winml.modelkit.compile.file_compilation import compilable_providers
     from winml.modelkit.compile.table import compilable_providers_document
 

@@ -1,7 +1,7 @@
 """Compilation of an ONNX file for one execution provider.
 
-Reading, normalization and writing are shared by all commands that change a graph (``graph_file``). The compiled file is
-opened and run on its provider before it is committed. Independent of PyTorch.
+Commands that change a graph share reading, normalization and writing (``graph_file``). The compiled file is opened and
+run on its provider before the commit. Independent of PyTorch.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _find_reference(task: graph_file.GraphFileTask, work: Compilation) -> tuple[
 
 
 def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, ...]:
-    """Return a warning about weights that are dequantized outside the compiled parts."""
+    """Warn of quantized weights dequantized outside the compiled parts; `()` without such weights."""
     weights = [node for node in result.outside if node.expands_weight]
     if not weights:
         return ()
@@ -108,7 +108,7 @@ def _weight_notes(result: CompileResult, chosen: ChosenProvider) -> tuple[str, .
 
 
 def compilable_providers() -> tuple[CompilableProvider, ...]:
-    """Return every provider that supports compilation, including providers that are not installed."""
+    """Return every provider with support for compilation, installed or not."""
     present = present_providers()
     return tuple(
         CompilableProvider(
@@ -203,6 +203,11 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         return result
 
     def _refuse_beyond_limits(self, result: CompileResult) -> None:
+        """Refuse a result with more outside nodes, or more parts, than the options allow.
+
+        Raises:
+            LimitError: the message names the most frequent operators outside.
+        """
         advice = (
             f"winml inspect {self.displayed} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
             "supported"
@@ -235,7 +240,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         return f"{parts} {target}, {len(result.outside)} nodes outside"
 
     def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
-        """Write the model and the context files beside it, which are named by content."""
+        """Write the model, and move its context files beside the model under names made from their content."""
         names = {}
         for name in context_file_names(model):
             context_file = path.with_name(f"{path.name}.context")
@@ -246,7 +251,12 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
         write_model(model, path, external=not self.options.embed if external is None else external)
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo | FidelityInfo:
-        """Open the result, run it on its provider, and compare."""
+        """Open the result, run samples on its provider, and compare outputs with the source or the float reference.
+
+        Raises:
+            VerificationError: the provider cannot run the result, or outputs differ beyond tolerance.
+            UsageError: the float reference has other inputs or outputs.
+        """
         if not self.chosen.provider.compiles:
             return files.refuse_different(source, written, seed, sizes=self.sizes)
         run_options = RunOptions(str(source), sizes=self.sizes, seed=seed)
@@ -346,11 +356,12 @@ _DISPLAYED_OUTSIDE = 3
 
 
 def _weight_hint(result: CompileResult, chosen: ChosenProvider) -> str:
+    """Return the notes of `_weight_notes` as text to append to a hint; empty without notes."""
     return "".join(f" {note}" for note in _weight_notes(result, chosen))
 
 
 def _machine_notes(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return notes on the processor that the file requires, and on a simulated device."""
+    """Return notes on the required processor, and on a simulated device."""
     notes = []
     if "processor" in record:
         opened_for = f"{record['processor']} and ONNX Runtime {record['onnxruntime']}"

@@ -2,7 +2,7 @@
 
 Parts that a provider compiles become ``EPContext`` nodes. The CPU provider has no compiled form: the graph is written
 as ONNX Runtime optimizes it. In both cases every node keeps its module, and an ``EPContext`` node lists the modules of
-all nodes that it replaces.
+all replaced nodes.
 """
 
 from __future__ import annotations
@@ -102,6 +102,7 @@ def compile_graph(
         UsageError: the provider requires fixed sizes and a dimension is dynamic, or refuses its options.
         InputError: the model is compiled already.
         CompileError: the provider fails or compiles nothing, or ONNX Runtime cannot load the graph.
+            StageError: the provider ended its process, or did not finish in time.
     """
     refuse_compiled(model)
     _refuse_open_sizes(model, chosen, displayed)
@@ -177,7 +178,7 @@ def _write_absorbed_modules(contexts: Iterable[ir.Node], original: ir.Model) -> 
     """Set the tag and the module list of ``EPContext`` nodes, in place.
 
     The tag is the deepest common module of the replaced nodes. Providers keep the names of the values at the borders of
-    a part, so the replaced nodes are known exactly. Nodes that replace a part without tags are not changed.
+    a part, so the replaced nodes are known exactly. ``EPContext`` nodes of a part without tags are not changed.
 
     Args:
         contexts: The ``EPContext`` nodes.
@@ -212,6 +213,7 @@ def _find_absorbed_nodes(context: ir.Node, producers: dict[str | None, ir.Node])
 
 
 def _walk_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield a node, then all nodes of its subgraphs."""
     yield node
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
@@ -219,6 +221,11 @@ def _walk_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) -> None:
+    """Refuse dynamic dimensions if the provider requires fixed sizes.
+
+    Raises:
+        UsageError: the hint has the command that fixes the sizes.
+    """
     open_axes = open_dimensions(model.graph)
     if open_axes and not chosen.provider.takes_dynamic:
         name, axes = next(iter(open_axes.items()))
@@ -231,6 +238,11 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) 
 
 
 def _describe_part(node: ir.Node, displayed: str) -> CompiledPart:
+    """Return the record of an ``EPContext`` node.
+
+    Raises:
+        InputError: the module list in the node's metadata is damaged.
+    """
     tag = read_tag(node)
     try:
         modules = listed_modules(node) or ([] if tag is None else [tag.module])
@@ -240,6 +252,7 @@ def _describe_part(node: ir.Node, displayed: str) -> CompiledPart:
 
 
 def _describe_outside_node(node: ir.Node, reason: str, types: Mapping[str | None, ir.DataType | None]) -> OutsideNode:
+    """Return the record of a node outside the compiled parts; ``types`` maps value names to element types."""
     tag = read_tag(node)
     tensor = next((value for value in node.inputs if value is not None), None)
     dtype = None if tensor is None else tensor.dtype or types.get(tensor.name)

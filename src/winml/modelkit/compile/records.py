@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompilableProvider(Record):
-    """An execution provider that supports compilation."""
+    """An execution provider with support for compilation."""
 
     short: str
     name: str
@@ -31,7 +31,7 @@ class CompilableProvider(Record):
 
 @dataclass(frozen=True)
 class CompiledFile(TransformedFile, schema_version=1):
-    """A file that was compiled for an execution provider."""
+    """A file compiled for an execution provider."""
 
     before: GraphSummary = field(metadata=entry("nodes_before", attribute="nodes", last=True))
     after: GraphSummary = field(metadata=entry("nodes_after", attribute="nodes", last=True))

@@ -48,7 +48,12 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
         return CompileOptions
 
     def refuse_options(self) -> None:
-        """Refuse a missing provider, and a reference that is unused or missing."""
+        """Refuse a missing provider, and an unused or missing reference.
+
+        Raises:
+            UsageError: no provider is specified, or the reference has no effect.
+            ModelPathError: the reference is no file.
+        """
         if self.options.ep is None:
             raise UsageError("no execution provider is specified", hint=f"Use {opt.ep}; {opt.list} lists them.")
         provider = find_execution_provider(self.options.ep)
@@ -78,7 +83,7 @@ class CompileRequest(FileRequest["CompileOptions", "CompiledFile"]):
         return compilation(task, options, self.sizes or {}, self.reference)
 
     def data_condition(self, task: GraphFileTask) -> str | None:  # noqa: ARG002
-        """Return the condition in words under which data files are written beside the model; `None` if never."""
+        """Return the condition for data files beside the model in words; `None` if no data file is written."""
         if self.options.embed:
             return None
         return f"a weight takes {size_words(EXTERNAL_FROM_BYTES)} or more, or the provider compiles a part"

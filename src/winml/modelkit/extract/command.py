@@ -46,7 +46,7 @@ def command(context: click.Context, /, **options: Any) -> None:
     """Extract modules of a model as separate ONNX models.
 
     The outputs of each extracted model are compared with those inside the whole model. A checkpoint is exported first,
-    once. The modules of a folder with several parts are written to one folder per part.
+    once. Modules of a folder with several parts are written to a folder per part.
 
     Exit codes: 0 success, 1 failure, or a module could not be extracted, 2 usage error, 3 the outputs of an extracted
     model differ beyond tolerance.
@@ -90,7 +90,7 @@ def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
     """Return name of a part with a selected module → options; a single model has the empty name.
 
     Raises:
-        UsageError: no part has a selected module.
+        UsageError: the selector is malformed, or no part has a selected module.
     """
     Selector(options["module"])
     parts = named_parts(options)
@@ -105,7 +105,11 @@ def _options_by_part(options: dict[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def _build_request(options: Mapping[str, Any]) -> ExtractRequest:
-    """Return the request for one graph; refuse invalid names and paths before heavy imports."""
+    """Return the request for one graph, before heavy imports.
+
+    Raises:
+        UsageError: a path does not exist, or an option does not apply to the model.
+    """
     model, run = runnable_model(options)
     protected = tuple(files_read(model, options))
     fields = {field.name: options[field.name] for field in fields_of(ExtractRequest)}
@@ -113,6 +117,7 @@ def _build_request(options: Mapping[str, Any]) -> ExtractRequest:
 
 
 def _run_planned_extraction(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
+    """Export the model if necessary, and write the planned modules; show steps on stderr unless ``--quiet`` is given."""
     from winml.modelkit.cli._progress import show_step
 
     with _streams.library_output_to_stderr():

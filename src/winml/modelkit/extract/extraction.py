@@ -1,7 +1,7 @@
 """Extraction of modules of a file as separate, verified models.
 
 The values at the boundaries of modules are recorded in one run, and compared with the outputs of the extracted models.
-Either all files are committed, or none. Modules that cannot run alone are reported with the reason; the remaining
+All files are committed together, or no file is. Modules unable to run alone are reported with the reason; the remaining
 modules are written.
 """
 
@@ -176,7 +176,7 @@ def extract_modules(
 
 @dataclass(frozen=True)
 class _CutWriter:
-    """Writer of cut modules, which compares each with the recording."""
+    """Write cut modules, and compare their outputs with the recording."""
 
     cuts: ModuleCuts
     recording: Recording
@@ -185,7 +185,7 @@ class _CutWriter:
     with_inputs: bool
 
     def write(self, call: CutCall, stem: str) -> ExtractedModule | RefusedModule:
-        """Write one module; refuse it with the reason if ONNX Runtime does not run it alone.
+        """Write one module, or return a refusal with the reason if ONNX Runtime cannot run the module alone.
 
         Raises:
             VerificationError: the outputs differ from those inside the whole model.
@@ -221,7 +221,11 @@ class _CutWriter:
         )
 
     def _write_recorded(self, name: str, values: Sequence[ir.Value]) -> str | None:
-        """Write the recorded arrays of some values; returns the file name, or `None` if not requested."""
+        """Write recorded arrays to an ``.npz`` file.
+
+        Returns:
+            The file name; `None` without ``with_inputs``.
+        """
         if not self.with_inputs:
             return None
         _write_arrays(self.files.reserve(self.folder / name), self.recording.of(values))
@@ -241,7 +245,7 @@ def _node_names(nodes: Iterable[ir.Node]) -> tuple[str, ...]:
 
 
 def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
-    """Return unique file names without suffix, aligned with ``identities``, that every file system supports."""
+    """Return unique, portable file names without suffix, aligned with ``identities``."""
     used_stems: set[str] = set()
     stems = []
     for identity in identities:
@@ -257,6 +261,7 @@ def _file_stems(identities: Sequence[ModuleIdentity]) -> list[str]:
 
 
 def _plain_stem(identity: ModuleIdentity) -> str:
+    """Return the module path, or else the tag, as a file name without suffix; invalid characters become ``_``."""
     # The path is empty for the root, and for modules known by tag only.
     name = identity.module or ".".join(address.parse_tag(identity.tag))
     name = _NOT_IN_NAMES.sub("_", name)
@@ -342,7 +347,11 @@ def cut_modules(path: Path, selector: str) -> ModuleCuts:
 
 
 def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], list[str]]:
-    """Return the modules of a file, and the names of its nodes."""
+    """Return the modules of a file and its node names.
+
+    Raises:
+        InputError: the nodes have no tags, or the file is compiled, cyclic or no ONNX file.
+    """
     structure = read_structure(path)
     refuse_compiled_modules(structure, path)
     refuse_cycles(structure, path)
@@ -360,7 +369,7 @@ def _tagged_modules(path: Path) -> tuple[tuple[ModuleAddress, ...], list[str]]:
 def record_boundaries(cuts: ModuleCuts, options: RunOptions) -> Recording:
     """Run the whole model once and record the values at the boundaries of the cuts.
 
-    Types of boundary values that the graph does not declare are completed, in place.
+    Undeclared types and shapes of boundary values are set in ``cuts.model``.
 
     Args:
         cuts: The modules.
@@ -398,7 +407,7 @@ def _complete_type(value: ir.Value, array: Array, shape: Sequence[int | str | No
 
 
 def write_cut(cuts: ModuleCuts, call: CutCall, recording: Recording, path: Path) -> _WrittenCut:
-    """Write one cut as a separate model, with its weights.
+    """Write one cut as a separate model, with weights and metadata.
 
     Raises:
         WriteError: the file cannot be written.
@@ -419,6 +428,7 @@ def write_cut(cuts: ModuleCuts, call: CutCall, recording: Recording, path: Path)
 
 
 def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Return metadata records of the inputs, with the recorded range of integers, and of the outputs."""
     inputs = []
     for value in graph.inputs:
         entry = _io_record(value)
@@ -431,6 +441,7 @@ def _io_records(graph: ir.Graph, recording: Recording) -> tuple[list[dict[str, o
 
 
 def _io_record(value: ir.Value) -> dict[str, object]:
+    """Return the metadata record of an input or output: name, shape and dtype."""
     sizes = enumerate(value.shape or ())
     return {
         "name": value.name,
@@ -440,7 +451,7 @@ def _io_record(value: ir.Value) -> dict[str, object]:
 
 
 def _filter_tree(text: str, call: CutCall) -> list[Any]:
-    """Return the entries of the module tree in a cut: its module, submodules, and modules of other included nodes."""
+    """Return the tree entries of the cut module, its submodules, and modules of other included nodes; `[]` if damaged."""
     tags = {tag.tag for node in call.cut.nodes if (tag := read_tag(node))}
     try:
         return [

@@ -21,11 +21,11 @@ class ExtractedModule(Record):
     file: str
     """Name of the model in the folder."""
     inputs_file: str | None
-    """Name of the file with the recorded inputs; None where it was not requested."""
+    """Name of the file with the recorded inputs; `None` if not requested."""
     outputs_file: str | None
-    """Name of the file with the recorded outputs of the whole model; None where it was not requested."""
+    """Name of the file with the recorded outputs of the whole model; `None` if not requested."""
     inputs: tuple[dict[str, Any], ...]
-    """Name, shape and dtype of each."""
+    """Name, shape and dtype of each input."""
     outputs: tuple[dict[str, Any], ...]
     nodes: int
     parameters: int
@@ -44,7 +44,7 @@ class ExtractedModule(Record):
 
 @dataclass(frozen=True)
 class RefusedModule(Record):
-    """One module that cannot be cut out."""
+    """A module refused by the extraction, with the reason."""
 
     identity: ModuleIdentity = field(metadata=entry(inline=True))
     reason: str

@@ -11,7 +11,7 @@ from winml.modelkit.words import count_noun, count_words, shape_words, size_word
 
 
 def extract_document(result: ExtractResult) -> doc.Document:
-    """Describe each module that was written or refused."""
+    """Describe written and refused modules."""
     return doc.Document([doc.Fields(list(_extract_fields(result)))])
 
 

@@ -58,8 +58,7 @@ class ExtractPlan(Plan):
 def plan_extraction(request: ExtractRequest) -> ExtractPlan:
     """Plan an extraction: cut modules out in memory, and write nothing.
 
-    The modules of a model are read from its graph. If the model must be exported first, the plan lists the manifest
-    only.
+    Modules are read from the graph. If the model must be exported first, the plan lists the manifest only.
 
     Raises:
         UsageError: the selector matches nothing, or an output exists or is an input.
