@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 
 from winml.modelkit import optimize_onnx
-from winml.modelkit.transform.retag import carry_between, write_carried
+from winml.modelkit.transform.retag import carry_between, write_transfer
 
 Tool = Callable[[Path, Path], None]
 """Reads the first file and writes the second."""
@@ -97,7 +97,7 @@ def retagged(tool: Tool) -> Tool:
     def run(source: Path, target: Path) -> None:
         made = target.with_suffix(".made.onnx")
         tool(source, made)
-        write_carried(carry_between(source, made, target, overwrite=True), overwrite=True)
+        write_transfer(carry_between(source, made, target, overwrite=True), overwrite=True)
 
     return run
 

@@ -13,7 +13,7 @@ import pytest
 from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit.inspect.onnx_inspection import inspect_onnx
-from winml.modelkit.transform.retag import carry_between, write_carried
+from winml.modelkit.transform.retag import carry_between, write_transfer
 
 _WEIGHTS = ", ".join([weight("w1", 64, 64), weight("w2", 64, 32), weight("w3", 9, 64)])
 BODY = f"""m (float[2, 64] x, int64[2] i) => (float[2, 32] y) <{_WEIGHTS}>
@@ -75,7 +75,7 @@ def test_files_of_other_quantizers_have_the_parameters_of_the_model(
     onnx.save(onnx.shape_inference.infer_shapes(ir.to_proto(parse(BODY))), tmp_path / "in.onnx")
     tool(tmp_path / "in.onnx", tmp_path / "made.onnx")
     paths = [tmp_path / f"{name}.onnx" for name in ("in", "made", "out")]
-    write_carried(carry_between(*paths, overwrite=False), overwrite=False)
+    write_transfer(carry_between(*paths, overwrite=False), overwrite=False)
     before, after = inspect_onnx(tmp_path / "in.onnx"), inspect_onnx(tmp_path / "out.onnx")
     assert after.coverage.is_complete
     assert (PARAMETERS, 32) == (before.total.parameters, before.total.bits)

@@ -102,7 +102,7 @@ def compile_graph(
         UsageError: the provider requires fixed sizes and a dimension is dynamic, or refuses its options.
         InputError: the model is compiled already.
         CompileError: the provider fails or compiles nothing, or ONNX Runtime cannot load the graph.
-            StageError: the provider ended its process, or did not finish in time.
+        StageError: the provider ended its process, or did not finish in time.
     """
     refuse_compiled(model)
     _refuse_open_sizes(model, chosen, displayed)

@@ -41,7 +41,7 @@ from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
-from winml.modelkit.transform.module_functions import functions_of_modules, refuse_no_functions
+from winml.modelkit.transform.module_functions import functions_of_modules, find_function_targets
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
 from winml.modelkit.words import count_noun
 
@@ -160,11 +160,11 @@ class GraphWork(ABC, Generic[ResultT]):
             UsageError: the request does not fit the graph.
         """
 
-    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+    def refuse_plain(self, read_model: Callable[[], ir.Model]) -> None:
         """Refuse a graph for reasons that appear only after normalization, for a plan that is not run.
 
         Args:
-            read: Reads and normalizes the source; the returned model may be modified.
+            read_model: Reads and normalizes the source; the returned model may be modified.
 
         Raises:
             StageError: the work would refuse the graph.
@@ -270,7 +270,7 @@ class FileWork(GraphWork[ResultT], Generic[ResultT, RecordT]):
         yield self
 
     @abstractmethod
-    def record(self, done: Transformation[ResultT]) -> RecordT:
+    def record(self, transformation: Transformation[ResultT]) -> RecordT:
         """Return the record of the written file."""
 
 
@@ -281,8 +281,8 @@ def make_file(
     checked: CheckedSource | None = None,
 ) -> RecordT:
     """Do the work on a file and return the record; arguments and errors are those of :func:`transform_file`."""
-    with work.prepared(task) as prepared:
-        return prepared.record(transform_file(task, prepared, on_step, checked))
+    with work.prepared(task) as ready_work:
+        return ready_work.record(transform_file(task, ready_work, on_step, checked))
 
 
 def transform_file(
@@ -311,7 +311,7 @@ def transform_file(
     """
     task.refuse_early()
     task.recover()
-    return _Run(task, work, StepClock(work.steps(), on_step)).transform(checked)
+    return _TransformationRun(task, work, StepClock(work.steps(), on_step)).transform(checked)
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
     model = graph_of(structure, source)
     refuse_compiled(model)
     if task.functions is not None:
-        refuse_no_functions(model, task.functions)
+        find_function_targets(model, task.functions)
     work.refuse_graph(model)
     return CheckedSource(model, notes, data, states)
 
@@ -441,7 +441,7 @@ def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
     return (f"IR version {version} was lowered to {newest}, the newest that the installed ONNX Runtime supports.",)
 
 
-class _Run(Generic[ResultT]):
+class _TransformationRun(Generic[ResultT]):
     """State of one transformation: clock, normalization and notes."""
 
     def __init__(self, task: GraphFileTask, work: GraphWork[ResultT], clock: StepClock) -> None:
@@ -464,28 +464,28 @@ class _Run(Generic[ResultT]):
                 model = reading_graph(task.source, lambda: load_by_reference(task.source))
             step.summary = f"{before.nodes} nodes, opset {before.opset}"
         if work.precedes_normalization:
-            result = self._apply(model)
+            result = self._apply_work(model)
             notes = self._normalize(result.model, is_plain=False)
         else:
             notes = self._normalize(model, is_plain=is_plain)
-            result = self._apply(model)
+            result = self._apply_work(model)
         # Decided after the work, which may have requested more.
         is_copy = can_copy and not work.is_requested
         if is_copy:
             notes = (ALREADY_NORMALIZED,) if is_plain else ()
-        written = self._write(None if is_copy else result.model)
-        functions = written.functions
+        written_result = self._write_result(None if is_copy else result.model)
+        functions = written_result.functions
         file = TransformedFile(
             source=task.source,
             model_path=task.paths.model,
-            files=written.files,
+            files=written_result.files,
             is_copy=is_copy,
             is_plain=self._is_plain,
             normalizations=self._normalizations,
             before=before,
-            after=written.summary,
-            coverage=written.coverage,
-            comparison=written.comparison,
+            after=written_result.summary,
+            coverage=written_result.coverage,
+            comparison=written_result.comparison,
             steps=self._clock.timings(),
             functions=functions,
             notes=(
@@ -493,7 +493,7 @@ class _Run(Generic[ResultT]):
                 *notes,
                 *result.notes,
                 *(functions.notes() if functions else ()),
-                *written.notes,
+                *written_result.notes,
             ),
         )
         return Transformation(result, file)
@@ -511,13 +511,13 @@ class _Run(Generic[ResultT]):
             self._is_plain, self._normalizations = True, 1
             return notes
 
-    def _apply(self, model: ir.Model) -> ResultT:
+    def _apply_work(self, model: ir.Model) -> ResultT:
         with self._clock.step(self._work.step_name) as step:
             result = self._work.apply(model)
             step.summary = self._work.summary(result)
         return result
 
-    def _write(self, model: ir.Model | None) -> _Written:
+    def _write_result(self, model: ir.Model | None) -> _WrittenResult:
         """Write the model, or a copy of the source if there is no model; compare, summarize and commit the result."""
         task, work, output = self._task, self._work, self._task.paths.model
         with self._clock.step(_WRITING) as step, _output_files(task) as files:
@@ -537,7 +537,7 @@ class _Run(Generic[ResultT]):
                 work.write(model, staged, external=task.is_external(model))
                 work.refuse_written(sum(size for path, size in files.written_sizes().items() if path not in earlier))
                 try:
-                    comparison, compared_with = _compare(task, work, staged) if task.verify else (None, ())
+                    comparison, compared_with = _compare_with_source(task, work, staged) if task.verify else (None, ())
                 except VerificationError as error:
                     from winml.modelkit.compare.by_module.first_wrong_module import name_first_wrong_module
 
@@ -546,18 +546,18 @@ class _Run(Generic[ResultT]):
                 step.summary = comparison_words(comparison)
             # Counted in the written file, not in the graph in memory.
             written_graph = graph_of(read_structure(staged), staged)
-            written = {path: size for path, size in files.written_sizes().items() if path not in earlier}
-            coverage, summary = measure_coverage(written_graph), summarize_graph(written_graph, sum(written.values()))
+            new_sizes = {path: size for path, size in files.written_sizes().items() if path not in earlier}
+            coverage, summary = measure_coverage(written_graph), summarize_graph(written_graph, sum(new_sizes.values()))
             if task.transaction is None:
                 files.commit(overwrite=task.overwrite)
         # Paths as the user named them, the model first.
-        file_records = [WrittenFile(output.with_name(path.name), size) for path, size in written.items()]
+        file_records = [WrittenFile(output.with_name(path.name), size) for path, size in new_sizes.items()]
         sorted_files = sorted(file_records, key=lambda file: (file.path != output, file.path.name))
-        return _Written(tuple(sorted_files), summary, coverage, comparison, functions, compared_with)
+        return _WrittenResult(tuple(sorted_files), summary, coverage, comparison, functions, compared_with)
 
 
 @dataclass(frozen=True)
-class _Written:
+class _WrittenResult:
     """The written result, committed or in the transaction of the caller."""
 
     files: tuple[WrittenFile, ...]
@@ -569,7 +569,9 @@ class _Written:
     """Notes on the comparison."""
 
 
-def _compare(task: GraphFileTask, work: GraphWork[ResultT], staged: Path) -> tuple[Comparison | None, tuple[str, ...]]:
+def _compare_with_source(
+    task: GraphFileTask, work: GraphWork[ResultT], staged: Path
+) -> tuple[Comparison | None, tuple[str, ...]]:
     """Compare a written result with its source, converted to an opset that ONNX Runtime runs if its own is older.
 
     Returns:
@@ -701,7 +703,7 @@ def summarize_graph(model: ir.Model, size_bytes: int = 0) -> GraphSummary:
         if tag := read_tag(node):
             modules[tag.tag][operator_name(node)] += 1
     return GraphSummary(
-        operators=dict(sorted(operators.items(), key=lambda item: (-item[1], item[0]))),
+        operators=dict(sorted(operators.items(), key=lambda count: (-count[1], count[0]))),
         modules={tag: dict(counts) for tag, counts in modules.items()},
         size_bytes=size_bytes,
         opset=model.opset_imports.get("", 0),
@@ -726,7 +728,7 @@ class HandedGraph:
     @property
     def least_sqnr_db(self) -> float:
         """Minimum SQNR in decibels of every output, relative to PyTorch."""
-        return min(least for work in self.works if (least := work.least_sqnr_db) is not None)
+        return min(minimum_db for work in self.works if (minimum_db := work.least_sqnr_db) is not None)
 
     @property
     def below_minimum_hint(self) -> str | None:

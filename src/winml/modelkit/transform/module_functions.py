@@ -44,7 +44,7 @@ def graph_modules(model: ir.Model, root: str) -> GraphModules:
 
 def _find_fused_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
     """Return name of a fused node → tags of the modules whose operators were fused."""
-    tags = {item.path: item.tag for item in tree.modules if item.path or address.depth(item.tag) == 1}
+    tags = {module.path: module.tag for module in tree.modules if module.path or address.depth(module.tag) == 1}
     tags_by_node = {}
     for node in nodes:
         with contextlib.suppress(ValueError):  # a damaged list: the tag alone counts
@@ -127,7 +127,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
         UsageError: the selector matches nothing, or none of the modules can become a function.
         InputError: no node has a tag, or ONNX Runtime does not support the required IR version.
     """
-    targets = refuse_no_functions(model, requested)
+    targets = find_function_targets(model, requested)
     folded = fold_modules(model, targets, "class" if requested == CLASSES else "none")
     result = _functions_record(model, folded, requested)
     if not result.functions:
@@ -135,7 +135,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
     return folded.model, result
 
 
-def refuse_no_functions(model: ir.Model, requested: str) -> Sequence[selector.ModuleAddress]:
+def find_function_targets(model: ir.Model, requested: str) -> Sequence[selector.ModuleAddress]:
     """Return the requested modules of a graph; refuse a graph that cannot have functions.
 
     Raises:
@@ -188,8 +188,10 @@ def refuse_unregistered(model: nn.Module, requested: str) -> None:
     ]
     # A name in the tree begins with the class and ends with the index among the modules of one parent.
     named_class = requested.partition(selector.PATH_SEPARATOR)[0]
-    if not any(glob.matches(item) or item.class_name == named_class for item, _ in addresses):
-        selector.select([item for item, is_torch_nn in addresses if not is_torch_nn], requested)
+    if not any(
+        glob.matches(module_address) or module_address.class_name == named_class for module_address, _ in addresses
+    ):
+        selector.select([module_address for module_address, is_torch_nn in addresses if not is_torch_nn], requested)
 
 
 def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) -> Sequence[selector.ModuleAddress]:
@@ -224,14 +226,16 @@ def _functions_record(model: ir.Model, folded: FoldedModel, requested: str) -> M
         functions=folded.functions,
         written_nodes=folded.written_nodes,
         graph_nodes=sum(1 for _ in folded.model.graph.all_nodes()),
-        left_out=tuple(LeftOutModule(_identity(item.module), item.reason) for item in folded.plan.left_out),
+        left_out=tuple(
+            LeftOutModule(_module_identity(left_out.module), left_out.reason) for left_out in folded.plan.left_out
+        ),
         partly_outside=tuple(
-            PartlyOutside(_identity(part.module), tuple(node.name or node.op_type for node in part.outside))
+            PartlyOutside(_module_identity(part.module), tuple(node.name or node.op_type for node in part.outside))
             for part in folded.plan.all_parts
             if part.outside
         ),
     )
 
 
-def _identity(module: selector.ModuleAddress) -> ModuleIdentity:
+def _module_identity(module: selector.ModuleAddress) -> ModuleIdentity:
     return ModuleIdentity(module.path, module.tag, module.class_name)

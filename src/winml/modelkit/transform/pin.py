@@ -39,7 +39,7 @@ class _Trial:
         self._session = session
         self._inputs = graph_inputs(session)
         self._seed = seed
-        self.names = dict.fromkeys(key for item in self._inputs for key in item.shape if isinstance(key, str))
+        self.names = dict.fromkeys(key for spec in self._inputs for key in spec.shape if isinstance(key, str))
         self._small = {name: large_size(name) or 2 for name in self.names}
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
@@ -136,9 +136,9 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             error.step = ""
             raise
 
-    def record(self, done: Transformation[_PinResult]) -> PinnedModel:
+    def record(self, transformation: Transformation[_PinResult]) -> PinnedModel:
         """Return the record with the sizes and the new inputs and outputs."""
-        result, file = done.result, done.file
+        result, file = transformation.result, transformation.file
         return PinnedModel(
             model_path=file.model_path,
             sizes=result.sizes,
@@ -147,7 +147,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
             outputs=output_specs(result.model.graph),
             coverage=file.coverage,
             verification=file.verification,
-            size_bytes=sum(item.size_bytes for item in file.files),
+            size_bytes=sum(written_file.size_bytes for written_file in file.files),
             notes=file.notes,
         )
 
@@ -217,12 +217,12 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
         reason = trial.refusal(sizes)
         if reason is None:
             return
-        words = [
+        limits = [
             f"{name} {size}: {source.name} takes {limit} at most"
             for name, size in sizes.items()
             if (limit := trial.limit(name, size)) is not None
         ]
-        refusal = "; ".join(words) or f"{source.name} does not run at {_size_words(sizes)}: {reason}"
+        refusal = "; ".join(limits) or f"{source.name} does not run at {_size_words(sizes)}: {reason}"
         raise UsageError(f"{opt.shape_config}: {refusal}", hint="Set sizes that the model supports.")
 
 
@@ -248,7 +248,9 @@ def _update_sums(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 def _drop_fixed_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
     """Remove the recorded bounds of fixed dimensions, in place."""
-    bounds = [item.as_record() for name, item in specs.stated_bounds(model.metadata_props).items() if name not in sizes]
+    bounds = [
+        bound.as_record() for name, bound in specs.stated_bounds(model.metadata_props).items() if name not in sizes
+    ]
     model.metadata_props.pop(DIMENSIONS_KEY, None)
     if bounds:
         model.metadata_props[DIMENSIONS_KEY] = json.dumps(bounds)

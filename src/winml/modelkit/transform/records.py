@@ -244,8 +244,8 @@ class ModuleFunctions(Record):
                 f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first that supports functions of "
                 "modules."
             )
-        for item in self.left_out[:DISPLAYED]:
-            yield f"{item.module.words} is not a function: {item.reason}."
+        for left_out in self.left_out[:DISPLAYED]:
+            yield f"{left_out.module.words} is not a function: {left_out.reason}."
         if len(self.left_out) > DISPLAYED:
             yield f"{len(self.left_out) - DISPLAYED} more modules are not functions; reasons: {opt.format} json."
         for part in self.partly_outside[:DISPLAYED]:

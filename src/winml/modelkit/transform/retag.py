@@ -89,36 +89,36 @@ def carry_between(before: Path, after: Path, target: Path, *, overwrite: bool) -
     return CarriedTags(before, after, target, model, merged, report, tuple(original_data), tuple(data), states)
 
 
-def write_carried(carried: CarriedTags, *, overwrite: bool) -> RetaggedModel:
+def write_transfer(transfer: CarriedTags, *, overwrite: bool) -> RetaggedModel:
     """Write the file with the transferred tags.
 
     Raises:
         OutputExistsError: the output exists by now.
         WriteError: the output cannot be written.
     """
-    target, after, model = carried.target, carried.after, carried.model
+    target, after, model = transfer.target, transfer.after, transfer.model
     with output_files.OutputFiles() as files:
         try:
             staged = files.reserve(target)
-            copies = {} if carried.shares_data else place_data(carried.data, staged)
+            copies = {} if transfer.shares_data else place_data(transfer.data, staged)
             names = {name: copies[after.parent / name].name for name in data_names(after)} if copies else {}
             rewrite_metadata(after, staged, model.metadata_props, *_node_metadata(model), locations=names)
-            files.keep(carried.original_data)
+            files.keep(transfer.original_data)
         except OSError as error:
             raise output_files.write_error(target, error) from error
         file_sizes = files.commit(overwrite=overwrite)
     return RetaggedModel(
         model_path=target,
-        before=carried.before,
+        before=transfer.before,
         after=after,
-        report=carried.report,
+        report=transfer.report,
         coverage=measure_coverage(model),
-        repaired=carried.merged.nodes,
+        repaired=transfer.merged.nodes,
         size_bytes=sum(file_sizes.values()),
         notes=(
-            *MergedKeys(0, carried.merged.model_keys).notes(),
-            *carried.report.notes,
-            *_sharing_notes(target, after, carried.data if carried.shares_data else ()),
+            *MergedKeys(0, transfer.merged.model_keys).notes(),
+            *transfer.report.notes,
+            *_sharing_notes(target, after, transfer.data if transfer.shares_data else ()),
         ),
     )
 

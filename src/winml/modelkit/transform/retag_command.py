@@ -53,10 +53,10 @@ def _plan_retag(request: _RetagRequest) -> _RetagPlan:
     from winml.modelkit.transform.retag import carry_between
 
     target = request.after if request.output is None else request.output
-    carried = carry_between(request.before, request.after, target, overwrite=request.overwrite)
-    reads = (request.before, *carried.original_data, request.after, *carried.data)
-    matches = f"{carried.report.matched} of {carried.report.nodes} nodes matched with {request.before}"
-    copies = carried.data and not carried.shares_data
+    transfer = carry_between(request.before, request.after, target, overwrite=request.overwrite)
+    reads = (request.before, *transfer.original_data, request.after, *transfer.data)
+    matches = f"{transfer.report.matched} of {transfer.report.nodes} nodes matched with {request.before}"
+    copies = transfer.data and not transfer.shares_data
     return _RetagPlan(
         verb="retag",
         reads=reads,
@@ -65,7 +65,7 @@ def _plan_retag(request: _RetagRequest) -> _RetagPlan:
         removes=orphaned_data([target], reads),
         interrupted=interruptions_beside([target]),
         request=request,
-        carried=carried,
+        carried=transfer,
     )
 
 
@@ -75,13 +75,13 @@ def _run_retag(plan: _RetagPlan) -> RetaggedModel:
     Raises:
         WinMLError: as :func:`_plan_retag` raises; nothing was written.
     """
-    from winml.modelkit.transform.retag import carry_between, write_carried
+    from winml.modelkit.transform.retag import carry_between, write_transfer
 
     plan.recover()
-    request, carried = plan.request, plan.carried
-    if not carried.is_current:
-        carried = carry_between(request.before, request.after, carried.target, overwrite=request.overwrite)
-    return write_carried(carried, overwrite=request.overwrite)
+    request, transfer = plan.request, plan.carried
+    if not transfer.is_current:
+        transfer = carry_between(request.before, request.after, transfer.target, overwrite=request.overwrite)
+    return write_transfer(transfer, overwrite=request.overwrite)
 
 
 @click.command(name="retag", cls=WinMLCommand)

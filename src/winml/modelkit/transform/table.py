@@ -55,7 +55,7 @@ def retagged_document(result: RetaggedModel) -> doc.Document:
     ways = result.report.by_way
     fields: list[doc.Field] = [
         ("hierarchy", coverage_words(result.coverage)),
-        *(("", f"{ways[way]} {words}") for way, words in _WAY_WORDS.items() if ways.get(way)),
+        *(("", f"{ways[rule]} {rule_words}") for rule, rule_words in _WAY_WORDS.items() if ways.get(rule)),
         ("repaired", f"{result.repaired} nodes whose keys stood there twice" if result.repaired else None),
         ("wrote", f"{result.model_path} ({size_words(result.size_bytes)})"),
         *doc.note_fields(result.notes),
