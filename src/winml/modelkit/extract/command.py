@@ -117,7 +117,7 @@ def _build_request(options: Mapping[str, Any]) -> ExtractRequest:
 
 
 def _run_planned_extraction(plan: ExtractPlan, options: dict[str, object]) -> ExtractResult:
-    """Export the model if necessary, and write the planned modules; show steps on stderr unless ``--quiet`` is given."""
+    """Export the model if necessary, and write the planned modules; show steps unless ``--quiet`` is given."""
     from winml.modelkit.cli._progress import show_step
 
     with _streams.library_output_to_stderr():

@@ -451,7 +451,7 @@ def _io_record(value: ir.Value) -> dict[str, object]:
 
 
 def _filter_tree(text: str, call: CutCall) -> list[Any]:
-    """Return the tree entries of the cut module, its submodules, and modules of other included nodes; `[]` if damaged."""
+    """Return the tree entries of the cut module, of submodules, and of other included nodes; `[]` if damaged."""
     tags = {tag.tag for node in call.cut.nodes if (tag := read_tag(node))}
     try:
         return [

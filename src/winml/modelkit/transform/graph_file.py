@@ -62,7 +62,7 @@ Comparison = VerificationInfo | FidelityInfo
 
 @dataclass(frozen=True)
 class GraphFileTask:
-    """Paths and settings of a transformation that are common to all works."""
+    """Paths and settings common to all works."""
 
     source: Path
     """The file to read; it is not changed."""
@@ -101,7 +101,7 @@ class GraphFileTask:
 
     @property
     def paths(self) -> ExportPaths:
-        """The files that may be written.
+        """The files to write.
 
         Raises:
             UsageError: the output is a directory, or does not end in ``.onnx``.
@@ -119,7 +119,7 @@ class GraphFileTask:
         self.paths.refuse_existing(overwrite=self.overwrite)
 
     def is_external(self, model: ir.Model) -> bool | None:
-        """Return True for external weights and False for inner weights; `None` if the writer decides."""
+        """Return True for external weights, False for inner weights, `None` to let the writer decide."""
         if self.external_data is not None or self.external_from_bytes is None:
             return self.external_data
         return is_external(model, self.external_from_bytes)
@@ -150,7 +150,7 @@ class GraphWork(ABC, Generic[ResultT]):
 
     @property
     def may_be_requested(self) -> bool:
-        """True if a request may change the graph, even one that arises during the work; if False, no weight is read."""
+        """True if a request may change the graph, even a request made during the work; if False, no weight is read."""
         return self.is_requested
 
     def refuse_graph(self, model: ir.Model) -> None:
@@ -161,7 +161,7 @@ class GraphWork(ABC, Generic[ResultT]):
         """
 
     def refuse_plain(self, read_model: Callable[[], ir.Model]) -> None:
-        """Refuse a graph for reasons that appear only after normalization, for a plan that is not run.
+        """Refuse a graph for reasons only visible after normalization; called for a dry run.
 
         Args:
             read_model: Reads and normalizes the source; the returned model may be modified.
@@ -173,7 +173,7 @@ class GraphWork(ABC, Generic[ResultT]):
 
     @property
     def runs_on(self) -> ChosenProvider | None:
-        """The provider that the result is compiled for, which hides its modules; `None` if any provider runs it."""
+        """The provider of a compiled result, whose modules are hidden; `None` if any provider runs the result."""
         return None
 
     @property
@@ -200,14 +200,14 @@ class GraphWork(ABC, Generic[ResultT]):
         """Return a few words about the result for the list of steps."""
 
     def metadata(self, model: ir.Model) -> Mapping[str, Any]:  # noqa: ARG002 - other works look at it
-        """Return metadata that the work changed: key of the model's metadata → JSON value.
+        """Return changed metadata: key of the model's metadata → JSON value.
 
-        Keys that the file lacks are not added.
+        Keys missing in the file are not added.
         """
         return {}
 
     def late_notes(self, model: ir.Model) -> tuple[str, ...]:  # noqa: ARG002 - other works look at it
-        """Return notes for the user that depend on the written model."""
+        """Return notes for the user on the written model."""
         return ()
 
     def write(self, model: ir.Model, path: Path, *, external: bool | None) -> None:
@@ -225,7 +225,7 @@ class GraphWork(ABC, Generic[ResultT]):
         write_model(model, path, external=external)
 
     def refuse_written(self, size_bytes: int) -> None:
-        """Refuse a written result that is too large, before it is committed.
+        """Refuse a written result larger than requested, before the commit.
 
         Args:
             size_bytes: Size of the model and its data.
@@ -235,7 +235,7 @@ class GraphWork(ABC, Generic[ResultT]):
         """
 
     def compare(self, source: Path, written: Path, seed: int) -> Comparison | None:
-        """Compare the written file with its source; `None` if this machine cannot compare them.
+        """Compare the written file with its source; `None` if the machine cannot run the comparison.
 
         Raises:
             StageError: the source itself cannot be run, so the result has no reference.
@@ -266,7 +266,7 @@ class FileWork(GraphWork[ResultT], Generic[ResultT, RecordT]):
 
     @contextlib.contextmanager
     def prepared(self, task: GraphFileTask) -> Iterator[FileWork[ResultT, RecordT]]:  # noqa: ARG002 - others read it
-        """Yield the work with the resources of one run, such as samples or a folder; release them afterwards."""
+        """Yield the work with the resources of a run, such as samples or a folder; release the resources afterwards."""
         yield self
 
     @abstractmethod
@@ -291,7 +291,7 @@ def transform_file(
     on_step: Callable[[StepEvent], None] | None = None,
     checked: CheckedSource | None = None,
 ) -> Transformation[ResultT]:
-    """Read a graph, normalize it, do the work, and commit the verified result.
+    """Read and normalize a graph, do the work, and commit the verified result.
 
     A normalized source without requested changes is copied; its weights are not parsed.
 
@@ -334,7 +334,7 @@ class CheckedSource:
 
 
 def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource:
-    """Read the structure of a source, and refuse an unsuitable one; no weight is read, and nothing is written.
+    """Read the structure of a source, and refuse unsuitable structures; no weight is read, and nothing is written.
 
     Raises:
         UsageError: the output is a data file of the source, or the work does not fit the graph.
@@ -354,7 +354,7 @@ def check_source(task: GraphFileTask, work: GraphWork[ResultT]) -> CheckedSource
 
 
 def may_be_copy(task: GraphFileTask, checked: CheckedSource) -> bool:
-    """Return True if the source has the form of an output, so that work without changes can copy it.
+    """Return True if work without changes can copy the source, which has the form of an output.
 
     The work is not examined.
     """
@@ -401,6 +401,7 @@ def read_plain(source: Path, *, folds_constants: bool = True) -> tuple[ir.Model,
 
 
 def _normalize(model: ir.Model, *, folds_constants: bool) -> tuple[str, ...]:
+    """Normalize the model in place; return notes on the changes."""
     # A late import: a copy by reference does not wait for the libraries of the passes.
     from winml.modelkit.normalize.pipeline import NormalizeOptions, normalize
 
@@ -414,7 +415,7 @@ _FREE_INITIALIZERS = 4
 def _release_weights(model: ir.Model) -> tuple[str, ...]:
     """Remove initializers from the inputs of a graph of IR version 3 or older, in place; returns a note.
 
-    These versions require every initializer to be an input. ONNX Runtime treats the initializers as constants.
+    Old versions require every initializer to be an input. ONNX Runtime treats the initializers as constants.
     """
     weights = [value for value in model.graph.inputs if value.is_initializer()]
     if model.ir_version >= _FREE_INITIALIZERS or not weights:
@@ -430,9 +431,9 @@ def _release_weights(model: ir.Model) -> tuple[str, ...]:
 
 
 def _lower_ir_version(model: ir.Model) -> tuple[str, ...]:
-    """Lower the IR version to one that ONNX Runtime supports, in place; returns a note.
+    """Lower the IR version to the newest supported by ONNX Runtime, in place; returns a note.
 
-    Newer versions only add kinds of tensors, which ONNX Runtime refuses by itself if a model contains one.
+    Newer versions only add kinds of tensors. ONNX Runtime refuses a model with an unknown kind by itself.
     """
     newest, version = newest_ir_version(), model.ir_version
     if version <= newest:
@@ -512,6 +513,7 @@ class _TransformationRun(Generic[ResultT]):
             return notes
 
     def _apply_work(self, model: ir.Model) -> ResultT:
+        """Do the work as one step of the clock."""
         with self._clock.step(self._work.step_name) as step:
             result = self._work.apply(model)
             step.summary = self._work.summary(result)
@@ -572,7 +574,7 @@ class _WrittenResult:
 def _compare_with_source(
     task: GraphFileTask, work: GraphWork[ResultT], staged: Path
 ) -> tuple[Comparison | None, tuple[str, ...]]:
-    """Compare a written result with its source, converted to an opset that ONNX Runtime runs if its own is older.
+    """Compare a written result with its source; a source with an opset too old for ONNX Runtime is converted first.
 
     Returns:
         The comparison, and a note if the source was converted.
@@ -600,7 +602,7 @@ def _compare_with_source(
 
 @contextlib.contextmanager
 def _output_files(task: GraphFileTask) -> Iterator[OutputFiles]:
-    """Yield the transaction of a task, which stays open, or a new transaction that ends with the block."""
+    """Yield the transaction of a task, which stays open; without a transaction, open one for the block."""
     if task.transaction is not None:
         yield task.transaction
         return
@@ -611,7 +613,7 @@ def _output_files(task: GraphFileTask) -> Iterator[OutputFiles]:
 def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: bool) -> None:
     """Update the metadata of a model in place; no key is added except the stamp.
 
-    The stamp of normalization is set on every normalized graph, and removed from other graphs and from compiled ones.
+    The stamp of normalization is set on every normalized graph, and removed from compiled and other graphs.
     """
     records = dict(work.metadata(model))
     # The record of the export may be missing or damaged.
@@ -627,7 +629,7 @@ def refresh_metadata(model: ir.Model, work: GraphWork[ResultT], *, is_plain: boo
 
 
 def _record_float_source(model: ir.Model, task: GraphFileTask) -> None:
-    """Record the source as the float file of a model that this run quantized, in place."""
+    """Record the source as the float file of a model quantized by the run, in place."""
     if QUANTIZATION_KEY not in model.metadata_props or FLOAT_SOURCE_KEY in model.metadata_props:
         return
     source_keys = {item.key for item in read_structure(task.source).metadata_props}
@@ -745,7 +747,7 @@ class HandedGraph:
             work.refuse_written(size_bytes)
 
     def late_notes(self) -> tuple[str, ...]:
-        """Return the notes that depend on the written model."""
+        """Return the notes of all works on the written model."""
         return tuple(note for work in self.works for note in work.late_notes(self.model))
 
 

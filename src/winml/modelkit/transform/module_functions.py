@@ -1,6 +1,6 @@
 """Modules of nodes, selection of nodes by module, and conversion of modules to functions of the written file.
 
-The conversion is the last step before any command writes a file. Every command of winml reads such a file as the
+The conversion is the last step before any command writes a file. Commands of winml read a file with functions as the
 original graph.
 """
 
@@ -43,7 +43,7 @@ def graph_modules(model: ir.Model, root: str) -> GraphModules:
 
 
 def _find_fused_tags(nodes: Iterable[ir.Node], tree: OnnxTree) -> dict[str, frozenset[str]]:
-    """Return name of a fused node → tags of the modules whose operators were fused."""
+    """Return name of a fused node → tags of all modules with a fused operator."""
     tags = {module.path: module.tag for module in tree.modules if module.path or address.depth(module.tag) == 1}
     tags_by_node = {}
     for node in nodes:
@@ -94,7 +94,11 @@ def selected_nodes(
 
 
 def _select_tags(option: str, selectors: Sequence[str], modules: GraphModules) -> frozenset[str]:
-    """Return the tags of the selected modules; refuse a selector that matches no node."""
+    """Return the tags of the selected modules.
+
+    Raises:
+        UsageError: a selector matches no node.
+    """
     selected_tags: frozenset[str] = frozenset()
     for text in selectors:
         tags = modules.selected_tags(text)
@@ -136,7 +140,7 @@ def functions_of_modules(model: ir.Model, requested: str) -> tuple[ir.Model, Mod
 
 
 def find_function_targets(model: ir.Model, requested: str) -> Sequence[selector.ModuleAddress]:
-    """Return the requested modules of a graph; refuse a graph that cannot have functions.
+    """Return the modules of a graph to convert to functions; the graph is not changed.
 
     Raises:
         UsageError: the selector matches nothing.
@@ -169,8 +173,7 @@ def refuse_old_runtime() -> None:
 def refuse_unregistered(model: nn.Module, requested: str) -> None:
     """Refuse a selector that cannot match any module of a PyTorch model, before the model runs.
 
-    Executed modules and their tags are known later; selectors that depend on them are checked by
-    :func:`chosen_modules`.
+    Executed modules and tags are known later; :func:`chosen_modules` checks the selectors again.
 
     Args:
         model: The model; its parameters may have no values.
@@ -195,7 +198,7 @@ def refuse_unregistered(model: nn.Module, requested: str) -> None:
 
 
 def chosen_modules(modules: Iterable[selector.ModuleAddress], requested: str) -> Sequence[selector.ModuleAddress]:
-    """Return the requested modules.
+    """Return the modules to convert to functions: the selected ones, or all modules below the root.
 
     Raises:
         UsageError: the selector matches nothing, or the model has no module except the root.
@@ -220,6 +223,7 @@ def _no_function_error(requested: str, reason: str) -> UsageError:
 
 
 def _functions_record(model: ir.Model, folded: FoldedModel, requested: str) -> ModuleFunctions:
+    """Return the record of folded modules: functions, node counts, and modules left out with reasons."""
     return ModuleFunctions(
         requested=requested,
         raised_from=model.ir_version if model.ir_version < folded.model.ir_version else None,

@@ -1,7 +1,7 @@
 """Fixing of dynamic dimensions of an ONNX file by ``winml export``.
 
-Normalization, which folds expressions that depend on the sizes only, comparison and writing are shared by all commands
-that change a graph (``graph_file``). Independent of PyTorch.
+Normalization folds expressions of the sizes. Commands that change a graph share normalization, comparison and writing
+(``graph_file``). Independent of PyTorch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Trial:
         self._small = {name: large_size(name) or 2 for name in self.names}
 
     def refusal(self, sizes: Mapping[str, int]) -> str | None:
-        """Return the reason why the file does not run at these sizes; `None` if it runs."""
+        """Return the reason why the file does not run at the sizes; `None` if the file runs."""
         try:
             self._session.run(draw_feeds(self._inputs, {**self._small, **sizes}, self._seed))
         except StageError as error:
@@ -51,7 +51,7 @@ class _Trial:
         return None
 
     def limit(self, name: str, size: int) -> int | None:
-        """Return the largest size of one dimension at which the file runs, with other dimensions small.
+        """Return the largest supported size of a dimension, with all remaining dimensions small.
 
         `None` if the file runs at `size`, or does not run at a small size either.
         """
@@ -129,7 +129,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
 
     @contextlib.contextmanager
     def prepared(self, task: GraphFileTask) -> Iterator[Pinning]:  # noqa: ARG002 - other works look at it
-        """Remove the step from errors: the steps of this work are not displayed."""
+        """Remove the step from errors: steps of the work are not displayed."""
         try:
             yield self
         except WinMLError as error:
@@ -257,7 +257,11 @@ def _drop_fixed_bounds(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 
 def _input_specs(model: ir.Model) -> tuple[specs.InputTensorSpec, ...]:
-    """Return the inputs that the graph declares, with the value ranges recorded in the file."""
+    """Return the inputs of the graph, with the value ranges recorded in the file.
+
+    Raises:
+        InputError: an input has no rank or dtype, or a dynamic size without a name.
+    """
     file_records = specs.input_records(model.metadata_props)
     input_specs = []
     for value in model.graph.inputs:

@@ -44,7 +44,7 @@ class GraphSummary(Record):
 
 @dataclass(frozen=True)
 class TransformedFile(Record):
-    """A file that was made from another file."""
+    """A file made from a source file."""
 
     source: Path
     model_path: Path
@@ -95,7 +95,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 @dataclass(frozen=True)
 class TransformedFolder(Generic[RecordT]):
-    """A folder that was made from another folder."""
+    """A folder made from a source folder."""
 
     source: Path
     folder: Path
@@ -110,7 +110,7 @@ class TransformedFolder(Generic[RecordT]):
 
     @property
     def is_of_one_part(self) -> bool:
-        """True if the model has a single part, whose record stands for the folder."""
+        """True if the model has a single part, so that the record of the part stands for the folder."""
         return len(self.parts) + len(self.unchanged) == 1
 
     def as_record(self) -> dict[str, object]:
@@ -197,7 +197,7 @@ _IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
 
 @dataclass(frozen=True)
 class LeftOutModule(Record):
-    """A module that could not become a function."""
+    """A module without a function, and the reason."""
 
     module: ModuleIdentity = field(metadata=_IDENTITY)
     reason: str
@@ -205,7 +205,7 @@ class LeftOutModule(Record):
 
 @dataclass(frozen=True)
 class PartlyOutside(Record):
-    """A module with nodes outside its function, which must run between nodes of other modules."""
+    """A module with nodes outside its function, since these nodes run between nodes of other modules."""
 
     module: ModuleIdentity = field(metadata=_IDENTITY)
     nodes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Transfer of tags by ``winml retag`` from a file to the file that another tool made from it.
+"""Transfer of tags by ``winml retag`` from a source to a file made from the source by other tools.
 
 Reads the structure of both files, transfers the tags, and copies the second file byte by byte except for its metadata
 and, in another folder, the names of its data files. No weight is read and no graph is serialized again, so
@@ -34,7 +34,7 @@ weight and activation wrapped; none match in two models that share input names o
 
 @dataclass(frozen=True)
 class CarriedTags:
-    """The structure of a file with transferred tags, before it is written."""
+    """The structure of a file with transferred tags, before writing."""
 
     before: Path
     after: Path
@@ -124,6 +124,11 @@ def write_transfer(transfer: CarriedTags, *, overwrite: bool) -> RetaggedModel:
 
 
 def _refuse_output(before: Path, after: Path, target: Path, *, overwrite: bool) -> None:
+    """Refuse an output that is an input, exists, or is no ``.onnx`` path.
+
+    Raises:
+        UsageError: the output cannot be used; to change ``after`` in place, ``overwrite`` is required.
+    """
     output_files.ExportPaths.for_output(target, with_sidecar=False, with_report=False)
     output_files.refuse_inputs([target], [before])
     if target == after and not overwrite and after.exists():
@@ -175,6 +180,7 @@ def _node_metadata(model: ir.Model) -> tuple[list[Mapping[str, str]], list[Mappi
 
 
 def _sharing_notes(target: Path, after: Path, shared: tuple[Path, ...]) -> tuple[str, ...]:
+    """Return a note on the data files that the output shares with ``after``; `()` if none is shared."""
     if not shared or target == after:
         return ()
     names = ", ".join(file.name for file in shared)

@@ -88,7 +88,7 @@ def _run_retag(plan: _RetagPlan) -> RetaggedModel:
 @request_options(_RetagRequest)
 @result_options()
 def command(**options: object) -> None:
-    """Transfer the module tags of BEFORE to AFTER, which another tool made from it.
+    """Transfer the module tags of BEFORE to AFTER, made from BEFORE by another tool.
 
     Only the metadata of AFTER changes. No weights are read.
 
