@@ -95,12 +95,12 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     scores = softmax.inputs[0]
     if scores is None or graph_matching.rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    probabilities, is_guarded = graph_matching.behind_nan_guard(softmax.outputs[0])
-    join = graph_matching.match_head_join(probabilities, graph_matching.only_user, _same_heads)
+    probabilities, is_guarded = graph_matching.skip_nan_guard(softmax.outputs[0])
+    join = graph_matching.match_head_join(probabilities, graph_matching.only_user, _keeps_shape)
     scaled_scores = graph_matching.match_scores(scores)
     if join is None or scaled_scores is None:
         return None
-    if not _is_of_rows(join.zeroed) or (is_guarded and join.zeroed is not None):
+    if not _is_row_condition(join.zeroed) or (is_guarded and join.zeroed is not None):
         return None
     product, mask, scale = scaled_scores
     query, key = _match_heads(product.inputs[0], graph_matching.TO_HEADS), _match_keys(product.inputs[1])
@@ -114,13 +114,13 @@ def _match_attention(softmax: ir.Node) -> _Attention | None:
     return _Attention(query, key, value, scale * query.scale * key.scale, mask, is_guarded, join)
 
 
-def _is_of_rows(condition: ir.Value | None) -> bool:
+def _is_row_condition(condition: ir.Value | None) -> bool:
     """Return True if an optional condition is equal for all heads and all elements of a row (case 4)."""
     shape = graph_matching.shape_of(condition, 4)
     return condition is None or (shape is not None and shape[1] == 1 and shape[3] == 1)
 
 
-def _same_heads(reshape: ir.Node) -> bool:
+def _keeps_shape(reshape: ir.Node) -> bool:
     return reshape.inputs[0] is not None and graph_matching.same_shape(reshape.inputs[0], reshape.outputs[0])
 
 
@@ -128,16 +128,16 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
     """Return the keys before their transposition for the product, which is one Transpose or two."""
     if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
-    value, outer = graph_matching.without_scale(value)
-    inner = _match_heads(graph_matching.before_transpose(value, graph_matching.SWAPPED), graph_matching.TO_HEADS)
+    value, outer = graph_matching.split_scale(value)
+    inner = _match_heads(graph_matching.transpose_input(value, graph_matching.SWAPPED), graph_matching.TO_HEADS)
     return inner and replace(inner, scale=inner.scale * outer)
 
 
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
     if value is None:
         return None
-    value, scale = graph_matching.without_scale(value)
-    split = graph_matching.before_transpose(value, permutation)
+    value, scale = graph_matching.split_scale(value)
+    split = graph_matching.transpose_input(value, permutation)
     reshape = producer_of(split, "Reshape")
     hidden = reshape.inputs[0] if reshape is not None else None
     joined_shape, split_shape = graph_matching.shape_of(hidden, 3), graph_matching.shape_of(split, 4)

@@ -66,10 +66,10 @@ def command(**options: Any) -> None:
     elif options["check"]:
         _check_files(request, options)
     else:
-        run_verb(request, options, _described)
+        run_verb(request, options, _describe_result)
 
 
-def _described(result: OptimizedFile) -> Document:
+def _describe_result(result: OptimizedFile) -> Document:
     from winml.modelkit.optimize.table import optimization_document  # reads numpy
 
     return optimization_document(result)

@@ -152,9 +152,11 @@ class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
         fired = ", ".join(f"{name} {count}" for name, count in result.fired.items() if count)
         return fired or "no fusion applied"
 
-    def record(self, done: graph_file.Transformation[OptimizeResult]) -> records.OptimizedFile:
+    def record(self, transformation: graph_file.Transformation[OptimizeResult]) -> records.OptimizedFile:
         """Return which capabilities were on, and how often each fired."""
-        return records.OptimizedFile(**vars(done.file), enabled=self.enabled_names(), fired=done.result.fired)
+        return records.OptimizedFile(
+            **vars(transformation.file), enabled=self.enabled_names(), fired=transformation.result.fired
+        )
 
 
 @dataclass(frozen=True)
@@ -185,14 +187,14 @@ class SingleOptimization(_Optimization):
             for selector in (*self.options.module, *self.options.exclude):
                 modules.selected_tags(selector)
 
-    def refuse_plain(self, read: Callable[[], ir.Model]) -> None:
+    def refuse_plain(self, read_model: Callable[[], ir.Model]) -> None:
         """Refuse selectors of modules without nodes, or that leave no node.
 
         Raises:
             UsageError: names them.
         """
         if self.options.is_limited and not self.options.is_empty:
-            selected_nodes(read(), self.options.module, self.options.exclude)
+            selected_nodes(read_model(), self.options.module, self.options.exclude)
 
     @property
     def request_words(self) -> str:
@@ -201,8 +203,8 @@ class SingleOptimization(_Optimization):
             return "nothing requested"
         opset = () if self.options.opset is None else (f"opset {self.options.opset}",)
         enabled = self.enabled_names()
-        words = enabled if len(enabled) <= _LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
-        return ", ".join((f"level {self.options.level}", *opset, *words))
+        capability_words = enabled if len(enabled) <= _LISTED_CAPABILITIES else (f"{len(enabled)} capabilities",)
+        return ", ".join((f"level {self.options.level}", *opset, *capability_words))
 
     def apply(self, model: ir.Model) -> OptimizeResult:
         """Optimize the model, and note which capabilities that are enabled by name changed nothing, and why.
@@ -211,10 +213,10 @@ class SingleOptimization(_Optimization):
             UsageError: a selector names no module.
         """
         requested = [entry for entry in self.options.named() if entry.makes or entry.marks]
-        plain = model.clone() if requested else model
+        original = model.clone() if requested else model
         result = optimize_within(model, self.options)
         idle = [entry for entry in requested if not result.fired.get(entry.name)]
-        return replace(result, notes=(*result.notes, *_explain_idle(plain, idle, self.options)))
+        return replace(result, notes=(*result.notes, *_explain_idle(original, idle, self.options)))
 
     def compare(self, source: Path, written: Path, seed: int) -> VerificationInfo:
         """Compare with the source, at the requested sizes.
@@ -297,16 +299,16 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
     return options
 
 
-def _explain_idle(plain: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
+def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
     """Explain why capabilities that were enabled by name changed nothing: dynamic sizes, or no matching nodes."""
     notes = []
     for entry in idle:
-        blocked, _ = _find_blocked(plain, _enable_only(entry, options), {})
-        dynamic = [item for item in blocked.get(entry.name, ()) if not item.only_at_one]
+        blocked, _ = _find_blocked(model, _enable_only(entry, options), {})
+        dynamic = [fusion for fusion in blocked.get(entry.name, ()) if not fusion.only_at_one]
         reason = "the graph has no nodes that it fuses"
         if dynamic:
-            sizes = ", ".join(dict.fromkeys(name for item in dynamic for name in item.dimensions))
-            count = sum(item.count for item in dynamic)
+            sizes = ", ".join(dict.fromkeys(name for fusion in dynamic for name in fusion.dimensions))
+            count = sum(fusion.count for fusion in dynamic)
             reason = (
                 f"dynamic sizes ({sizes}) prevent it in {count} place{'' if count == 1 else 's'}. Fix them first "
                 "(winml export -m FILE.onnx --shape-config); winml optimize --check shows the modules"
@@ -355,19 +357,19 @@ def check_optimization(
         notes.append(f"No level or optimization was requested: this is the result of {opt.level} full.")
     options.refuse_whole_graph_options()
     path = Path(model)
-    plain, read_notes = graph_file.read_plain(path, folds_constants=options.folds_constants)
-    result = optimize_within(plain.clone(), options)
-    blocked, blocked_notes = _find_blocked(plain, options, result.fired_in)
+    normalized, read_notes = graph_file.read_plain(path, folds_constants=options.folds_constants)
+    result = optimize_within(normalized.clone(), options)
+    blocked, blocked_notes = _find_blocked(normalized, options, result.fired_in)
     return records.OptimizationCheck(
         source=path,
-        nodes_before=_node_count(plain),
+        nodes_before=_node_count(normalized),
         nodes_after=_node_count(result.model),
         capabilities=tuple(
             records.CheckedCapability(
                 name, result.fired[name], None, result.fired_in.get(name, {}), blocked.get(name, ())
             )
             if (name := entry.name) in result.fired
-            else _check_removal(entry, plain, options)
+            else _check_removal(entry, normalized, options)
             for entry in options.enabled()
         ),
         notes=(*notes, *read_notes, *result.notes, *blocked_notes),
@@ -378,29 +380,29 @@ def _node_count(model: ir.Model) -> int:
     return sum(1 for _ in all_nodes(model))
 
 
-def _check_removal(entry: Capability, plain: ir.Model, options: OptimizeOptions) -> records.CheckedCapability:
+def _check_removal(entry: Capability, model: ir.Model, options: OptimizeOptions) -> records.CheckedCapability:
     """Run a capability that removes nodes by itself, because removals leave no mark."""
-    result = optimize_within(plain.clone(), _enable_only(entry, options))
-    removed = _node_count(plain) - _node_count(result.model)
+    result = optimize_within(model.clone(), _enable_only(entry, options))
+    removed = _node_count(model) - _node_count(result.model)
     return records.CheckedCapability(entry.name, None, max(0, removed), result.fired_in.get(entry.name, {}))
 
 
 def _find_blocked(
-    plain: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
+    model: ir.Model, options: OptimizeOptions, open_fired: _FiredIn
 ) -> tuple[dict[str, tuple[records.BlockedFusion, ...]], tuple[str, ...]]:
     """Return capability → fusions that fire only at fixed sizes; and a note if this could not be determined."""
-    dimensions = open_dimensions(plain.graph)
+    dimensions = open_dimensions(model.graph)
     if not dimensions:
         return {}, ()
-    sizes = _apply_sums(plain, {name: default_size(name) or _OTHER_SIZE for name in dimensions})
-    words = ", ".join(f"{name} {size}" for name, size in sizes.items())
+    sizes = _apply_sums(model, {name: default_size(name) or _OTHER_SIZE for name in dimensions})
+    size_words = ", ".join(f"{name} {size}" for name, size in sizes.items())
     try:
-        missing = _more_fired(_fired_at(plain, options, sizes), open_fired)
-        larger = _apply_sums(plain, {name: _OTHER_THAN_ONE if size == 1 else size for name, size in sizes.items()})
+        missing = _count_additional(_fusions_with_sizes(model, options, sizes), open_fired)
+        larger = _apply_sums(model, {name: _OTHER_THAN_ONE if size == 1 else size for name, size in sizes.items()})
         is_larger = bool(missing) and larger != sizes
-        lasting = _more_fired(_fired_at(plain, options, larger), open_fired) if is_larger else missing
+        lasting = _count_additional(_fusions_with_sizes(model, options, larger), open_fired) if is_larger else missing
         by_dimension = {
-            name: _more_fired(_fired_at(plain, options, {name: size}), open_fired) if missing else {}
+            name: _count_additional(_fusions_with_sizes(model, options, {name: size}), open_fired) if missing else {}
             for name, size in sizes.items()
         }
     except StageError as error:
@@ -415,32 +417,32 @@ def _find_blocked(
         if count > lasting_count:
             blocked[capability].append(records.BlockedFusion(tag, count - lasting_count, places, only_at_one=True))
     note = (
-        f"Optimizations that dynamic dimensions prevent were found by fixing the sizes: {words}; sizes of 1 to "
+        f"Optimizations that dynamic dimensions prevent were found by fixing the sizes: {size_words}; sizes of 1 to "
         f"{_OTHER_THAN_ONE}."
     )
-    return {name: tuple(items) for name, items in blocked.items()}, (note,)
+    return {name: tuple(fusions) for name, fusions in blocked.items()}, (note,)
 
 
-def _fired_at(plain: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int]) -> _FiredIn:
+def _fusions_with_sizes(model: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int]) -> _FiredIn:
     """Return the fusions that fire with some dimensions fixed."""
-    pinned = plain.clone()
+    pinned = model.clone()
     pin_dimensions(pinned, sizes)
     normalize(pinned, NormalizeOptions(fold_constants=options.folds_constants))
     return optimize_within(pinned, options).fired_in
 
 
-def _apply_sums(plain: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
+def _apply_sums(model: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
     """Correct the sizes that the file states as sums of other sizes."""
-    sums = summed_sizes(stated_sums(plain.metadata_props), sizes)
+    sums = summed_sizes(stated_sums(model.metadata_props), sizes)
     return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}
 
 
-def _more_fired(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]:
+def _count_additional(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]:
     counted = [name for name in fixed if CAPABILITIES[name].makes or CAPABILITIES[name].marks]
-    more = {
+    additional = {
         (name, tag): count - opened.get(name, {}).get(tag, 0) for name in counted for tag, count in fixed[name].items()
     }
-    return {key: count for key, count in more.items() if count > 0}
+    return {key: count for key, count in additional.items() if count > 0}
 
 
 def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:

@@ -47,7 +47,7 @@ def _permutation_of(node: ir.Node) -> tuple[int, ...]:
     return tuple(node.attributes.get_ints("perm", ()))
 
 
-def before_transpose(value: ir.Value | None, permutation: tuple[int, ...]) -> ir.Value | None:
+def transpose_input(value: ir.Value | None, permutation: tuple[int, ...]) -> ir.Value | None:
     """Return the input of a Transpose by this permutation, or None."""
     node = producer_of(value, "Transpose")
     return node.inputs[0] if node is not None and _permutation_of(node) == permutation else None
@@ -72,25 +72,25 @@ def constant_number(value: ir.Value | None) -> float | None:
     return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
 
-def without_scale(value: ir.Value) -> tuple[ir.Value, float]:
+def split_scale(value: ir.Value) -> tuple[ir.Value, float]:
     """Return the value before it is multiplied or divided by a constant, and the factor."""
     node = producer_of(value, "Mul", "Div")
     if node is None:
         return value, 1.0
-    left, right = node.inputs
-    factor = constant_number(right)
+    operand, factor_value = node.inputs
+    factor = constant_number(factor_value)
     if factor is None and node.op_type == "Mul":
-        left, factor = right, constant_number(left)
-    if factor is None or left is None or factor == 0.0:
+        operand, factor = factor_value, constant_number(operand)
+    if factor is None or operand is None or factor == 0.0:
         return value, 1.0
-    return left, 1.0 / factor if node.op_type == "Div" else factor
+    return operand, 1.0 / factor if node.op_type == "Div" else factor
 
 
-def without_full_slices(value: ir.Value) -> ir.Value:
+def skip_full_slices(value: ir.Value) -> ir.Value:
     """Return the value before slices that take all of it."""
     while (node := producer_of(value, "Slice")) is not None and node.inputs[0] is not None:
         starts, ends, steps = (
-            constant_numbers(node.inputs[place]) if len(node.inputs) > place else [1] for place in (1, 2, 4)
+            constant_numbers(node.inputs[index]) if len(node.inputs) > index else [1] for index in (1, 2, 4)
         )
         if starts != [0] or steps != [1] or ends is None or min(ends) < _WHOLE:
             return value
@@ -136,7 +136,7 @@ def tag_like(node: ir.Node, original: ir.Node, source: Source) -> None:
     write_tag(node, replace(tag, source=source))
 
 
-def behind_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
+def skip_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
     """Return the output of ``Where(IsNaN(x), 0, x)`` and True, or the value itself and False without such a guard."""
     users = list(value.consumers())
     nan = next((user for user in users if is_operator(user, "IsNaN")), None)
@@ -193,14 +193,16 @@ def match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | N
     mask: ir.Value | None = None
     node = producer_of(scores, "Add")
     if node is not None and has_one_use(scores):
-        sides = [side for side in node.inputs if side is not None and producer_of(without_scale(side)[0], "MatMul")]
-        if len(sides) != 1:
+        product_terms = [
+            addend for addend in node.inputs if addend is not None and producer_of(split_scale(addend)[0], "MatMul")
+        ]
+        if len(product_terms) != 1:
             return None
-        mask = next((side for side in node.inputs if side is not sides[0]), None)
-        scores = sides[0]
+        mask = next((addend for addend in node.inputs if addend is not product_terms[0]), None)
+        scores = product_terms[0]
     if not has_one_use(scores):
         return None
-    scores, scale = without_scale(scores)
+    scores, scale = split_scale(scores)
     product = producer_of(scores, "MatMul")
     return None if product is None or not has_one_use(scores) else (product, mask, scale)
 

@@ -46,28 +46,30 @@ def rewrite_with_onnxruntime(
     """
     enabled = {name for entry in capabilities for name in entry.transformers}
     enabled |= {name for entry in contrib for name in entry.contrib_transformers}
-    known = {name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)}
+    all_transformers = {
+        name for entry in CAPABILITIES.values() for name in (*entry.transformers, *entry.contrib_transformers)
+    }
     with temporary_folder() as folder:
-        sent, returned = folder / _SENT, folder / _RETURNED
+        sent_file, returned_file = folder / _SENT, folder / _RETURNED
         try:
             with _shared_weights_as_inputs(model):
-                ir.save(model, sent, external_data=unfinished_data_path(sent).name)
+                ir.save(model, sent_file, external_data=unfinished_data_path(sent_file).name)
             rewrite_file(
-                sent,
-                returned,
-                disabled=(known | set(UNUSED_TRANSFORMERS)) - enabled,
+                sent_file,
+                returned_file,
+                disabled=(all_transformers | set(UNUSED_TRANSFORMERS)) - enabled,
                 with_layouts=any(entry.needs_layouts for entry in capabilities),
                 config={key: value for entry in capabilities for key, value in entry.config},
             )
         except StageError as error:
             # The message names the temporary file, which the user does not know.
-            reason = error.message.replace(f"Load model from {sent} failed:", "")
+            reason = error.message.replace(f"Load model from {sent_file} failed:", "")
             raise OptimizeError(reason, hint=error.hint or _HINT) from error
         except OSError as error:
             raise _write_failure(error) from error
-        rewritten = load_foreign(returned)
+        rewritten = load_foreign(returned_file)
         _restore_shared_weights(rewritten, model)
-        _keep_weights(rewritten, model, ir.load(sent))
+        _keep_weights(rewritten, model, ir.load(sent_file))
     report = carry_tags(model, rewritten)
     restore_description(rewritten, model)
     return rewritten, report.notes
@@ -124,25 +126,27 @@ def _restore_shared_weights(rewritten: ir.Model, original: ir.Model) -> None:
         rewritten.graph.register_initializer(value)
 
 
-def _keep_weights(rewritten: ir.Model, original: ir.Model, sent: ir.Model) -> None:
+def _keep_weights(rewritten: ir.Model, original: ir.Model, sent_model: ir.Model) -> None:
     """Replace unchanged tensors by the original tensors, and load changed tensors into memory; in place."""
     original_weights = original.graph.initializers
-    as_sent = sent.graph.initializers
+    as_sent = sent_model.graph.initializers
     for graph in rewritten.graphs():
         for name, value in graph.initializers.items():
             tensor = value.const_value
             if not isinstance(tensor, ir.ExternalTensor):
                 continue
             sent_tensor = as_sent[name].const_value if graph is rewritten.graph and name in as_sent else None
-            if sent_tensor is not None and _is_same(sent_tensor, tensor):
+            if sent_tensor is not None and _has_equal_bytes(sent_tensor, tensor):
                 value.const_value = original_weights[name].const_value
             else:
                 value.const_value = ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, name=name)
 
 
-def _is_same(left: ir.TensorProtocol, right: ir.TensorProtocol) -> bool:
+def _has_equal_bytes(left: ir.TensorProtocol, right: ir.TensorProtocol) -> bool:
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     # Bytes, so that NaN equals itself.
-    own, other = (np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8) for tensor in (left, right))
-    return np.array_equal(own, other)
+    left_bytes, right_bytes = (
+        np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8) for tensor in (left, right)
+    )
+    return np.array_equal(left_bytes, right_bytes)

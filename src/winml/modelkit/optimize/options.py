@@ -55,11 +55,13 @@ class OptimizeOptions(OptimizeFields, Options):
         if not self.is_limited:
             return
         flag = spell("module" if self.module else "exclude")
-        named = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
-        if self.opset is not None or named:
-            words = f"{self.spelled(named[0].name)} reads" if named else f"{self.spelled('opset')} converts"
+        whole_graph = [CAPABILITIES[name] for name in WHOLE_GRAPH if self._flag_of(CAPABILITIES[name])]
+        if self.opset is not None or whole_graph:
+            reason = (
+                f"{self.spelled(whole_graph[0].name)} reads" if whole_graph else f"{self.spelled('opset')} converts"
+            )
             raise UsageError(
-                f"{flag} cannot be combined: {words} the whole graph", hint="Run them in separate commands."
+                f"{flag} cannot be combined: {reason} the whole graph", hint="Run them in separate commands."
             )
         if self.is_empty:
             raise UsageError(

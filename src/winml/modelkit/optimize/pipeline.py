@@ -62,7 +62,9 @@ def _rewrite_with_passes(model: ir.Model, capabilities: Sequence[Capability]) ->
     steps = []
     for entry in sorted(capabilities, key=lambda entry: [*_ORDER, entry.name].index(entry.name)):
         if entry.sets is None:  # else it changes the pass of another capability
-            keywords = {other.sets[1]: True for other in capabilities if other.sets and other.sets[0] == entry.name}
+            keywords = {
+                modifier.sets[1]: True for modifier in capabilities if modifier.sets and modifier.sets[0] == entry.name
+            }
             effect: GraphPass = CAPABILITIES.part(entry.name, entry.implementation)(**keywords)
             steps.append(DeclaredPass(effect, effect.tags))
     if run_passes(model, [step for step in steps if step.tags != "drops"], OptimizeError):
@@ -197,19 +199,19 @@ def order_nodes(model: ir.Model) -> None:
 
 def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
     """Yield the nodes of ``graph`` whose values a node or its subgraphs read."""
-    for value in _read_values(node):
+    for value in _walk_inputs(node):
         producer = value.producer() if value is not None else None
         if producer is not None and producer.graph is graph:
             yield producer
 
 
-def _read_values(node: ir.Node) -> Iterator[ir.Value | None]:
+def _walk_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
     yield from node.inputs
     for graph in node_graphs(node):
         # A subgraph may return a value of the outer graph.
         yield from graph.outputs
         for inner in graph:
-            yield from _read_values(inner)
+            yield from _walk_inputs(inner)
 
 
 @dataclass(frozen=True)
@@ -317,9 +319,9 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
                 foreign.append(name.removeprefix(prefix))
     if not foreign:
         return ()
-    words = f"{', '.join(foreign)} (com.microsoft)"
+    operator_words = f"{', '.join(foreign)} (com.microsoft)"
     return (
-        f"The graph has {words}, which {options.ep} is not known to support: a different provider runs them, or none.",
+        f"The graph has {operator_words}, which {options.ep} is not known to support: a different provider runs them, or none.",
     )
 
 

@@ -73,15 +73,17 @@ class _Part:
                 )
         model = cut_model(original, cut, keeps_sizes=True)
         model.metadata_props.update(original.metadata_props)
-        read = {str(value.name): value for value in (*cut.inputs, *cut.initializers)}
-        return cls(original, nodes, read, {str(value.name): value for value in cut.outputs}, model)
+        read_values = {str(value.name): value for value in (*cut.inputs, *cut.initializers)}
+        return cls(original, nodes, read_values, {str(value.name): value for value in cut.outputs}, model)
 
     def put_back(self, rewritten: ir.Model) -> None:
         """Replace the original nodes by the rewritten nodes, in place."""
         graph = self.original.graph
         outside = FreshNames.of_graph(graph, without=frozenset(self.nodes))
         values = {value: self.read[str(value.name)] for value in rewritten.graph.inputs if value.name in self.read}
-        values |= {value: self._weight(name, value, outside) for name, value in rewritten.graph.initializers.items()}
+        values |= {
+            value: self._import_weight(name, value, outside) for name, value in rewritten.graph.initializers.items()
+        }
         nodes, outputs = list(rewritten.graph), list(rewritten.graph.outputs)
         rewritten.graph.outputs.clear()
         rewritten.graph.remove(nodes)
@@ -100,7 +102,7 @@ class _Part:
         for domain, version in rewritten.opset_imports.items():
             self.original.opset_imports.setdefault(domain, version)
 
-    def _weight(self, name: str, value: ir.Value, outside: FreshNames) -> ir.Value:
+    def _import_weight(self, name: str, value: ir.Value, outside: FreshNames) -> ir.Value:
         """Return the original weight if the tensor is the same, or a new weight."""
         original = self.read.get(name)
         if original is not None and original.const_value is value.const_value:

@@ -39,9 +39,9 @@ def optimization_check_document(check: OptimizationCheck) -> doc.Document:
             doc.Table(
                 doc.columns("prevented by a dynamic size", ("times", "count"), ("module", "name"), "size"),
                 [
-                    [entry.name, item.count, item.module, _blocking_words(item.dimensions, item.only_at_one)]
+                    [entry.name, fusion.count, fusion.module, _blocking_words(fusion.dimensions, fusion.only_at_one)]
                     for entry in check.capabilities
-                    for item in entry.blocked
+                    for fusion in entry.blocked
                 ],
             ),
         ]
@@ -131,5 +131,5 @@ def capabilities_document(capabilities: Sequence[Mapping[str, Any]]) -> doc.Docu
 
 def _provider_words(entry: Mapping[str, Any]) -> str:
     providers = entry["execution_providers"]
-    others = " (others: with operators of ONNX)" if providers and entry["standard_operators"] else ""
-    return f"{', '.join(providers) or 'any'}{others}"
+    standard_words = " (others: with operators of ONNX)" if providers and entry["standard_operators"] else ""
+    return f"{', '.join(providers) or 'any'}{standard_words}"

@@ -62,17 +62,19 @@ def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) 
     if probe is None or interface.mask not in probe.leaves:
         return None
     for mask in dict.fromkeys((CausalMask(), CausalMask(window))):
-        if (mask.window or 0) <= _WIDEST_WINDOW and _holds_for_draws(
+        if (mask.window or 0) <= _WIDEST_WINDOW and _holds_for_samples(
             probe, interface, mask, partial(_matches_mask, probe, mask), window
         ):
             return mask
     return None
 
 
-def _matches_mask(probe: Probe, mask: CausalMask, draw: _Draw) -> bool:
-    visible = draw.visible(mask)
-    added = probe.run(draw.feeds)
-    if added.ndim != 4 or any(left not in (1, right) for left, right in zip(added.shape, visible.shape, strict=True)):
+def _matches_mask(probe: Probe, mask: CausalMask, sample: _Sample) -> bool:
+    visible = sample.visible(mask)
+    added = probe.run(sample.feeds)
+    if added.ndim != 4 or any(
+        size not in (1, expected_size) for size, expected_size in zip(added.shape, visible.shape, strict=True)
+    ):
         return False
     added = np.broadcast_to(added, visible.shape)
     return bool((added[visible] == 0).all() and (added[~visible] < _HIDDEN).all())
@@ -90,16 +92,16 @@ def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> 
     if probe is None:
         return False
 
-    def says(draw: _Draw) -> bool:
-        expected = ~draw.visible(mask).any(-1, keepdims=True)
-        result = probe.run(draw.feeds)
+    def marks_blind_tokens(sample: _Sample) -> bool:
+        expected = ~sample.visible(mask).any(-1, keepdims=True)
+        result = probe.run(sample.feeds)
         return result.ndim == 4 and result.dtype == np.bool_ and bool((result == expected).all())
 
-    return _holds_for_draws(probe, interface, mask, says)
+    return _holds_for_samples(probe, interface, mask, marks_blind_tokens)
 
 
 @dataclass(frozen=True)
-class _Draw:
+class _Sample:
     """Sample inputs of a probed subgraph."""
 
     mask: Array
@@ -110,24 +112,24 @@ class _Draw:
         return mask.visible(self.mask, self.tokens)
 
 
-def _holds_for_draws(
+def _holds_for_samples(
     probe: Probe,
     interface: DecoderInterface,
     mask: CausalMask,
-    says: Callable[[_Draw], bool],
+    condition: Callable[[_Sample], bool],
     window: int | None = None,
 ) -> bool:
     """Return True if a condition holds for all draws; False if the subgraph does not run on a draw."""
     width = mask.window or window
     beyond = ((1, 3, width + 2),) if width is not None and width <= _WIDEST_WINDOW else ()
-    draws = [_draw(probe, interface, sizes) for sizes in (*_SIZES, *beyond)]
+    samples = [_draw_sample(probe, interface, sizes) for sizes in (*_SIZES, *beyond)]
     try:
-        return all(draw is not None and says(draw) for draw in draws)
+        return all(sample is not None and condition(sample) for sample in samples)
     except StageError:  # not a function of any number of tokens
         return False
 
 
-def _draw(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Draw | None:
+def _draw_sample(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Sample | None:
     rows, tokens, past = sizes
     generator = np.random.default_rng(_SEED + sum(sizes))
     mask = np.ones((rows, past + tokens), np.int64)
@@ -136,7 +138,7 @@ def _draw(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]
         # Anything may be hidden but the last token.
         mask[1:, :-1] = generator.integers(0, 2, (rows - 1, past + tokens - 1))
     feeds = interface.feeds(probe.leaves, mask, tokens, generator)
-    return _Draw(mask, tokens, feeds) if feeds is not None else None
+    return _Sample(mask, tokens, feeds) if feeds is not None else None
 
 
 @dataclass
@@ -162,42 +164,44 @@ class MaskWriter:
     def bias(self, mask: CausalMask) -> ir.Value:
         """Return the value added to the scores: rows × 1 × tokens × all tokens. Later tokens are not hidden here."""
         visible = self._node_output("float", "Cast", [self.interface.mask], to=ir.DataType.FLOAT)
-        hidden = self._node_output("hidden", "Sub", [self._number("one", 1.0, ir.DataType.FLOAT), visible])
-        row = self._node_output("row", "Mul", [hidden, self._lowest()])
-        plane = self._node_output("plane", "Unsqueeze", [row, self._numbers("middle", [1, 2])])
+        hidden = self._node_output("hidden", "Sub", [self._scalar_constant("one", 1.0, ir.DataType.FLOAT), visible])
+        row = self._node_output("row", "Mul", [hidden, self._lowest_bias()])
+        plane = self._node_output("plane", "Unsqueeze", [row, self._vector_constant("middle", [1, 2])])
         if mask.window is not None:
             plane = self._node_output(f"windowed_{mask.window}", "Add", [plane, self._window_bias(mask.window)])
             # Two of the lowest would be infinite, and a row of them no number.
-            return self._node_output(f"bias_{mask.window}", "Max", [plane, self._lowest()])
-        ones = [self._numbers("single", [1, 1]), self._tokens(), self._numbers("last", [1])]
+            return self._node_output(f"bias_{mask.window}", "Max", [plane, self._lowest_bias()])
+        ones = [self._vector_constant("single", [1, 1]), self._token_count(), self._vector_constant("last", [1])]
         shape = self._node_output("shape", "Concat", ones, axis=0)
         return self._node_output("bias", "Expand", [plane, shape])
 
     def lengths(self) -> tuple[ir.Value, ir.Value]:
         """Return, as int32, the position of the last token in every row, and the number of all tokens."""
-        total = self._node_output("total_int", "Cast", [self._total()], to=ir.DataType.INT32)
-        last = self._node_output("last_place", "Sub", [total, self._number("one_int", 1, ir.DataType.INT32)])
+        total = self._node_output("total_int", "Cast", [self._total_length()], to=ir.DataType.INT32)
+        last = self._node_output("last_place", "Sub", [total, self._scalar_constant("one_int", 1, ir.DataType.INT32)])
         rows = self._node_output("rows", "Shape", [self.interface.mask], start=0, end=1)
         return self._node_output("places", "Expand", [last, rows]), self._node_output("count", "Squeeze", [total])
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
         """Return True for tokens that attend to any token, inside the window if there is one: rows × tokens × 1."""
-        counted, now = self._count_visible(), self._counted_now()
-        start, axes = self._start(), self._numbers("last", [1])
+        counted, now = self._count_visible(), self._count_visible_now()
+        start, axes = self._first_new_position(), self._vector_constant("last", [1])
         suffix = ""
         # The last visible token is inside every window of tokens.
         if mask.window is not None and not self.counts_tokens:
             suffix = f"_{mask.window}"
-            shift = self._numbers(f"shift{suffix}", [0, mask.window, 0, 0])
+            shift = self._vector_constant(f"shift{suffix}", [0, mask.window, 0, 0])
             shifted = self._node_output(f"shifted{suffix}", "Pad", [counted, shift])
-            before = self._node_output(f"before{suffix}", "Slice", [shifted, start, self._total(), axes])
+            before = self._node_output(f"before{suffix}", "Slice", [shifted, start, self._total_length(), axes])
             now = self._node_output(f"inside{suffix}", "Sub", [now, before])
-        attends = self._node_output(f"seen{suffix}", "Greater", [now, self._number("nothing", 0, ir.DataType.INT64)])
-        return self._node_output(f"seen_any{suffix}", "Unsqueeze", [attends, self._numbers("third", [2])])
+        attends = self._node_output(
+            f"seen{suffix}", "Greater", [now, self._scalar_constant("nothing", 0, ir.DataType.INT64)]
+        )
+        return self._node_output(f"seen_any{suffix}", "Unsqueeze", [attends, self._vector_constant("third", [2])])
 
     def zero(self) -> ir.Value:
         """Return the number 0."""
-        return self._number("zero", 0.0, ir.DataType.FLOAT)
+        return self._scalar_constant("zero", 0.0, ir.DataType.FLOAT)
 
     def insert(self) -> None:
         """Insert the nodes before all others."""
@@ -209,61 +213,69 @@ class MaskWriter:
 
     def _window_bias(self, window: int) -> ir.Value:
         """Return the bias that hides tokens before the window, and is 0 elsewhere."""
-        outside = self._before_tokens(window) if self.counts_tokens else self._before_places(window)
-        return self._node_output(f"far_{window}", "Where", [outside, self._lowest(), self.zero()])
+        outside = self._outside_by_tokens(window) if self.counts_tokens else self._outside_by_positions(window)
+        return self._node_output(f"far_{window}", "Where", [outside, self._lowest_bias(), self.zero()])
 
-    def _before_tokens(self, window: int) -> ir.Value:
+    def _outside_by_tokens(self, window: int) -> ir.Value:
         """Return rows × 1 × tokens × all tokens."""
-        past = self._node_output("past_tokens", "Unsqueeze", [self._count_visible(), self._numbers("middle", [1, 2])])
-        now = self._node_output("now_tokens", "Unsqueeze", [self._counted_now(), self._numbers("outer", [1, 3])])
-        width = self._number(f"window_{window}", window, ir.DataType.INT64)
+        past = self._node_output(
+            "past_tokens", "Unsqueeze", [self._count_visible(), self._vector_constant("middle", [1, 2])]
+        )
+        now = self._node_output(
+            "now_tokens", "Unsqueeze", [self._count_visible_now(), self._vector_constant("outer", [1, 3])]
+        )
+        width = self._scalar_constant(f"window_{window}", window, ir.DataType.INT64)
         return self._node_output(
             f"outside_{window}", "LessOrEqual", [past, self._node_output(f"reach_{window}", "Sub", [now, width])]
         )
 
-    def _before_places(self, window: int) -> ir.Value:
+    def _outside_by_positions(self, window: int) -> ir.Value:
         """Return tokens × all tokens."""
-        zero, one = (self._number(name, number, ir.DataType.INT64) for name, number in (("first", 0), ("step", 1)))
-        total = self._node_output("total_number", "Squeeze", [self._total()])
-        tokens = self._node_output("tokens_number", "Squeeze", [self._tokens()])
+        zero, one = (
+            self._scalar_constant(name, number, ir.DataType.INT64) for name, number in (("first", 0), ("step", 1))
+        )
+        total = self._node_output("total_number", "Squeeze", [self._total_length()])
+        tokens = self._node_output("tokens_number", "Squeeze", [self._token_count()])
         past = self._node_output("past_places", "Range", [zero, total, one])
         begin = self._node_output("first_place", "Sub", [total, tokens])
         now = self._node_output("now_places", "Range", [begin, total, one])
-        column = self._node_output("now_column", "Unsqueeze", [now, self._numbers("last", [1])])
-        width = self._number(f"window_{window}", window, ir.DataType.INT64)
+        column = self._node_output("now_column", "Unsqueeze", [now, self._vector_constant("last", [1])])
+        width = self._scalar_constant(f"window_{window}", window, ir.DataType.INT64)
         reach = self._node_output(f"reach_{window}", "Sub", [column, width])
         return self._node_output(f"outside_{window}", "LessOrEqual", [past, reach])
 
     def _count_visible(self) -> ir.Value:
         """Return the number of visible tokens up to each position: rows × all tokens."""
-        return self._node_output("counted", "CumSum", [self.interface.mask, self._number("axis", 1, ir.DataType.INT64)])
-
-    def _counted_now(self) -> ir.Value:
-        """Return the same of the tokens of this run: rows × tokens."""
-        counted, start, axes = self._count_visible(), self._start(), self._numbers("last", [1])
         return self._node_output(
-            "now", "Slice", [counted, start, self._numbers("ends", [np.iinfo(np.int64).max]), axes]
+            "counted", "CumSum", [self.interface.mask, self._scalar_constant("axis", 1, ir.DataType.INT64)]
         )
 
-    def _start(self) -> ir.Value:
-        return self._node_output("start", "Sub", [self._total(), self._tokens()])
+    def _count_visible_now(self) -> ir.Value:
+        """Return the same of the tokens of this run: rows × tokens."""
+        counted, start, axes = self._count_visible(), self._first_new_position(), self._vector_constant("last", [1])
+        return self._node_output(
+            "now", "Slice", [counted, start, self._vector_constant("ends", [np.iinfo(np.int64).max]), axes]
+        )
 
-    def _lowest(self) -> ir.Value:
-        return self._number("lowest", _LOWEST, ir.DataType.FLOAT)
+    def _first_new_position(self) -> ir.Value:
+        return self._node_output("start", "Sub", [self._total_length(), self._token_count()])
 
-    def _total(self) -> ir.Value:
+    def _lowest_bias(self) -> ir.Value:
+        return self._scalar_constant("lowest", _LOWEST, ir.DataType.FLOAT)
+
+    def _total_length(self) -> ir.Value:
         return self._node_output("total", "Shape", [self.interface.mask], start=1, end=2)
 
-    def _tokens(self) -> ir.Value:
+    def _token_count(self) -> ir.Value:
         return self._node_output("tokens", "Shape", [self.interface.tokens], start=1, end=2)
 
-    def _number(self, name: str, number: float, dtype: ir.DataType) -> ir.Value:
-        return self._constant(name, np.array(number, dtype.numpy()))
+    def _scalar_constant(self, name: str, number: float, dtype: ir.DataType) -> ir.Value:
+        return self._add_constant(name, np.array(number, dtype.numpy()))
 
-    def _numbers(self, name: str, numbers: list[int]) -> ir.Value:
-        return self._constant(name, np.array(numbers, np.int64))
+    def _vector_constant(self, name: str, numbers: list[int]) -> ir.Value:
+        return self._add_constant(name, np.array(numbers, np.int64))
 
-    def _constant(self, name: str, array: Array) -> ir.Value:
+    def _add_constant(self, name: str, array: Array) -> ir.Value:
         name = f"constant_{name}"
         if name not in self._made:
             self._made[name] = self._builder.constant(array, name)

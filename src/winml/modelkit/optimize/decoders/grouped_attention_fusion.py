@@ -19,8 +19,6 @@ from winml.modelkit.optimize.graph_matching import (
     TO_HEADS,
     HeadJoin,
     NodeBuilder,
-    before_transpose,
-    behind_nan_guard,
     constant_number,
     constant_numbers,
     fixed_size,
@@ -29,10 +27,12 @@ from winml.modelkit.optimize.graph_matching import (
     rank_of,
     same_shape,
     scope_of,
+    skip_full_slices,
+    skip_nan_guard,
+    split_scale,
     tag_like,
     take_over,
-    without_full_slices,
-    without_scale,
+    transpose_input,
 )
 
 _REPEATED_AXIS = 2
@@ -83,7 +83,7 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
     scores = softmax.inputs[0]
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
-    probabilities, is_guarded = behind_nan_guard(softmax.outputs[0])
+    probabilities, is_guarded = skip_nan_guard(softmax.outputs[0])
     join = match_head_join(probabilities, _only_computing_user, _keeps_heads)
     parts = match_scores(scores)
     if join is None or parts is None or rank_of(join.output.outputs[0]) != 3:
@@ -91,7 +91,7 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
     product, added, scale = parts
     if added is None or product.inputs[0] is None or product.inputs[1] is None or join.product.inputs[1] is None:
         return None
-    query, query_scale = without_scale(product.inputs[0])
+    query, query_scale = split_scale(product.inputs[0])
     keys, key_scale = _find_untransposed(product.inputs[1])
     if keys is None:
         return None
@@ -122,18 +122,18 @@ def _keeps_heads(reshape: ir.Node) -> bool:
 
 def _find_untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
     """Return the keys before their transposition for the product, and their factor."""
-    value, outer = without_scale(value)
-    transposed = before_transpose(value, SWAPPED)
+    value, outer = split_scale(value)
+    transposed = transpose_input(value, SWAPPED)
     if transposed is not None:
-        inner, scale = without_scale(transposed)
+        inner, scale = split_scale(transposed)
         return inner, outer * scale
-    return _untransposed_flat(value), outer
+    return _find_flat_untransposed(value), outer
 
 
-def _untransposed_flat(value: ir.Value) -> ir.Value | None:
+def _find_flat_untransposed(value: ir.Value) -> ir.Value | None:
     """Return [batch, heads, sequence, size] if a value is its transposition with batch and heads as one axis."""
     spread = producer_of(value, "Reshape")
-    flat = producer_of(before_transpose(spread.inputs[0], (0, 2, 1)), "Reshape") if spread is not None else None
+    flat = producer_of(transpose_input(spread.inputs[0], (0, 2, 1)), "Reshape") if spread is not None else None
     source = flat.inputs[0] if flat is not None else None
     if source is None or rank_of(source) != 4 or rank_of(value) != 4:
         return None
@@ -144,7 +144,7 @@ def _untransposed_flat(value: ir.Value) -> ir.Value | None:
 
 def _match_update(value: ir.Value) -> _CacheUpdate | None:
     """Return the update of the cache whose result a value is, heads repeated or not."""
-    node = producer_of(without_full_slices(_unrepeated(value)), "Concat")
+    node = producer_of(skip_full_slices(_find_unrepeated(value)), "Concat")
     if node is None or node.attributes.get_int("axis", 0) not in (2, -2) or len(node.inputs) != 2:
         return None
     past, new = node.inputs
@@ -156,11 +156,11 @@ def _match_update(value: ir.Value) -> _CacheUpdate | None:
     return _CacheUpdate(past, new, node.outputs[0], heads, size)
 
 
-def _unrepeated(value: ir.Value) -> ir.Value:
+def _find_unrepeated(value: ir.Value) -> ir.Value:
     """Return keys or values before each head was repeated for several of the queries."""
     reshape = producer_of(value, "Reshape")
     expand = producer_of(reshape.inputs[0], "Expand") if reshape is not None else None
-    single = without_full_slices(expand.inputs[0]) if expand is not None and expand.inputs[0] is not None else None
+    single = skip_full_slices(expand.inputs[0]) if expand is not None and expand.inputs[0] is not None else None
     unsqueeze = producer_of(single, "Unsqueeze")
     if unsqueeze is None or len(unsqueeze.inputs) < 2 or rank_of(value) != 4 or unsqueeze.inputs[0] is None:
         return value
@@ -175,7 +175,7 @@ _OF_FIRST = (
 """Specified: operators whose first output has the shape of their first input."""
 
 
-def _spread_sizes(graph: ir.Graph) -> None:
+def _propagate_shapes(graph: ir.Graph) -> None:
     """Propagate shapes from predecessors, in place; underivable shapes stay.
 
     Exporters split and join heads by shapes computed at run time, where shape inference loses the token sizes. Once an
@@ -190,30 +190,30 @@ def _spread_sizes(graph: ir.Graph) -> None:
 
 def _derive_shape(node: ir.Node) -> list[int | ir.SymbolicDim] | None:
     """Return the shape of the first output, derived from the input shapes; `None` for unknown operators or shapes."""
-    first = node.inputs[0] if node.inputs else None
-    if first is None or first.shape is None:
+    first_input = node.inputs[0] if node.inputs else None
+    if first_input is None or first_input.shape is None:
         return None
     if node.op_type in _OF_FIRST:
-        return list(first.shape)
-    second = node.inputs[1] if len(node.inputs) > 1 else None
-    if second is None or second.shape is None:
+        return list(first_input.shape)
+    second_input = node.inputs[1] if len(node.inputs) > 1 else None
+    if second_input is None or second_input.shape is None:
         return None
     if node.op_type in _OF_BOTH:
-        if same_shape(first, second) or _is_of_last_axis(second, first):
-            return list(first.shape)
-        return list(second.shape) if _is_of_last_axis(first, second) else None
-    is_product = node.op_type == "MatMul" and second.const_value is not None and rank_of(second) == 2
-    return [*first.shape[:-1], second.shape[1]] if is_product and rank_of(first) == 3 else None
+        if same_shape(first_input, second_input) or _broadcasts_along_last_axis(second_input, first_input):
+            return list(first_input.shape)
+        return list(second_input.shape) if _broadcasts_along_last_axis(first_input, second_input) else None
+    is_product = node.op_type == "MatMul" and second_input.const_value is not None and rank_of(second_input) == 2
+    return [*first_input.shape[:-1], second_input.shape[1]] if is_product and rank_of(first_input) == 3 else None
 
 
-def _is_of_last_axis(value: ir.Value, other: ir.Value) -> bool:
+def _broadcasts_along_last_axis(value: ir.Value, tensor: ir.Value) -> bool:
     """Return True if a value is one number, or has one number per element of the last axis of another value."""
     assert value.shape is not None
-    assert other.shape is not None
+    assert tensor.shape is not None
     sizes = list(value.shape)
-    if len(sizes) > 1 or len(other.shape) == 0:
+    if len(sizes) > 1 or len(tensor.shape) == 0:
         return False
-    return not sizes or sizes == [1] or sizes == [other.shape[-1]]
+    return not sizes or sizes == [1] or sizes == [tensor.shape[-1]]
 
 
 _OPERATOR = "GroupQueryAttention"
@@ -273,7 +273,7 @@ class GroupQueryAttentionFusionPass(GraphPass):
             fusion.fuse(node)
         fusion.writer.insert()
         if fusion.count:
-            _spread_sizes(model.graph)
+            _propagate_shapes(model.graph)
             model.opset_imports.setdefault(CONTRIB_DOMAIN, 1)
         return ir.passes.PassResult(model, bool(fusion.count))
 
@@ -299,17 +299,17 @@ class _Fusion:
         match = _match_cached_attention(softmax)
         if match is None or softmax.outputs[0].dtype != ir.DataType.FLOAT or match.key.size % _HEAD_MULTIPLE:
             return
-        mask = self._mask_of(match)
+        mask = self._find_mask(match)
         is_clear = match.join.zeroed is None or (mask is not None and self._is_blind(match.join.zeroed, mask))
         if mask is not None and is_clear:
-            self.writer.tag_as(_maker_of(match.added))
-            self._replace(match, mask)
+            self.writer.tag_as(_find_mask_producer(match.added))
+            self._replace_attention(match, mask)
             self.count += 1
 
-    def _mask_of(self, match: _CachedAttention) -> CausalMask | None:
+    def _find_mask(self, match: _CachedAttention) -> CausalMask | None:
         window = self.interface.windows.get(str(match.key.past.name))
         # Every layer converts the mask to floats separately; the condition is the same.
-        key = (_content_of(match.added), window)
+        key = (_computation_key(match.added), window)
         if key not in self._masks:
             self._masks[key] = find_mask(match.added, self.interface, window)
         return self._masks[key]
@@ -320,21 +320,21 @@ class _Fusion:
             self._blind[key] = is_blind(value, self.interface, mask)
         return self._blind[key]
 
-    def _replace(self, match: _CachedAttention, mask: CausalMask) -> None:
+    def _replace_attention(self, match: _CachedAttention, mask: CausalMask) -> None:
         output = match.join.output
         query, key, rotation = self._find_unrotated(match)
         builder = NodeBuilder(f"{scope_of(output)}/{_OPERATOR}/")
         flat = [
-            _joined(builder, query, match.heads, match.key.size, "query"),
-            _joined(builder, key, match.key.heads, match.key.size, "key"),
-            _joined(builder, match.value.new, match.value.heads, match.value.size, "value"),
+            _join_heads(builder, query, match.heads, match.key.size, "query"),
+            _join_heads(builder, key, match.key.heads, match.key.size, "key"),
+            _join_heads(builder, match.value.new, match.value.heads, match.value.size, "value"),
         ]
         if rotation is not None:
             # Not by the operator itself, which counts the positions of a prompt from the first position of the first
             # row.
-            tables = (self.interface.positions, *self._tables_of(rotation))
-            flat[0] = _turned(builder, flat[0], tables, rotation, match.heads, "query")
-            flat[1] = _turned(builder, flat[1], tables, rotation, match.key.heads, "key")
+            tables = (self.interface.positions, *self._add_tables(rotation))
+            flat[0] = _add_rotation(builder, flat[0], tables, rotation, match.heads, "query")
+            flat[1] = _add_rotation(builder, flat[1], tables, rotation, match.key.heads, "key")
         unused = [None] * 3  # tables and positions
         attention = ir.node(
             _OPERATOR,
@@ -371,24 +371,24 @@ class _Fusion:
             return match.query, match.key.new, None
         return query[0], key[0], query[1]
 
-    def _tables_of(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
+    def _add_tables(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
         if rotation not in self._tables:
             number = f"_{len(self._tables)}" if self._tables else ""
             self._tables[rotation] = (
-                self._registered(f"cos_by_position{number}", rotation.cos),
-                self._registered(f"sin_by_position{number}", rotation.sin),
+                self._add_unique_initializer(f"cos_by_position{number}", rotation.cos),
+                self._add_unique_initializer(f"sin_by_position{number}", rotation.sin),
             )
         return self._tables[rotation]
 
-    def _registered(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
+    def _add_unique_initializer(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
         while name in self.graph.initializers:
             name = f"{name}_"
         return add_initializer(self.graph, ir.tensor(array, name=name))
 
 
-def _joined(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
+def _join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: str) -> ir.Value:
     """Return batch × sequence × heads · size for batch × heads × sequence × size."""
-    split = before_transpose(value, TO_HEADS)
+    split = transpose_input(value, TO_HEADS)
     if split is None:
         split = builder.add("Transpose", [value], f"{role}_tokens", value.dtype, perm=TO_HEADS)
     else:
@@ -398,10 +398,10 @@ def _joined(builder: NodeBuilder, value: ir.Value, heads: int, size: int, role: 
         if hidden is not None and rank_of(hidden) == 3 and fixed_size(hidden, 2) == heads * size:
             return hidden
     sizes = builder.constant(np.array([0, 0, heads * size], np.int64), f"{role}_sizes")
-    return builder.add("Reshape", [split, sizes], f"{role}_joined", value.dtype)
+    return builder.add("Reshape", [split, sizes], f"{role}_join_heads", value.dtype)
 
 
-def _turned(
+def _add_rotation(
     builder: NodeBuilder,
     value: ir.Value,
     tables: tuple[ir.Value | None, ...],
@@ -416,7 +416,7 @@ def _turned(
     return builder.add(
         "RotaryEmbedding",
         [value, *tables],
-        f"{role}_turned",
+        f"{role}_add_rotation",
         value.dtype,
         value.shape,
         domain=CONTRIB_DOMAIN,
@@ -424,7 +424,7 @@ def _turned(
     )
 
 
-def _content_of(value: ir.Value) -> tuple[object, ...]:
+def _computation_key(value: ir.Value) -> tuple[object, ...]:
     """Return a key equal for values computed alike: for a choice between numbers, its condition and numbers."""
     node = producer_of(value, "Where")
     if node is None:
@@ -432,7 +432,7 @@ def _content_of(value: ir.Value) -> tuple[object, ...]:
     return (node.inputs[0], constant_number(node.inputs[1]), constant_number(node.inputs[2]))
 
 
-def _maker_of(mask: ir.Value) -> ir.Node | None:
+def _find_mask_producer(mask: ir.Value) -> ir.Node | None:
     """Return the node that made a mask for all layers: the condition, if each layer converts it to floats."""
     node = producer_of(mask, "Where")
     condition = node.inputs[0] if node is not None else None

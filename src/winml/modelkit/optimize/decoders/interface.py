@@ -44,8 +44,8 @@ class DecoderInterface:
         mask_shape = shape_of(mask, 2)
         if tokens is None or mask is None or mask_shape is None or mask.dtype != ir.DataType.INT64:
             return None
-        stated = stated_inputs(model.metadata_props)
-        slots = {name: item.cache for name, item in stated.items() if item.cache is not None}
+        recorded_inputs = stated_inputs(model.metadata_props)
+        slots = {name: record.cache for name, record in recorded_inputs.items() if record.cache is not None}
         keys = [shape for name in slots if (shape := shape_of(inputs.get(name), 4)) is not None]
         token_shape = shape_of(tokens, 2) or shape_of(tokens, 3)
         if not keys or token_shape is None:
@@ -57,7 +57,7 @@ class DecoderInterface:
             ("total", mask_shape[1]),
         )
         names = {str(size.value): kind for kind, size in kinds if isinstance(size, ir.SymbolicDim)}
-        positions = stated[_POSITIONS].value_range if _POSITIONS in stated else None
+        positions = recorded_inputs[_POSITIONS].value_range if _POSITIONS in recorded_inputs else None
         return cls(
             tokens=tokens,
             mask=mask,

@@ -64,7 +64,7 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
         squares is None
         or squares.dtype != ir.DataType.FLOAT
         or not graph_matching.has_one_use(squares)
-        or not _is_over_last(mean)
+        or not _averages_last_axis(mean)
     ):
         return None
     source = _find_squared(squares)
@@ -73,9 +73,9 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
     if source is None or shifted is None or root is None:
         return None
     epsilon = next(
-        (graph_matching.constant_number(side) for side in shifted.inputs if side is not mean.outputs[0]), None
+        (graph_matching.constant_number(addend) for addend in shifted.inputs if addend is not mean.outputs[0]), None
     )
-    scaled = _divided_by(root.outputs[0], source)
+    scaled = _find_division(root.outputs[0], source)
     output = graph_matching.only_user(scaled.outputs[0], "Mul") if scaled is not None else None
     if epsilon is None or scaled is None or output is None:
         return None
@@ -91,7 +91,7 @@ def _find_squared(value: ir.Value) -> ir.Value | None:
     return product.inputs[0] if product is not None and product.inputs[0] is product.inputs[1] else None
 
 
-def _is_over_last(mean: ir.Node) -> bool:
+def _averages_last_axis(mean: ir.Node) -> bool:
     rank = graph_matching.rank_of(mean.outputs[0])
     if mean.attributes.get_int("keepdims", 1) != 1 or rank is None:
         return False
@@ -101,7 +101,7 @@ def _is_over_last(mean: ir.Node) -> bool:
     return axes in ([-1], [rank - 1])
 
 
-def _divided_by(root: ir.Value, source: ir.Value) -> ir.Node | None:
+def _find_division(root: ir.Value, source: ir.Value) -> ir.Node | None:
     """Return the node that makes source / root, written as a division or as a product with the inverse."""
     node = graph_matching.only_user(root, "Div", "Reciprocal")
     if node is None:
@@ -158,7 +158,7 @@ class SkipNormFusionPass(GraphPass):
         for node in [node for graph in model.graphs() for node in graph if is_operator(node, _NORM)]:
             total = node.inputs[0].producer() if node.inputs[0] is not None else None
             if total is not None and _is_skip(total):
-                _replace_skip(total, node)
+                _replace_sum_and_norm(total, node)
                 count += 1
         if count:
             model.opset_imports.setdefault(graph_matching.CONTRIB_DOMAIN, 1)
@@ -168,13 +168,22 @@ class SkipNormFusionPass(GraphPass):
 def _is_skip(total: ir.Node) -> bool:
     if not is_operator(total, "Add") or total.outputs[0].is_graph_output():
         return False
-    left, right = total.inputs
-    if left is None or right is None or left.dtype != ir.DataType.FLOAT or graph_matching.rank_of(left) != 3:
+    first_addend, second_addend = total.inputs
+    if (
+        first_addend is None
+        or second_addend is None
+        or first_addend.dtype != ir.DataType.FLOAT
+        or graph_matching.rank_of(first_addend) != 3
+    ):
         return False
-    return graph_matching.same_shape(left, right) and left.const_value is None and right.const_value is None
+    return (
+        graph_matching.same_shape(first_addend, second_addend)
+        and first_addend.const_value is None
+        and second_addend.const_value is None
+    )
 
 
-def _replace_skip(total: ir.Node, norm: ir.Node) -> None:
+def _replace_sum_and_norm(total: ir.Node, norm: ir.Node) -> None:
     node = ir.node(
         f"Skip{_NORM}",
         [*total.inputs, norm.inputs[1]],
@@ -190,8 +199,8 @@ def _replace_skip(total: ir.Node, norm: ir.Node) -> None:
     graph_matching.take_over(total.outputs[0], node.outputs[3])
 
 
-def _insert_after(place: ir.Node, node: ir.Node) -> None:
-    graph = place.graph
+def _insert_after(anchor: ir.Node, node: ir.Node) -> None:
+    graph = anchor.graph
     assert graph is not None
-    graph_matching.tag_like(node, place, "merged")
-    graph.insert_after(place, node)
+    graph_matching.tag_like(node, anchor, "merged")
+    graph.insert_after(anchor, node)

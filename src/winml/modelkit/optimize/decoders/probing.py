@@ -93,11 +93,11 @@ def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Prob
             leaves[value] = None
         elif node not in nodes:
             if len(nodes) > _MOST_NODES or any(
-                item.type == ir.AttributeType.GRAPH for item in node.attributes.values()
+                attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()
             ):
                 return None
             waiting.append((value, True))
-            waiting += [(read, False) for read in node.inputs if read is not None]
+            waiting += [(input_value, False) for input_value in node.inputs if input_value is not None]
     if result.dtype is None or not nodes:
         return None
     return Probe(result, tuple(leaves), tuple(nodes), tuple(constants))

@@ -15,7 +15,7 @@ from winml.modelkit.arrays import Array
 from winml.modelkit.errors import StageError
 from winml.modelkit.onnx.operators import producer_of
 from winml.modelkit.optimize.decoders.probing import Probe, probe_between
-from winml.modelkit.optimize.graph_matching import TO_HEADS, before_transpose, rank_of
+from winml.modelkit.optimize.graph_matching import TO_HEADS, rank_of, transpose_input
 
 _CHUNK = 512
 """Chosen: positions that are computed at once."""
@@ -46,14 +46,14 @@ class Rotation:
     def apply(self, x: Array, positions: Array) -> Array:
         """Return x, of shape [1, heads, sequence, size], turned."""
         cos, sin = self.cos[positions][None, None], self.sin[positions][None, None]
-        first, second = _places(self.turned, is_interleaved=self.is_interleaved)
+        first_elements, second_elements = _pair_slices(self.turned, is_interleaved=self.is_interleaved)
         output = x.copy()
-        output[..., first] = x[..., first] * cos - x[..., second] * sin
-        output[..., second] = x[..., second] * cos + x[..., first] * sin
+        output[..., first_elements] = x[..., first_elements] * cos - x[..., second_elements] * sin
+        output[..., second_elements] = x[..., second_elements] * cos + x[..., first_elements] * sin
         return output
 
 
-def _places(turned: int, *, is_interleaved: bool) -> tuple[slice, slice]:
+def _pair_slices(turned: int, *, is_interleaved: bool) -> tuple[slice, slice]:
     if is_interleaved:
         return slice(0, turned, 2), slice(1, turned, 2)
     return slice(0, turned // 2), slice(turned // 2, turned)
@@ -91,14 +91,14 @@ class RotationFinder:
             return None
         runs = _Runs(probe, source, self._positions, self._count, heads, size)
         try:
-            rotation = next(filter(runs.is_turned_by, self._known), None) or self._measure(runs)
+            rotation = next(filter(runs.is_turned_by, self._known), None) or self._measure_rotation(runs)
         except (StageError, ValueError):  # not a function of any number of tokens
             return None
         return (source, rotation) if rotation is not None else None
 
-    def _measure(self, runs: _Runs) -> Rotation | None:
-        form = runs.form()
-        rotation = None if form is None else runs.table(*form)
+    def _measure_rotation(self, runs: _Runs) -> Rotation | None:
+        pairing = runs.find_pairing()
+        rotation = None if pairing is None else runs.measure_tables(*pairing)
         if rotation is None or not runs.is_turned_by(rotation):
             return None
         self._known.append(rotation)
@@ -107,7 +107,7 @@ class RotationFinder:
 
 def _is_before_rotation(value: ir.Value) -> bool:
     """Return True if a value can be queries or keys before their rotation: split into heads, normalized or not."""
-    is_split = before_transpose(value, TO_HEADS) is not None
+    is_split = transpose_input(value, TO_HEADS) is not None
     return rank_of(value) == 4 and (is_split or producer_of(value, "SimplifiedLayerNormalization") is not None)
 
 
@@ -130,7 +130,7 @@ class _Runs:
             raise ValueError(f"shape {output.shape} of a rotation of {rows.shape}")
         return output
 
-    def form(self) -> tuple[int, bool] | None:
+    def find_pairing(self) -> tuple[int, bool] | None:
         """Return the number of rotated elements and True if adjacent elements are paired; None if it is no rotation."""
         position = min(1, self.count - 1)
         # Row i of the output is the rotated i-th unit vector.
@@ -145,15 +145,15 @@ class _Runs:
             return 2 * int(np.count_nonzero(apart) // 2), True
         return 2 * distance, False
 
-    def table(self, turned: int, is_interleaved: bool) -> Rotation:
-        first, second = _places(turned, is_interleaved=is_interleaved)
+    def measure_tables(self, turned: int, is_interleaved: bool) -> Rotation:
+        first_elements, second_elements = _pair_slices(turned, is_interleaved=is_interleaved)
         cos, sin = (np.empty((self.count, turned // 2), np.float32) for _ in range(2))
         for start in range(0, self.count, _CHUNK):
             positions = np.arange(start, min(self.count, start + _CHUNK))
             x = np.zeros((1, 1, len(positions), self.size), np.float32)
-            x[..., first] = 1
+            x[..., first_elements] = 1
             output = self.run(x, positions)[0, 0]
-            cos[positions], sin[positions] = output[:, first], output[:, second]
+            cos[positions], sin[positions] = output[:, first_elements], output[:, second_elements]
         return Rotation(cos, sin, is_interleaved, self.size)
 
     def is_turned_by(self, rotation: Rotation) -> bool:
