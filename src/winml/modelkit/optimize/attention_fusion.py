@@ -1,6 +1,6 @@
 """Fusion of the operators of an attention into one MultiHeadAttention.
 
-Matches the graph that torch's exporters write for ``scaled_dot_product_attention`` in transformers' layout. ONNX
+Matches ``scaled_dot_product_attention`` in transformers' layout, as written by torch's exporters. ONNX
 Runtime's and onnxscript's own attention fusions match older patterns and find no match (measured with ONNX Runtime
 1.31 and onnxscript 0.7 on exports of ``bert``, ``vit`` and ``gpt2`` models).
 """
@@ -23,7 +23,7 @@ sequence, with the keys transposed for the product."""
 
 @dataclass(frozen=True)
 class _Heads:
-    """A value of shape [batch, sequence, heads · size] that is split into heads."""
+    """A value of shape [batch, sequence, heads · size], split into heads."""
 
     value: ir.Value
     count: int
@@ -69,8 +69,8 @@ class AttentionFusionPass(GraphPass):
     Tags: creates. The pipeline transfers them: the new node replaces all fused nodes.
 
     Why it is safe: the operator computes the same product, softmax and product. The softmax of a fully masked row is
-    NaN; the guard that sets such rows to zero moves behind the operator, where it finds the same rows. The result
-    differs only for queries, keys or values that are NaN or infinite, which no working model has.
+    NaN; the guard, which sets NaN rows to zero, moves behind the operator and finds the same rows. The result
+    differs only for NaN or infinite queries, keys or values, which no working model has.
     """
 
     tags = "drops"
@@ -90,6 +90,7 @@ class AttentionFusionPass(GraphPass):
 
 
 def _match_attention(softmax: ir.Node) -> _Attention | None:
+    """Match the attention around a softmax of float32 scores; `None` in the cases of the pass."""
     if softmax.outputs[0].dtype != ir.DataType.FLOAT:
         return None
     scores = softmax.inputs[0]
@@ -121,11 +122,12 @@ def _is_row_condition(condition: ir.Value | None) -> bool:
 
 
 def _keeps_shape(reshape: ir.Node) -> bool:
+    """Return True if a reshape leaves the shape unchanged."""
     return reshape.inputs[0] is not None and graph_matching.same_shape(reshape.inputs[0], reshape.outputs[0])
 
 
 def _match_keys(value: ir.Value | None) -> _Heads | None:
-    """Return the keys before their transposition for the product, which is one Transpose or two."""
+    """Return the keys before the transposition for the product, by one Transpose or two."""
     if (heads := _match_heads(value, _TO_KEYS)) is not None or value is None:
         return heads
     value, outer = graph_matching.split_scale(value)
@@ -134,6 +136,7 @@ def _match_keys(value: ir.Value | None) -> _Heads | None:
 
 
 def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads | None:
+    """Match a value [batch, sequence, heads · size], reshaped and transposed by ``permutation``; `None` otherwise."""
     if value is None:
         return None
     value, scale = graph_matching.split_scale(value)
@@ -152,6 +155,7 @@ def _match_heads(value: ir.Value | None, permutation: tuple[int, ...]) -> _Heads
 
 
 def _joins_all_heads(output: ir.Node, value: _Heads) -> bool:
+    """Return True if a reshape joins all heads of the values into one axis, batch and sequence unchanged."""
     before = output.inputs[0].shape if output.inputs[0] is not None else None
     after = graph_matching.shape_of(output.outputs[0], 3)
     if before is None or after is None or after[2] != value.count * value.size:
@@ -171,6 +175,7 @@ def _fits_scores(mask: ir.Value | None, scores: ir.Value) -> bool:
 
 
 def _replace_attention(match: _Attention) -> None:
+    """Replace the matched nodes by MultiHeadAttention, in place, with a guard for masked rows where matched."""
     graph, old = match.join.output.graph, match.join.output.outputs[0]
     assert graph is not None
     inputs = [match.query.value, match.key.value, match.value.value]

@@ -1,4 +1,4 @@
-"""Registry of the optimizer's capabilities: every change it can make.
+"""Registry of the optimizer's capabilities: all supported changes of a graph.
 
 Command flags, config keys and the pipeline are derived from the registry. Pure data; imports nothing heavy, so that
 ``--help`` and ``--list`` are fast.

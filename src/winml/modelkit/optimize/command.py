@@ -1,4 +1,4 @@
-"""``winml optimize``: makes an ONNX file cheaper with the same answer, and keeps its tags."""
+"""Command ``winml optimize``: optimizes an ONNX file with equal outputs, and preserves tags."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ _NO_FLAGS: dict[str, None] = dict.fromkeys(CAPABILITIES)
 def command(**options: Any) -> None:
     """Optimize an ONNX model without changing its outputs. Tags are preserved.
 
-    Without --level or an enabled optimization, the graph is only normalized. If it already is, the output is a copy
-    of the source.
+    Without --level or an enabled optimization, the graph is only normalized. A normalized source is copied.
 
     Exit codes: 0 success, 1 invalid files, 2 usage error, 3 the outputs differ from the source beyond tolerance.
 
@@ -76,6 +75,7 @@ def _describe_result(result: OptimizedFile) -> Document:
 
 
 def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -> None:
+    """Print all capabilities with levels and providers, as a table or as JSON."""
     by_level = {level: requested.model_copy(update={**_NO_FLAGS, "level": level}) for level in LEVELS}
     defaults = {
         entry.name: {level: by_level[level].is_enabled(entry) for level in LEVELS} for entry in CAPABILITIES.values()
@@ -100,6 +100,11 @@ def _list_capabilities(requested: OptimizeOptions, options: dict[str, object]) -
 
 
 def _check_files(request: OptimizeRequest, options: Mapping[str, Any]) -> None:
+    """Print the effect of each capability on the requested files; nothing is written.
+
+    Raises:
+        UsageError: an option has no effect with ``--check``, or a file does not exist.
+    """
     for name, flag in (
         ("output", "--output"),
         ("overwrite", "--overwrite"),

@@ -1,4 +1,4 @@
-"""Options of the optimizer, declared once: the general ones, and one for each capability of the registry."""
+"""Options of the optimizer, declared once: general options, and an option for each capability of the registry."""
 
 from __future__ import annotations
 

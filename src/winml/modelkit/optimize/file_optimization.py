@@ -45,7 +45,7 @@ AnalyzeRound = Callable[[records.OptimizationRound], Mapping[str, Any] | None]
 
 
 def optimization(options: OptimizeOptions, sizes: Mapping[str, int]) -> SingleOptimization:
-    """Create the optimization that options request.
+    """Create the requested optimization.
 
     Args:
         options: Options of the optimization.
@@ -75,7 +75,7 @@ def run_optimize_analyze_loop(
 ) -> records.OptimizationLoop:
     """Optimize an ONNX file in rounds, until a round changes nothing.
 
-    One change may enable another, so that a second round can find more. After each round the changes by module are
+    A change may enable further changes in the next round. After each round the changes by module are
     reported to ``analyze``, which may choose the flags of the next round. The graph stays in memory between rounds; the
     file is compared with ``model`` and written once.
 
@@ -138,7 +138,7 @@ class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
         return self.requested_options[0].folds_constants
 
     def enabled_names(self) -> tuple[str, ...]:
-        """Return the capabilities that were on at some time, in the order of the registry."""
+        """Return the capabilities enabled in any round, in the order of the registry."""
         return tuple(
             name
             for name, entry in CAPABILITIES.items()
@@ -153,7 +153,7 @@ class _Optimization(graph_file.FileWork[OptimizeResult, records.OptimizedFile]):
         return fired or "no fusion applied"
 
     def record(self, transformation: graph_file.Transformation[OptimizeResult]) -> records.OptimizedFile:
-        """Return which capabilities were on, and how often each fired."""
+        """Return the record with enabled capabilities, and the number of matches of each."""
         return records.OptimizedFile(
             **vars(transformation.file), enabled=self.enabled_names(), fired=transformation.result.fired
         )
@@ -188,7 +188,7 @@ class SingleOptimization(_Optimization):
                 modules.selected_tags(selector)
 
     def refuse_plain(self, read_model: Callable[[], ir.Model]) -> None:
-        """Refuse selectors of modules without nodes, or that leave no node.
+        """Refuse selectors of modules without nodes, and selectors that exclude all nodes.
 
         Raises:
             UsageError: names them.
@@ -207,7 +207,7 @@ class SingleOptimization(_Optimization):
         return ", ".join((f"level {self.options.level}", *opset, *capability_words))
 
     def apply(self, model: ir.Model) -> OptimizeResult:
-        """Optimize the model, and note which capabilities that are enabled by name changed nothing, and why.
+        """Optimize the model; notes explain why capabilities enabled by name changed nothing.
 
         Raises:
             UsageError: a selector names no module.
@@ -271,7 +271,7 @@ class _OptimizationInRounds(_Optimization):
         return replace(result, fired=dict(fired), notes=tuple(notes), changed=changed)
 
     def _optimize_once(self, model: ir.Model, number: int) -> OptimizeResult:
-        """Run one round and add its record."""
+        """Run one round, and append its record to ``rounds``."""
         options, started, before = self.options_by_round[-1], time.perf_counter(), graph_file.summarize_graph(model)
         result = optimize_within(model, options)
         self.rounds.append(
@@ -289,6 +289,11 @@ class _OptimizationInRounds(_Optimization):
 
 
 def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
+    """Validate the flags returned by ``analyze``.
+
+    Raises:
+        UsageError: no mapping, an unknown flag or an unknown opset was returned.
+    """
     if not isinstance(flags, Mapping):
         raise UsageError(
             f"analyze returned {flags!r}, a {type(flags).__name__}; expected a mapping of flags, or None",
@@ -300,7 +305,7 @@ def _options_of_next_round(flags: Mapping[str, Any]) -> OptimizeOptions:
 
 
 def _explain_idle(model: ir.Model, idle: Sequence[Capability], options: OptimizeOptions) -> list[str]:
-    """Explain why capabilities that were enabled by name changed nothing: dynamic sizes, or no matching nodes."""
+    """Explain why capabilities enabled by name changed nothing: dynamic sizes, or no matching nodes."""
     notes = []
     for entry in idle:
         blocked, _ = _find_blocked(model, _enable_only(entry, options), {})
@@ -424,7 +429,7 @@ def _find_blocked(
 
 
 def _fusions_with_sizes(model: ir.Model, options: OptimizeOptions, sizes: Mapping[str, int]) -> _FiredIn:
-    """Return the fusions that fire with some dimensions fixed."""
+    """Optimize a copy of the model with fixed sizes; return capability → tag → number of matches."""
     pinned = model.clone()
     pin_dimensions(pinned, sizes)
     normalize(pinned, NormalizeOptions(fold_constants=options.folds_constants))
@@ -432,12 +437,13 @@ def _fusions_with_sizes(model: ir.Model, options: OptimizeOptions, sizes: Mappin
 
 
 def _apply_sums(model: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Correct the sizes that the file states as sums of other sizes."""
+    """Return the sizes, with recorded sums of sizes corrected."""
     sums = summed_sizes(stated_sums(model.metadata_props), sizes)
     return {**sizes, **{name: size for name, size in sums.items() if name in sizes}}
 
 
 def _count_additional(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]:
+    """Return (capability, tag) → number of additional matches with fixed sizes; capabilities without marks are omitted."""
     counted = [name for name in fixed if CAPABILITIES[name].makes or CAPABILITIES[name].marks]
     additional = {
         (name, tag): count - opened.get(name, {}).get(tag, 0) for name in counted for tag, count in fixed[name].items()
@@ -446,7 +452,7 @@ def _count_additional(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str]
 
 
 def optimize_within(model: ir.Model, options: OptimizeOptions) -> OptimizeResult:
-    """Optimize a model, or only the modules that options select.
+    """Optimize a model, or the selected modules only.
 
     Raises:
         UsageError: a selector names no module.

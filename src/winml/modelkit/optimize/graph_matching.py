@@ -1,4 +1,4 @@
-"""Small questions that patterns ask of values and nodes."""
+"""Small matchers and builders for patterns of nodes."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _WHOLE = 2**62
 
 
 def rank_of(value: ir.Value) -> int | None:
-    """Return the number of axes, or None if unknown."""
+    """Return the number of axes; `None` if unknown."""
     return len(value.shape) if value.shape is not None else None
 
 
 def shape_of(value: ir.Value | None, rank: int) -> ir.Shape | None:
-    """Return the shape of a value of this rank, else None."""
+    """Return the shape of a value; `None` if its rank differs or is unknown."""
     shape = value.shape if value is not None else None
     return shape if shape is not None and len(shape) == rank else None
 
 
 def fixed_size(value: ir.Value, axis: int) -> int | None:
-    """Return the size of an axis; None if it is dynamic, or does not exist."""
+    """Return the size of an axis; `None` if dynamic, unknown or missing."""
     size = value.shape[axis] if value.shape is not None and len(value.shape) > axis else None
     return size if isinstance(size, int) else None
 
@@ -48,18 +48,18 @@ def _permutation_of(node: ir.Node) -> tuple[int, ...]:
 
 
 def transpose_input(value: ir.Value | None, permutation: tuple[int, ...]) -> ir.Value | None:
-    """Return the input of a Transpose by this permutation, or None."""
+    """Return the input of a Transpose with the permutation; `None` if the value has another producer."""
     node = producer_of(value, "Transpose")
     return node.inputs[0] if node is not None and _permutation_of(node) == permutation else None
 
 
 def scope_of(node: ir.Node) -> str:
-    """Return the part of the name of a node that names its module."""
+    """Return the name of a node up to the last ``/``, which names its module."""
     return (node.name or "").rpartition("/")[0]
 
 
 def constant_numbers(value: ir.Value | None) -> list[float] | None:
-    """Return the values of a small constant, or None."""
+    """Return the elements of a constant; `None` for large constants, strings and computed values."""
     tensor = ir.convenience.get_const_tensor(value) if value is not None else None
     if tensor is None or tensor.size > _SMALL or tensor.dtype == ir.DataType.STRING:
         return None
@@ -67,13 +67,13 @@ def constant_numbers(value: ir.Value | None) -> list[float] | None:
 
 
 def constant_number(value: ir.Value | None) -> float | None:
-    """Return the value of a constant with one element, or None."""
+    """Return the element of a constant with one element, otherwise `None`."""
     numbers = constant_numbers(value)
     return numbers[0] if numbers is not None and len(numbers) == 1 else None
 
 
 def split_scale(value: ir.Value) -> tuple[ir.Value, float]:
-    """Return the value before it is multiplied or divided by a constant, and the factor."""
+    """Return the value before a multiplication or division by a constant, and the factor; factor 1 without one."""
     node = producer_of(value, "Mul", "Div")
     if node is None:
         return value, 1.0
@@ -87,7 +87,7 @@ def split_scale(value: ir.Value) -> tuple[ir.Value, float]:
 
 
 def skip_full_slices(value: ir.Value) -> ir.Value:
-    """Return the value before slices that take all of it."""
+    """Return the value before slices without effect."""
     while (node := producer_of(value, "Slice")) is not None and node.inputs[0] is not None:
         starts, ends, steps = (
             constant_numbers(node.inputs[index]) if len(node.inputs) > index else [1] for index in (1, 2, 4)
@@ -104,7 +104,7 @@ def has_one_use(value: ir.Value) -> bool:
 
 
 def only_user(value: ir.Value, *operators: str) -> ir.Node | None:
-    """Return the only node that reads a value; None if there are several, or the value is an output of the graph.
+    """Return the only reader of a value; `None` for several readers, or if the value is an output of the graph.
 
     Args:
         value: The value.
@@ -151,7 +151,7 @@ def skip_nan_guard(value: ir.Value) -> tuple[ir.Value, bool]:
 
 @dataclass(frozen=True)
 class HeadJoin:
-    """The product of probabilities and values, and the join of its heads."""
+    """The product of probabilities and values, and the nodes up to the join of heads."""
 
     product: ir.Node
     zeroed: ir.Value | None
@@ -165,7 +165,7 @@ def match_head_join(
     find_user: Callable[[ir.Value], ir.Node | None],
     keeps_heads: Callable[[ir.Node], bool],
 ) -> HeadJoin | None:
-    """Match the operators after the probabilities of an attention.
+    """Match the operators after the probabilities of an attention; `None` for unknown operators.
 
     Args:
         probabilities: The probabilities.
@@ -189,7 +189,7 @@ def match_head_join(
 
 
 def match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | None:
-    """Return the product of queries and keys, the mask added to it, and its factor."""
+    """Return the product of queries and keys, the added mask if any, and the factor; `None` for other operators."""
     mask: ir.Value | None = None
     node = producer_of(scores, "Add")
     if node is not None and has_one_use(scores):
@@ -208,7 +208,7 @@ def match_scores(scores: ir.Value) -> tuple[ir.Node, ir.Value | None, float] | N
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace all uses of a value by a new value, which gets its type, shape and name."""
+    """Replace all uses of a value; the new value gets type, shape and name, and the old value is renamed."""
     new.type, new.shape, name = old.type, old.shape, old.name
     old.replace_all_uses_with(new, replace_graph_outputs=old.is_graph_output())
     old.name, new.name = f"{name}_unfused", name
@@ -233,7 +233,7 @@ class NodeBuilder:
         domain: str = "",
         **attributes: Any,
     ) -> ir.Value:
-        """Create a node, and return its output."""
+        """Append a node, and return its output."""
         node = ir.node(operator, inputs, attributes, domain=domain, name=f"{self._prefix}{name}")
         output = node.outputs[0]
         output.name, output.shape = f"{node.name}_output", shape
@@ -242,6 +242,6 @@ class NodeBuilder:
         return output
 
     def constant(self, array: Array, name: str) -> ir.Value:
-        """Create a Constant, and return its output."""
+        """Append a Constant, and return its output."""
         tensor = ir.tensor(array)
         return self.add("Constant", [], name, tensor.dtype, ir.Shape(tensor.shape.numpy()), value=tensor)

@@ -1,7 +1,7 @@
 """Runs selected graph transformers of ONNX Runtime on a graph.
 
-Writes the graph to a temporary file, runs ONNX Runtime's offline optimizer on it, reads the result and carries the tags
-across. Weights that ONNX Runtime did not change stay the same tensors, by reference.
+Writes the graph to a temporary file, runs ONNX Runtime's offline optimizer on it, reads the result and transfers the
+tags. Unchanged weights stay the same tensors, by reference.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _is_shared_weight(value: ir.Value) -> bool:
 
 @contextlib.contextmanager
 def _shared_weights_as_inputs(model: ir.Model) -> Iterator[None]:
-    """Turn weights that must not be folded into inputs inside the block: ONNX Runtime folds no inputs."""
+    """Make shared weights inputs of the graph inside the block, so that ONNX Runtime does not fold them."""
     values = [value for value in model.graph.initializers.values() if _is_shared_weight(value)]
     for value in values:
         del model.graph.initializers[value.name or ""]
@@ -118,7 +118,7 @@ def _shared_weights_as_inputs(model: ir.Model) -> Iterator[None]:
 
 
 def _restore_shared_weights(rewritten: ir.Model, original: ir.Model) -> None:
-    """Convert the weights that were written as inputs back to initializers, in place."""
+    """Convert shared weights from inputs back to initializers, in place."""
     names = [value.name for value in original.graph.inputs]
     for value in [value for value in rewritten.graph.inputs if value.name not in names]:
         rewritten.graph.inputs.remove(value)

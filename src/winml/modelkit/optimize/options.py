@@ -1,6 +1,5 @@
-"""The frozen options of the optimize stage, with one flag per capability.
-
-Its fields are declared in ``declared_options.py``. Imports nothing heavy.
+"""The frozen options of the optimize stage, with a flag for each capability. Fields are declared in
+``declared_options.py``. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ class OptimizeOptions(OptimizeFields, Options):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no capability and no conversion is requested."""
+        """True if no capability and no conversion is requested."""
         return self.opset is None and not any(True for _ in self.enabled())
 
     @property
     def folds_constants(self) -> bool:
-        """Whether constant folding is not switched off by name."""
+        """True unless constant folding is disabled by name."""
         return self._flag_of(CAPABILITIES["constant_folding"]) is not False
 
     @property
     def is_limited(self) -> bool:
-        """Whether only some modules may change."""
+        """True if the optimization is limited to selected modules."""
         return bool(self.module or self.exclude)
 
     def refuse_whole_graph_options(self) -> None:
-        """Refuse what has no meaning where only some modules may change, or where nothing is to be done.
+        """Refuse selected modules together with options for the whole graph, or without an optimization.
 
         Raises:
-            UsageError: names it.
+            UsageError: the message names the option.
         """
         if not self.is_limited:
             return
@@ -70,10 +69,11 @@ class OptimizeOptions(OptimizeFields, Options):
             )
 
     def refuse_older_opset(self, opset: int) -> None:
-        """Refuse capabilities that are enabled by name and can make nothing in a graph.
+        """Refuse capabilities enabled by name without operators at the opset of the graph.
 
-        Where the execution provider lacks the operators of ONNX Runtime, only those of ONNX are left, some of which
-        came late.
+        If the execution provider lacks the operators of ONNX Runtime, a capability creates ONNX operators, some of them
+        only
+        in newer opsets.
 
         Args:
             opset: Version of ONNX's operators in the graph, once it is converted.
@@ -97,9 +97,11 @@ class OptimizeOptions(OptimizeFields, Options):
         )
 
     def with_decoder_fusions(self) -> OptimizeOptions:
-        """Return the options with what fuses a decoder with a cache on.
+        """Return the options with the fusions of a decoder with a cache enabled.
 
-        A level or a flag that is given decides by itself, and what the execution provider does not run stays off.
+        Options with an explicit level are returned unchanged. Explicit flags stay, and fusions unsupported by the
+        execution
+        provider stay off.
         """
         if "level" in self.model_fields_set:
             return self
@@ -108,9 +110,9 @@ class OptimizeOptions(OptimizeFields, Options):
         return self.model_copy(update=flags)
 
     def with_token_windows(self) -> OptimizeOptions:
-        """Return the options with sliding windows that count tokens, where attention over a cache is fused.
+        """Return the options with sliding windows counted in tokens, if attention over a cache is fused.
 
-        A flag that is given decides by itself.
+        An explicit flag stays.
         """
         windows = CAPABILITIES["token_windows"]
         if not self.is_enabled(CAPABILITIES["group_query_attention_fusion"]) or self._flag_of(windows) is not None:
@@ -118,11 +120,15 @@ class OptimizeOptions(OptimizeFields, Options):
         return self.model_copy(update={windows.name: True})
 
     def enabled(self) -> Iterator[Capability]:
-        """Yield the capabilities that are on, in the order of the registry."""
+        """Yield the enabled capabilities, in the order of the registry.
+
+        Raises:
+            UsageError: see :meth:`is_enabled`.
+        """
         return (entry for entry in CAPABILITIES.values() if self.is_enabled(entry))
 
     def named(self) -> Iterator[Capability]:
-        """Yield the capabilities that are enabled by name, without those that builds enable for every decoder."""
+        """Yield the capabilities enabled by name, except the capabilities that builds enable for every decoder."""
         by_builds = {*DECODER_FUSIONS, *WHOLE_GRAPH}
         return (entry for entry in CAPABILITIES.values() if self._flag_of(entry) and entry.name not in by_builds)
 
@@ -149,7 +155,7 @@ class OptimizeOptions(OptimizeFields, Options):
         return self._suits_provider(capability) and (is_level_reached or self._flag_of(capability) is True)
 
     def plug_ins(self) -> dict[str, str]:
-        """Return the capabilities of plug-ins that are on, each with its package and version."""
+        """Return enabled capability of a plug-in → its package and version."""
         sources = {entry.name: CAPABILITIES.source(entry.name) for entry in self.enabled()}
         return {name: source for name, source in sources.items() if source}
 
@@ -158,6 +164,7 @@ class OptimizeOptions(OptimizeFields, Options):
         return flag
 
     def _is_default(self, capability: Capability) -> bool:
+        """Return True if the level enables a capability that the provider supports."""
         if self.is_limited and capability.name in WHOLE_GRAPH:
             return False
         if capability.level is None or LEVELS.index(self.level) < LEVELS.index(capability.level):

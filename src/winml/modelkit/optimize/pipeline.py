@@ -106,7 +106,7 @@ class GraphCensus:
         return cls(Counter(map(operator_name, nodes)), frozenset(names), modules, tag_of)
 
     def fired(self, capability: Capability, before: GraphCensus) -> int | None:
-        """Return how often a capability fired between ``before`` and this graph, or None if unknown."""
+        """Return how often a capability fired since ``before``; `None` if uncountable."""
         if capability.makes:
             added = sum(self.operators[name] - before.operators[name] for name in capability.makes)
             return max(0, added)
@@ -115,7 +115,7 @@ class GraphCensus:
         return None
 
     def fired_in(self, capability: Capability, before: GraphCensus) -> dict[str, int]:
-        """Return module tag → how often a capability fired; for uncountable capabilities, the modules it shortened."""
+        """Return tag → how often a capability fired; for uncountable capabilities, tag → number of removed nodes."""
         counts: Counter[str] = Counter()
         if capability.marks and not capability.makes:
             for name in sorted(self.names - before.names):
@@ -160,9 +160,9 @@ class _ModuleScopes:
 
 
 def _name_new_nodes(model: ir.Model, scopes: _ModuleScopes) -> None:
-    """Name the nodes missing in the graph that ``scopes`` was read from after their module, in place.
+    """Name new nodes after their module, in place; new are nodes missing in the graph of ``scopes``.
 
-    A new node whose name already has the prefix of its module is not renamed.
+    A new node is not renamed if its name already has the prefix of the module.
     """
     names = FreshNames((node.name for node in all_nodes(model)), first_number=1)
     for node in all_nodes(model):
@@ -175,7 +175,7 @@ def _name_new_nodes(model: ir.Model, scopes: _ModuleScopes) -> None:
 
 
 def order_nodes(model: ir.Model) -> None:
-    """Put the nodes of the main graph in the order in which its outputs need them, in place.
+    """Sort the nodes of the main graph in the order of computation of its outputs, in place.
 
     Depth first from the first output, so that related nodes are adjacent. Unused nodes come last. Engines write nodes
     in different orders: without a fixed order, equal graphs would be different files, and a second run could not be
@@ -206,6 +206,7 @@ def _producers_read_by(node: ir.Node, graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def _walk_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
+    """Yield the inputs of a node, and all values read or returned in its subgraphs."""
     yield from node.inputs
     for graph in node_graphs(node):
         # A subgraph may return a value of the outer graph.
@@ -305,7 +306,7 @@ def optimize(model: ir.Model, options: OptimizeOptions, selected: Collection[str
 
 
 def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...]:
-    """Name the operators of ONNX Runtime in the graph that the execution provider does not support."""
+    """Return a note on operators of ONNX Runtime unsupported by the execution provider; `()` without such operators."""
     if options.ep is None:
         return ()
     prefix = f"{CONTRIB_DOMAIN}:"
@@ -326,6 +327,11 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
 
 
 def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
+    """Refuse a result with untagged nodes if all nodes were tagged before.
+
+    Raises:
+        OptimizeError: the message has the number of untagged nodes.
+    """
     if before.is_complete and before.nodes and not after.is_complete:
         raise OptimizeError(
             f"optimizing left {after.nodes - after.tagged} of {after.nodes} nodes without a tag, although all "
@@ -335,7 +341,7 @@ def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:
 
 
 def _interface_words(model: ir.Model) -> str:
-    """Return the names of inputs and outputs; initializers that old files list as inputs may come or go."""
+    """Return the names of inputs and outputs in words, without initializers listed as inputs."""
     inputs = (str(value.name) for value in model.graph.inputs if value.name not in model.graph.initializers)
     return f"{', '.join(inputs)} → {', '.join(str(value.name) for value in model.graph.outputs)}"
 

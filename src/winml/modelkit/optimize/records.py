@@ -97,7 +97,7 @@ def _changes_by_module(before: GraphSummary, after: GraphSummary) -> tuple[Modul
 
 @dataclass(frozen=True)
 class BlockedFusion(Record):
-    """A fusion that fires with fixed sizes only."""
+    """A fusion prevented by dynamic sizes."""
 
     module: str
     """Tag of the module."""

@@ -43,6 +43,7 @@ def rewrite_selected(model: ir.Model, names: Collection[str], rewrite: Rewrite) 
 
 
 def _can_be_cut(node: ir.Node, model: ir.Model) -> bool:
+    """Return True for a node without subgraphs that calls no function of the model."""
     if node.op_identifier() in model.functions:
         return False
     kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -51,7 +52,7 @@ def _can_be_cut(node: ir.Node, model: ir.Model) -> bool:
 
 @dataclass
 class _Part:
-    """Some nodes of a graph as a model of their own."""
+    """Selected nodes of a graph, copied into a separate model."""
 
     original: ir.Model
     nodes: list[ir.Node]
@@ -63,7 +64,11 @@ class _Part:
 
     @classmethod
     def cut(cls, original: ir.Model, nodes: list[ir.Node]) -> _Part:
-        """Copy nodes into a model; its weights are the same tensors."""
+        """Copy nodes into a model with the same weight tensors.
+
+        Raises:
+            OptimizeError: the type of an input is unknown.
+        """
         cut = Cutter(original).cut_exactly(nodes)
         for value in cut.inputs:
             if value.type is None:
@@ -103,7 +108,7 @@ class _Part:
             self.original.opset_imports.setdefault(domain, version)
 
     def _import_weight(self, name: str, value: ir.Value, outside: FreshNames) -> ir.Value:
-        """Return the original weight if the tensor is the same, or a new weight."""
+        """Return the original weight if the tensor is the same; else add a new initializer."""
         original = self.read.get(name)
         if original is not None and original.const_value is value.const_value:
             return original
@@ -117,7 +122,7 @@ class _Part:
 
 
 def _replace_made_value(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
-    """Redirect all readers of an original value to the new value, which gets its name."""
+    """Redirect all readers of an original value to the new value, in place; names and graph outputs are kept."""
     if new.producer() is None or new.name != old.name:
         # The computed value is an existing value: an output of a graph still needs a separate name.
         if not old.is_graph_output():

@@ -1,4 +1,4 @@
-"""Documents of an optimization and of its check."""
+"""Tables of an optimized file, and of a check of capabilities."""
 
 from __future__ import annotations
 

@@ -49,7 +49,11 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
         return OptimizeOptions
 
     def refuse_options(self) -> None:
-        """Refuse what the execution provider does not run."""
+        """Refuse capabilities unsupported by the execution provider, and selected modules with whole-graph options.
+
+        Raises:
+            UsageError: the message names the option.
+        """
         list(self.options.enabled())
         self.options.refuse_whole_graph_options()
 

@@ -1,7 +1,7 @@
-"""Recognition of attention masks by probing the operators that compute them, and writing of equivalent masks.
+"""Recognition of attention masks by probing their operators, and writing of equivalent masks.
 
 A rewritten mask depends on the lengths of ``attention_mask`` and of the tokens only, never on the length of the cache:
-runtimes that allocate a cache of maximum length then get the same outputs.
+runtimes with a preallocated cache of maximum length then get the same outputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CausalMask:
 
 
 def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) -> CausalMask | None:
-    """Recognize the mask that a value added to the scores computes; None for any other mask.
+    """Recognize the mask computed by a value added to the scores; `None` for an unknown mask.
 
     Args:
         value: Added to the scores: rows × heads or 1 × tokens × all tokens, or a shape that broadcasts to it.
@@ -70,6 +70,7 @@ def find_mask(value: ir.Value, interface: DecoderInterface, window: int | None) 
 
 
 def _matches_mask(probe: Probe, mask: CausalMask, sample: _Sample) -> bool:
+    """Return True if the output of a subgraph is 0 for visible tokens, and hides all other tokens."""
     visible = sample.visible(mask)
     added = probe.run(sample.feeds)
     if added.ndim != 4 or any(
@@ -81,7 +82,7 @@ def _matches_mask(probe: Probe, mask: CausalMask, sample: _Sample) -> bool:
 
 
 def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> bool:
-    """Return True if a value marks the tokens that attend to no token: rows × 1 × tokens × 1.
+    """Return True if a value marks the tokens without a visible token: rows × 1 × tokens × 1.
 
     Args:
         value: The value.
@@ -93,6 +94,7 @@ def is_blind(value: ir.Value, interface: DecoderInterface, mask: CausalMask) -> 
         return False
 
     def marks_blind_tokens(sample: _Sample) -> bool:
+        """Return True if a sample marks exactly the tokens without a visible token."""
         expected = ~sample.visible(mask).any(-1, keepdims=True)
         result = probe.run(sample.feeds)
         return result.ndim == 4 and result.dtype == np.bool_ and bool((result == expected).all())
@@ -119,7 +121,7 @@ def _holds_for_samples(
     condition: Callable[[_Sample], bool],
     window: int | None = None,
 ) -> bool:
-    """Return True if a condition holds for all draws; False if the subgraph does not run on a draw."""
+    """Return True if a condition holds for all samples; False if the subgraph does not run on a sample."""
     width = mask.window or window
     beyond = ((1, 3, width + 2),) if width is not None and width <= _WIDEST_WINDOW else ()
     samples = [_draw_sample(probe, interface, sizes) for sizes in (*_SIZES, *beyond)]
@@ -130,6 +132,7 @@ def _holds_for_samples(
 
 
 def _draw_sample(probe: Probe, interface: DecoderInterface, sizes: tuple[int, int, int]) -> _Sample | None:
+    """Draw a mask with hidden tokens in every row, and inputs of a subgraph; `None` if a size is unknown."""
     rows, tokens, past = sizes
     generator = np.random.default_rng(_SEED + sum(sizes))
     mask = np.ones((rows, past + tokens), np.int64)
@@ -158,7 +161,7 @@ class MaskWriter:
         self._builder = NodeBuilder(f"{self.scope}/mask/")
 
     def tag_as(self, node: ir.Node | None) -> None:
-        """Set the node whose tag the new nodes get; only the first call counts."""
+        """Set the source of the tag of new nodes; only the first call counts."""
         self._tagged = self._tagged or node
 
     def bias(self, mask: CausalMask) -> ir.Value:
@@ -183,7 +186,7 @@ class MaskWriter:
         return self._node_output("places", "Expand", [last, rows]), self._node_output("count", "Squeeze", [total])
 
     def sees_any(self, mask: CausalMask) -> ir.Value:
-        """Return True for tokens that attend to any token, inside the window if there is one: rows × tokens × 1."""
+        """Return True for tokens with a visible token, inside the window if any: rows × tokens × 1."""
         counted, now = self._count_visible(), self._count_visible_now()
         start, axes = self._first_new_position(), self._vector_constant("last", [1])
         suffix = ""
@@ -204,7 +207,7 @@ class MaskWriter:
         return self._scalar_constant("zero", 0.0, ir.DataType.FLOAT)
 
     def insert(self) -> None:
-        """Insert the nodes before all others."""
+        """Insert the nodes at the start of the graph, and tag them."""
         if self._tagged is not None:
             for node in self._builder.nodes:
                 tag_like(node, self._tagged, "inherited")
@@ -212,12 +215,12 @@ class MaskWriter:
             self.graph.insert_before(self.graph[0], self._builder.nodes)
 
     def _window_bias(self, window: int) -> ir.Value:
-        """Return the bias that hides tokens before the window, and is 0 elsewhere."""
+        """Return the bias of a window: lowest before the window, 0 elsewhere."""
         outside = self._outside_by_tokens(window) if self.counts_tokens else self._outside_by_positions(window)
         return self._node_output(f"far_{window}", "Where", [outside, self._lowest_bias(), self.zero()])
 
     def _outside_by_tokens(self, window: int) -> ir.Value:
-        """Return rows × 1 × tokens × all tokens."""
+        """Return True before a window of visible tokens: rows × 1 × tokens × all tokens."""
         past = self._node_output(
             "past_tokens", "Unsqueeze", [self._count_visible(), self._vector_constant("middle", [1, 2])]
         )
@@ -230,7 +233,7 @@ class MaskWriter:
         )
 
     def _outside_by_positions(self, window: int) -> ir.Value:
-        """Return tokens × all tokens."""
+        """Return True before a window of cache positions: tokens × all tokens."""
         zero, one = (
             self._scalar_constant(name, number, ir.DataType.INT64) for name, number in (("first", 0), ("step", 1))
         )
@@ -251,22 +254,26 @@ class MaskWriter:
         )
 
     def _count_visible_now(self) -> ir.Value:
-        """Return the same of the tokens of this run: rows × tokens."""
+        """Return the number of visible tokens up to each new token: rows × tokens."""
         counted, start, axes = self._count_visible(), self._first_new_position(), self._vector_constant("last", [1])
         return self._node_output(
             "now", "Slice", [counted, start, self._vector_constant("ends", [np.iinfo(np.int64).max]), axes]
         )
 
     def _first_new_position(self) -> ir.Value:
+        """Return the position of the first new token."""
         return self._node_output("start", "Sub", [self._total_length(), self._token_count()])
 
     def _lowest_bias(self) -> ir.Value:
+        """Return the bias of a hidden token."""
         return self._scalar_constant("lowest", _LOWEST, ir.DataType.FLOAT)
 
     def _total_length(self) -> ir.Value:
+        """Return the number of all tokens, including cached tokens."""
         return self._node_output("total", "Shape", [self.interface.mask], start=1, end=2)
 
     def _token_count(self) -> ir.Value:
+        """Return the number of new tokens."""
         return self._node_output("tokens", "Shape", [self.interface.tokens], start=1, end=2)
 
     def _scalar_constant(self, name: str, number: float, dtype: ir.DataType) -> ir.Value:
@@ -276,6 +283,7 @@ class MaskWriter:
         return self._add_constant(name, np.array(numbers, np.int64))
 
     def _add_constant(self, name: str, array: Array) -> ir.Value:
+        """Return a constant; created once per name."""
         name = f"constant_{name}"
         if name not in self._made:
             self._made[name] = self._builder.constant(array, name)

@@ -41,7 +41,7 @@ _REPEATED_AXIS = 2
 
 @dataclass(frozen=True)
 class _CacheUpdate:
-    """Concatenation of cached keys or values with the new ones."""
+    """Concatenation of cached keys or values with new keys or values."""
 
     past: ir.Value
     """Input of the graph: batch × heads × past × size."""
@@ -79,7 +79,7 @@ class _CachedAttention:
 
 
 def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
-    """Match the attention around a softmax; None if it is of another kind."""
+    """Match the attention over a cache around a softmax; `None` if unknown."""
     scores = softmax.inputs[0]
     if scores is None or rank_of(scores) != 4 or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return None
@@ -106,7 +106,7 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
 
 
 def _only_computing_user(value: ir.Value) -> ir.Node | None:
-    """Return the only node that reads the numbers of a value; further nodes may read its shape."""
+    """Return the only reader of the elements of a value, apart from readers of the shape; `None` if there are several."""
     users = [user for user, _ in value.uses() if not is_operator(user, "Shape")]
     return users[0] if len(users) == 1 and not value.is_graph_output() else None
 
@@ -121,7 +121,7 @@ def _keeps_heads(reshape: ir.Node) -> bool:
 
 
 def _find_untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
-    """Return the keys before their transposition for the product, and their factor."""
+    """Return the keys before the transposition for the product, and a constant factor."""
     value, outer = split_scale(value)
     transposed = transpose_input(value, SWAPPED)
     if transposed is not None:
@@ -131,7 +131,7 @@ def _find_untransposed(value: ir.Value) -> tuple[ir.Value | None, float]:
 
 
 def _find_flat_untransposed(value: ir.Value) -> ir.Value | None:
-    """Return [batch, heads, sequence, size] if a value is its transposition with batch and heads as one axis."""
+    """Return the value before a transposition with batch and heads as one axis; `None` without such a transposition."""
     spread = producer_of(value, "Reshape")
     flat = producer_of(transpose_input(spread.inputs[0], (0, 2, 1)), "Reshape") if spread is not None else None
     source = flat.inputs[0] if flat is not None else None
@@ -143,7 +143,7 @@ def _find_flat_untransposed(value: ir.Value) -> ir.Value | None:
 
 
 def _match_update(value: ir.Value) -> _CacheUpdate | None:
-    """Return the update of the cache whose result a value is, heads repeated or not."""
+    """Match the cache update that computes keys or values, heads repeated or not; `None` without an update."""
     node = producer_of(skip_full_slices(_find_unrepeated(value)), "Concat")
     if node is None or node.attributes.get_int("axis", 0) not in (2, -2) or len(node.inputs) != 2:
         return None
@@ -178,8 +178,8 @@ _OF_FIRST = (
 def _propagate_shapes(graph: ir.Graph) -> None:
     """Propagate shapes from predecessors, in place; underivable shapes stay.
 
-    Exporters split and join heads by shapes computed at run time, where shape inference loses the token sizes. Once an
-    attention is one operator, values after it have known sizes again.
+    Exporters split and join heads by shapes computed at run time, where shape inference loses the token sizes. After a
+    fused attention, sizes are known again.
     """
     for node in graph:
         shape = _derive_shape(node)
@@ -207,7 +207,7 @@ def _derive_shape(node: ir.Node) -> list[int | ir.SymbolicDim] | None:
 
 
 def _broadcasts_along_last_axis(value: ir.Value, tensor: ir.Value) -> bool:
-    """Return True if a value is one number, or has one number per element of the last axis of another value."""
+    """Return True if a value is a scalar, or has an element for each element of a tensor's last axis."""
     assert value.shape is not None
     assert tensor.shape is not None
     sizes = list(value.shape)
@@ -238,18 +238,18 @@ class GroupQueryAttentionFusionPass(GraphPass):
 
     Must not fire when:
         1. the mask differs from: no later token, no token hidden by ``attention_mask``, no token before the window;
-        2. keys or values do not end in an output of the graph, or heads of values have another size than those of keys;
+        2. keys or values do not end in an output of the graph, or heads of values and keys differ in size;
         3. the sizes of heads are not fixed, or not supported by the kernel;
         4. operators other than a mask and a factor change the scores, such as a limit by ``Tanh``;
         5. values are not float32.
 
-    Tags: creates. The new nodes have the tag of the last node of the attention; nodes on mask and lengths, which all
-    layers share, have the tag of the node that made the mask.
+    Tags: creates. The new nodes have the tag of the last node of the attention; nodes on mask and lengths, shared by
+        all layers, have the tag of the producer of the mask.
 
     Why it is safe: mask and rotation are identified by their results, at several sizes and at every position. The
     operator computes the same product, softmax and product. Positions come from ``position_ids``, and hidden tokens
-    from ``attention_mask``, so padding on either side has the same effect. Several tokens after a cache are supported
-    for one row only; ONNX Runtime refuses more rows.
+    from ``attention_mask``, so padding on either side has the same effect. Several tokens after a cache require a
+    single row; ONNX Runtime refuses more rows.
 
     With ``counts_tokens``, a window counts the tokens visible in ``attention_mask`` instead of cache positions. Both
     are equal if padding precedes all tokens of a row. If padding is between tokens, as in the cache of a program that
@@ -307,6 +307,7 @@ class _Fusion:
             self.count += 1
 
     def _find_mask(self, match: _CachedAttention) -> CausalMask | None:
+        """Return the mask of an attention, identified once for all layers; `None` if unknown."""
         window = self.interface.windows.get(str(match.key.past.name))
         # Every layer converts the mask to floats separately; the condition is the same.
         key = (_computation_key(match.added), window)
@@ -315,12 +316,14 @@ class _Fusion:
         return self._masks[key]
 
     def _is_blind(self, value: ir.Value, mask: CausalMask) -> bool:
+        """Return True if a value marks the tokens without a visible token; computed once for a value and a mask."""
         key = (value, mask)
         if key not in self._blind:
             self._blind[key] = is_blind(value, self.interface, mask)
         return self._blind[key]
 
     def _replace_attention(self, match: _CachedAttention, mask: CausalMask) -> None:
+        """Replace an attention by GroupQueryAttention, in place; nodes for rotation, mask and lengths are added."""
         output = match.join.output
         query, key, rotation = self._find_unrotated(match)
         builder = NodeBuilder(f"{scope_of(output)}/{_OPERATOR}/")
@@ -364,7 +367,7 @@ class _Fusion:
         take_over(old, result)
 
     def _find_unrotated(self, match: _CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
-        """Return queries and new keys before a rotation that the operator can compute, and this rotation."""
+        """Return queries and new keys before a supported rotation, and the rotation; `None` without a common rotation."""
         query = self._rotations.find(match.query, match.heads, match.key.size)
         key = self._rotations.find(match.key.new, match.key.heads, match.key.size)
         if query is None or key is None or query[1] is not key[1]:
@@ -372,6 +375,7 @@ class _Fusion:
         return query[0], key[0], query[1]
 
     def _add_tables(self, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
+        """Return the initializers with cosines and sines of a rotation; added once."""
         if rotation not in self._tables:
             number = f"_{len(self._tables)}" if self._tables else ""
             self._tables[rotation] = (
@@ -381,6 +385,7 @@ class _Fusion:
         return self._tables[rotation]
 
     def _add_unique_initializer(self, name: str, array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> ir.Value:
+        """Add an initializer, under a new name if the name is taken."""
         while name in self.graph.initializers:
             name = f"{name}_"
         return add_initializer(self.graph, ir.tensor(array, name=name))
@@ -409,7 +414,7 @@ def _add_rotation(
     heads: int,
     role: str,
 ) -> ir.Value:
-    """Return batch × sequence × heads · size, turned by position."""
+    """Add a RotaryEmbedding; return its output: batch × sequence × heads · size."""
     attributes = {"interleaved": int(rotation.is_interleaved), "num_heads": heads}
     if rotation.turned != rotation.size:
         attributes["rotary_embedding_dim"] = rotation.turned
@@ -425,7 +430,7 @@ def _add_rotation(
 
 
 def _computation_key(value: ir.Value) -> tuple[object, ...]:
-    """Return a key equal for values computed alike: for a choice between numbers, its condition and numbers."""
+    """Return a key equal for values with equal computation: for a Where of numbers, condition and numbers."""
     node = producer_of(value, "Where")
     if node is None:
         return (value,)
@@ -433,7 +438,10 @@ def _computation_key(value: ir.Value) -> tuple[object, ...]:
 
 
 def _find_mask_producer(mask: ir.Value) -> ir.Node | None:
-    """Return the node that made a mask for all layers: the condition, if each layer converts it to floats."""
+    """Return the producer of a mask shared by all layers:
+
+    of the condition, if each layer converts the mask to floats.
+    """
     node = producer_of(mask, "Where")
     condition = node.inputs[0] if node is not None else None
     return condition.producer() if condition is not None else mask.producer()

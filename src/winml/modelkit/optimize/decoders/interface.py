@@ -1,6 +1,6 @@
 """Roles of the inputs of a decoder with a cache.
 
-Read from the file's metadata (``winml.io.inputs``), and from the names that runtimes of such graphs use.
+Read from the file's metadata (``winml.io.inputs``), and from the input names of common runtimes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKENS, _EMBEDDED, _MASK, _POSITIONS = "input_ids", "inputs_embeds", "attention
 
 @dataclass(frozen=True)
 class DecoderInterface:
-    """The inputs of a graph that has a cache."""
+    """The inputs of a graph with a cache."""
 
     tokens: ir.Value
     """Rows × tokens, or their embeddings: rows × tokens × size."""
@@ -38,7 +38,7 @@ class DecoderInterface:
 
     @classmethod
     def of(cls, model: ir.Model) -> DecoderInterface | None:
-        """Identify the inputs of a graph; None without a cache, or if these names are used otherwise."""
+        """Identify the inputs of a graph; `None` without a cache, or if an input name has an unknown use."""
         inputs = {str(value.name): value for value in model.graph.inputs}
         tokens, mask = inputs.get(_TOKENS, inputs.get(_EMBEDDED)), inputs.get(_MASK)
         mask_shape = shape_of(mask, 2)
@@ -77,7 +77,7 @@ class DecoderInterface:
     def feeds(
         self, leaves: Sequence[ir.Value], mask: Array, tokens: int, generator: np.random.Generator
     ) -> dict[ir.Value, Array] | None:
-        """Draw inputs for a subgraph; None if a size is unknown.
+        """Draw inputs for a subgraph; `None` if a size is unknown.
 
         Args:
             leaves: Inputs of the subgraph.

@@ -52,6 +52,8 @@ class RootMeanSquareNormFusionPass(GraphPass):
 
 @dataclass(frozen=True)
 class _Norm:
+    """A matched normalization."""
+
     source: ir.Value
     weight: ir.Value
     epsilon: float
@@ -59,6 +61,7 @@ class _Norm:
 
 
 def _match_norm(mean: ir.Node) -> _Norm | None:
+    """Match the normalization around a mean of squares; `None` in the cases of the pass."""
     squares = mean.inputs[0]
     if (
         squares is None
@@ -84,7 +87,7 @@ def _match_norm(mean: ir.Node) -> _Norm | None:
 
 
 def _find_squared(value: ir.Value) -> ir.Value | None:
-    """Return x if the value is the square of x."""
+    """Return x if the value is the square of x; `None` otherwise."""
     if (power := producer_of(value, "Pow")) is not None:
         return power.inputs[0] if graph_matching.constant_number(power.inputs[1]) == 2.0 else None
     product = producer_of(value, "Mul")
@@ -102,7 +105,9 @@ def _averages_last_axis(mean: ir.Node) -> bool:
 
 
 def _find_division(root: ir.Value, source: ir.Value) -> ir.Node | None:
-    """Return the node that makes source / root, written as a division or as a product with the inverse."""
+    """Return the node that computes source / root, by division or by multiplication with the inverse; `None` without
+    it.
+    """
     node = graph_matching.only_user(root, "Div", "Reciprocal")
     if node is None:
         return None
@@ -115,6 +120,7 @@ def _find_division(root: ir.Value, source: ir.Value) -> ir.Node | None:
 
 
 def _is_weight(weight: ir.Value, source: ir.Value) -> bool:
+    """Return True for a float32 constant with an element for each element of the source's last axis."""
     shape = graph_matching.shape_of(weight, 1)
     if weight.const_value is None or weight.dtype != ir.DataType.FLOAT or shape is None or source.shape is None:
         return False
@@ -122,6 +128,7 @@ def _is_weight(weight: ir.Value, source: ir.Value) -> bool:
 
 
 def _replace_norm(match: _Norm) -> None:
+    """Replace the matched nodes by SimplifiedLayerNormalization, in place."""
     node = ir.node(
         _NORM,
         [match.source, match.weight],
@@ -166,6 +173,7 @@ class SkipNormFusionPass(GraphPass):
 
 
 def _is_skip(total: ir.Node) -> bool:
+    """Return True if a node adds two computed float32 values of equal shape, with three axes."""
     if not is_operator(total, "Add") or total.outputs[0].is_graph_output():
         return False
     first_addend, second_addend = total.inputs
@@ -184,6 +192,7 @@ def _is_skip(total: ir.Node) -> bool:
 
 
 def _replace_sum_and_norm(total: ir.Node, norm: ir.Node) -> None:
+    """Replace a sum and a normalization by SkipSimplifiedLayerNormalization, in place."""
     node = ir.node(
         f"Skip{_NORM}",
         [*total.inputs, norm.inputs[1]],
@@ -200,6 +209,7 @@ def _replace_sum_and_norm(total: ir.Node, norm: ir.Node) -> None:
 
 
 def _insert_after(anchor: ir.Node, node: ir.Node) -> None:
+    """Insert ``node`` after ``anchor``, with the tag of ``anchor``."""
     graph = anchor.graph
     assert graph is not None
     graph_matching.tag_like(node, anchor, "merged")

@@ -23,7 +23,7 @@ _IR_VERSION = 8
 
 @dataclass
 class Probe:
-    """The nodes that compute a value from its leaves."""
+    """A subgraph from leaves to a computed value."""
 
     result: ir.Value
     leaves: tuple[ir.Value, ...]
@@ -34,7 +34,7 @@ class Probe:
     _session: Session | None = field(default=None, repr=False)
 
     def run(self, feeds: Mapping[ir.Value, Array]) -> Array:
-        """Return the value for some leaves.
+        """Return the computed value for values of the leaves; the session is created on first use.
 
         Raises:
             StageError: ONNX Runtime cannot compute it.
@@ -46,6 +46,7 @@ class Probe:
         return next(iter(self._session.run(arrays).values()))
 
     def _as_bytes(self) -> bytes:
+        """Serialize the subgraph as a model without sizes."""
         owner = self.result.producer()
         assert owner is not None
         assert owner.graph is not None
@@ -67,7 +68,7 @@ class Probe:
 def probe_between(result: ir.Value, is_leaf: Callable[[ir.Value], bool]) -> Probe | None:
     """Extract the nodes that compute a value from graph inputs and other leaves.
 
-    None if the computation needs weight matrices, values other than tensors, subgraphs or too many nodes.
+    `None` if the computation reads weight matrices or values other than tensors, or has subgraphs or too many nodes.
 
     Args:
         result: The value.

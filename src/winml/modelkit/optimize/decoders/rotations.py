@@ -1,7 +1,7 @@
 """Recognition of rotary position embeddings on queries or keys, by probing.
 
 The operators run on vectors chosen so that the output shows the cosines and sines of every position. Then outputs for
-random vectors must agree with these tables.
+random vectors must agree with the tables.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Rotation:
 
 
 def _pair_slices(turned: int, *, is_interleaved: bool) -> tuple[slice, slice]:
+    """Return the slices with the first and the second elements of all rotated pairs."""
     if is_interleaved:
         return slice(0, turned, 2), slice(1, turned, 2)
     return slice(0, turned // 2), slice(turned // 2, turned)
@@ -74,7 +75,7 @@ class RotationFinder:
         self._known: list[Rotation] = []
 
     def find(self, rotated: ir.Value, heads: int, size: int) -> tuple[ir.Value, Rotation] | None:
-        """Return the value before the rotation, and the rotation; None if the operators compute no rotation.
+        """Return the value before the rotation, and the rotation; `None` if the operators compute no rotation.
 
         Args:
             rotated: Queries or keys of shape [batch, heads, sequence, size].
@@ -97,6 +98,7 @@ class RotationFinder:
         return (source, rotation) if rotation is not None else None
 
     def _measure_rotation(self, runs: _Runs) -> Rotation | None:
+        """Measure a rotation and verify it on random vectors; the result is stored. `None` for other operators."""
         pairing = runs.find_pairing()
         rotation = None if pairing is None else runs.measure_tables(*pairing)
         if rotation is None or not runs.is_turned_by(rotation):
@@ -113,7 +115,7 @@ def _is_before_rotation(value: ir.Value) -> bool:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Runs of the operators between a value and the same turned."""
+    """Runs of the operators of a possible rotation."""
 
     probe: Probe
     source: ir.Value
@@ -124,6 +126,12 @@ class _Runs:
     size: int
 
     def run(self, x: Array, positions: Array) -> Array:
+        """Return vectors [1, heads or 1, sequence, size] as rotated by the operators.
+
+        Raises:
+            ValueError: the output has a different shape.
+            StageError: ONNX Runtime cannot run the operators.
+        """
         rows = np.broadcast_to(x, (1, self.heads, *x.shape[-2:])).astype(np.float32)
         output = self.probe.run({self.source: rows, self.positions: positions[None].astype(np.int64)})
         if output.shape != rows.shape:
@@ -131,7 +139,7 @@ class _Runs:
         return output
 
     def find_pairing(self) -> tuple[int, bool] | None:
-        """Return the number of rotated elements and True if adjacent elements are paired; None if it is no rotation."""
+        """Return the number of rotated elements, and True if adjacent elements are paired; `None` for other operators."""
         position = min(1, self.count - 1)
         # Row i of the output is the rotated i-th unit vector.
         matrix = self.run(np.eye(self.size, dtype=np.float32)[None, None], np.full(self.size, position))[0, 0].T
@@ -146,6 +154,7 @@ class _Runs:
         return 2 * distance, False
 
     def measure_tables(self, turned: int, is_interleaved: bool) -> Rotation:
+        """Measure the cosines and sines of all positions."""
         first_elements, second_elements = _pair_slices(turned, is_interleaved=is_interleaved)
         cos, sin = (np.empty((self.count, turned // 2), np.float32) for _ in range(2))
         for start in range(0, self.count, _CHUNK):
@@ -157,6 +166,7 @@ class _Runs:
         return Rotation(cos, sin, is_interleaved, self.size)
 
     def is_turned_by(self, rotation: Rotation) -> bool:
+        """Return True if a rotation reproduces the operators' outputs for random vectors and positions."""
         if rotation.size != self.size:
             return False
         generator = np.random.default_rng(_SEED)
