@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from winml.modelkit.metadata_keys import MODULES_KEY, NAMESPACE_KEY, OUR_PREFIX, SOURCE_KEY
 from winml.modelkit.tags.carry.matching import Match, Way, match_nodes
-from winml.modelkit.tags.carry.original_graph import OriginalModel, Place, is_foreign
+from winml.modelkit.tags.carry.original_graph import OriginalModel, Position, is_foreign
 from winml.modelkit.tags.tagging import SOURCES, NodeTag, Source, measure_coverage, read_tag, write_tag
 
 
@@ -54,7 +54,7 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     """
     original = OriginalModel(original_model)
     if not original.is_tagged:
-        if original.place_of:
+        if original.position_of:
             for node, match in _match_model(carried_model, original).items():
                 _write_foreign(node, match, original)
         coverage = measure_coverage(carried_model)
@@ -86,7 +86,7 @@ def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> b
 
 def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.Node, Match]:
     """Match the main graph, then the functions, each after its callers."""
-    root = cache(original.places.root)
+    root = cache(original.positions.root)
     matches = match_nodes(carried_model.graph, original.main, original, root)
     callers: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
     waiting = dict(carried_model.functions)
@@ -98,8 +98,8 @@ def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.No
         # Functions without a matched caller, or with circular calls, come last, in the order of the file.
         identifier = next(filter(callers.__contains__, waiting), next(iter(waiting)))
         names = original.functions.get(identifier, original.main)
-        places = {matches[node].place for node in callers[identifier]}
-        outside = cache(partial(original.places.common, places)) if places else root
+        positions = {matches[node].position for node in callers[identifier]}
+        outside = cache(partial(original.positions.common, positions)) if positions else root
         function_matches = match_nodes(waiting.pop(identifier), names, original, outside)
         matches.update(function_matches)
     return matches
@@ -113,12 +113,12 @@ def _write_foreign(node: ir.Node, match: Match, original: OriginalModel) -> None
     elif match.way == "root":
         return
     else:
-        pairs = (*original.dialects.get(match.place.tag, ()), *match.place.foreign)
+        pairs = (*original.dialects.get(match.position.tag, ()), *match.position.foreign)
     for key, text in pairs:
         metadata.setdefault(key, text)
 
 
-def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, Source], Mapping[str, str]]) -> None:
+def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Position, Source], Mapping[str, str]]) -> None:
     """Write the tag of a matched node, in place.
 
     Args:
@@ -130,7 +130,7 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, S
     survivor = match.survivor.metadata_props if match.survivor is not None else None
     if match.way == "kept":
         if metadata != survivor:
-            _realign_tag(node, match.place)
+            _realign_tag(node, match.position)
             _add_missing(metadata, survivor or {})
         return
     for key in _owned_keys(tuple(metadata)):
@@ -139,18 +139,18 @@ def _write_matched(node: ir.Node, match: Match, tag_metadata: Callable[[Place, S
         metadata.update({key: survivor[key] for key in _owned_keys(tuple(survivor))})
         _add_missing(metadata, survivor)
         return
-    metadata.update(tag_metadata(match.place, _tag_source(match)))
-    _add_missing(metadata, dict(match.place.foreign))
-    modules = sorted({replaced.module for replaced in match.replaced.places})
+    metadata.update(tag_metadata(match.position, _tag_source(match)))
+    _add_missing(metadata, dict(match.position.foreign))
+    modules = sorted({replaced.module for replaced in match.replaced.positions})
     if len(modules) > 1:
         metadata[MODULES_KEY] = json.dumps(modules, ensure_ascii=False)
 
 
-def _tag_metadata(place: Place, source: Source) -> Mapping[str, str]:
+def _tag_metadata(position: Position, source: Source) -> Mapping[str, str]:
     """Return the metadata of a node at a position."""
     example = ir.Node("", "", [])
-    write_tag(example, NodeTag(place.tag, place.module, source))
-    _write_namespace(example, place)
+    write_tag(example, NodeTag(position.tag, position.module, source))
+    _write_namespace(example, position)
     return example.metadata_props
 
 
@@ -175,20 +175,20 @@ def _add_missing(metadata: MutableMapping[str, str], others: Mapping[str, str]) 
             metadata.setdefault(key, text)
 
 
-def _realign_tag(node: ir.Node, place: Place) -> None:
+def _realign_tag(node: ir.Node, position: Position) -> None:
     """Rewrite the metadata beside a retained tag to agree with the position, in place."""
     metadata = node.metadata_props
     source = metadata.get(SOURCE_KEY)
     known_source: Source = next((known_source for known_source in SOURCES if known_source == source), "inherited")
     modules = metadata.get(MODULES_KEY)
-    write_tag(node, NodeTag(place.tag, place.module, known_source))
+    write_tag(node, NodeTag(position.tag, position.module, known_source))
     if modules is not None:
         metadata[MODULES_KEY] = modules
-    _write_namespace(node, place)
+    _write_namespace(node, position)
 
 
-def _write_namespace(node: ir.Node, place: Place) -> None:
-    if place.namespace:
-        node.metadata_props[NAMESPACE_KEY] = place.namespace
+def _write_namespace(node: ir.Node, position: Position) -> None:
+    if position.namespace:
+        node.metadata_props[NAMESPACE_KEY] = position.namespace
     else:
         node.metadata_props.pop(NAMESPACE_KEY, None)

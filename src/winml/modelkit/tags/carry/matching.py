@@ -18,11 +18,11 @@ from winml.modelkit.metadata_keys import NAMESPACE_KEY, TAG_KEY
 from winml.modelkit.tags import address
 from winml.modelkit.tags.carry.original_graph import (
     CONVERTING,
-    MOST_PLACES,
+    MOST_POSITIONS,
     NOTHING,
     GraphNames,
     OriginalModel,
-    Place,
+    Position,
     Replaced,
     tags_of,
     walk,
@@ -223,7 +223,7 @@ class Match(NamedTuple):
     """Match of one node. A tuple for speed: one is created for every node."""
 
     way: Way
-    place: Place
+    position: Position
     survivor: ir.Node | None = None
     """The original node, if the node is unchanged."""
     replaced: Replaced = NOTHING
@@ -233,7 +233,7 @@ class Match(NamedTuple):
 
 
 def match_nodes(
-    graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel, outside: Callable[[], Place]
+    graph: ir.Graph | ir.Function, names: GraphNames, original: OriginalModel, outside: Callable[[], Position]
 ) -> dict[ir.Node, Match]:
     """Match the nodes of a graph with its subgraphs, or of a function.
 
@@ -266,7 +266,7 @@ class _Matching:
         """Original node → the same node after the tool."""
         self.absorbed_readers: dict[ir.Node, list[ir.Node]] = {}
         """New node in another layout → original nodes after its value that it also computes, in order."""
-        self.copied_places: dict[ir.Node, Place] = {}
+        self.copied_positions: dict[ir.Node, Position] = {}
         """New node with a value of the original → position named by the tag on the node."""
         self.relaid_makers: set[ir.Node] = set()
         """Original nodes replaced by new nodes in another layout."""
@@ -385,19 +385,19 @@ class _Matching:
         return regions[node]
 
     def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
-        places = self.original.places_among([node])
+        positions = self.original.positions_among([node])
         owners = self.original.owners_among([node])
         if not makers:
-            return Replaced(places, 1, node, owners)
+            return Replaced(positions, 1, node, owners)
         regions = [self.original.regions.get(maker, NOTHING) for maker in makers]
         for region in regions:
             # A node that only converts a value of another module does no work of that module.
-            if region.only is None or region.only.op_type not in CONVERTING or not places:
-                places |= region.places
+            if region.only is None or region.only.op_type not in CONVERTING or not positions:
+                positions |= region.positions
                 owners |= region.owners
-        if len(places) > MOST_PLACES:
-            places = frozenset({self.original.places.common(places)})
-        return Replaced(places, 1 + sum(region.nodes for region in regions), owners=owners)
+        if len(positions) > MOST_POSITIONS:
+            positions = frozenset({self.original.positions.common(positions)})
+        return Replaced(positions, 1 + sum(region.nodes for region in regions), owners=owners)
 
 
 def _match_survivors(matching: _Matching) -> None:
@@ -407,25 +407,25 @@ def _match_survivors(matching: _Matching) -> None:
         survivor = _surviving_original(matching, node)
         if survivor is not None:
             matching.claimed.setdefault(survivor, node)
-        place = original.place_of.get(survivor) if survivor is not None else None
+        position = original.position_of.get(survivor) if survivor is not None else None
         tag = node.metadata_props.get(TAG_KEY)
-        if tag and tag in original.places:
-            if place is None or place.tag != tag:
-                place = _previous_position(matching, node, tag)
+        if tag and tag in original.positions:
+            if position is None or position.tag != tag:
+                position = _previous_position(matching, node, tag)
             if survivor is None and any(value.name in matching.names.makers for value in node.outputs):
                 # A tool that fuses may have copied the tag of one node only.
-                matching.copied_places[node] = place
+                matching.copied_positions[node] = position
             else:
-                matching.matches[node] = Match("kept", place, survivor)
-        elif place is not None:
-            matching.matches[node] = Match("name", place, survivor)
+                matching.matches[node] = Match("kept", position, survivor)
+        elif position is not None:
+            matching.matches[node] = Match("name", position, survivor)
 
 
-def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Place:
-    places = matching.original.places
-    place = places.of_tag(tag)
+def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Position:
+    positions = matching.original.positions
+    position = positions.of_tag(tag)
     namespace = node.metadata_props.get(NAMESPACE_KEY)
-    return places.add(tag, place.module, namespace, place.foreign) if namespace else place
+    return positions.add(tag, position.module, namespace, position.foreign) if namespace else position
 
 
 def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
@@ -483,18 +483,18 @@ def _match_by_layout_names(matching: _Matching) -> None:
         fused = _fused_originals(matching, node, matching.names.makers[value_name], matching.present)
         fused = [*reversed(matching.absorbed_readers.get(node, ())), *fused]
         matching.relaid_makers.update(fused)
-        places = original.places_among(fused)
-        if node in matching.matches or not places:
+        positions = original.positions_among(fused)
+        if node in matching.matches or not positions:
             continue
         upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
-        replaced = Replaced(places, len(fused), owners=original.owners_among(fused))
-        place = original.owner(replaced)
+        replaced = Replaced(positions, len(fused), owners=original.owners_among(fused))
+        position = original.owner(replaced)
         if len(fused) > 1:
-            matching.matches[node] = Match("fused", place, None, replaced, upstream)
+            matching.matches[node] = Match("fused", position, None, replaced, upstream)
             continue
         (only,) = fused
         survivor = only if only.op_type == node.op_type and only not in matching.claimed else None
-        matching.matches[node] = Match("output", place, survivor, Replaced(places, 1, only), upstream)
+        matching.matches[node] = Match("output", position, survivor, Replaced(positions, 1, only), upstream)
 
 
 def _provided_names(value: ir.Value | None, provided: Mapping[ir.Node, str]) -> Iterator[str]:
@@ -533,29 +533,29 @@ def _match_by_values(matching: _Matching) -> None:
             continue
         makers = _original_makers(matching, node)
         region = _union_of([_region_before(matching, maker, node) for maker in makers])
-        copied = matching.copied_places.get(node)
-        if copied is not None and not _is_above(original.places.common(region.places or {copied}), copied):
+        copied = matching.copied_positions.get(node)
+        if copied is not None and not _is_above(original.positions.common(region.positions or {copied}), copied):
             matching.matches[node] = Match("kept", copied)
             continue
-        if not region.places:
+        if not region.positions:
             continue
         only = makers[0] if region.nodes == 1 and len(makers) == 1 else None
         if only is not None and only.op_type == node.op_type and only not in matching.claimed:
-            matching.matches[node] = Match("output", original.place_of[only], only)
+            matching.matches[node] = Match("output", original.position_of[only], only)
             continue
         # New nodes before this node share the replaced region; the makers certainly belong to this node.
-        maker_places = [place for maker in makers if (place := original.place_of.get(maker)) is not None]
-        ends_region = bool(maker_places) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
+        maker_positions = [position for maker in makers if (position := original.position_of.get(maker)) is not None]
+        ends_region = bool(maker_positions) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
         replaced = region
         if ends_region:
-            replaced = Replaced(frozenset(maker_places), len(maker_places), owners=original.owners_among(makers))
-        place = original.owner(replaced)
+            replaced = Replaced(frozenset(maker_positions), len(maker_positions), owners=original.owners_among(makers))
+        position = original.owner(replaced)
         way: Way = "output" if region.nodes == 1 else "replaced"
-        matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+        matching.matches[node] = Match(way, position, None, replaced, region if region.nodes > 1 else NOTHING)
 
 
-def _is_above(place: Place, other: Place) -> bool:
-    return place.tag != other.tag and address.is_within(other.tag, place.tag)
+def _is_above(position: Position, other: Position) -> bool:
+    return position.tag != other.tag and address.is_within(other.tag, position.tag)
 
 
 def _original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
@@ -575,7 +575,7 @@ def _is_new(matching: _Matching, node: ir.Node) -> bool:
 def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
     if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
         # The maker still exists, under its name or in another layout; this node only converts its value back.
-        return Replaced(matching.original.places_among([maker]), 1)
+        return Replaced(matching.original.positions_among([maker]), 1)
     return matching.replaced_by(maker)
 
 
@@ -587,28 +587,28 @@ def _match_by_readers(matching: _Matching) -> None:
             continue
         region = replaced = _needed_by_readers(matching, node)
         fused_original = _original_in_name(matching.names, node.name or "")
-        named_place = original.place_of.get(fused_original) if fused_original is not None else None
+        named_position = original.position_of.get(fused_original) if fused_original is not None else None
         if owners := _find_weight_owners(original, node, region):
             replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
-        elif named_place is not None and {named_place.tag} != {place.tag for place in region.places}:
-            replaced = Replaced(frozenset({named_place}), 1)
-        if replaced.places:
-            way: Way = "fused" if named_place in replaced.places else "replaced"
-            place = original.owner(replaced)
-            matching.matches[node] = Match(way, place, None, replaced, region if region.nodes > 1 else NOTHING)
+        elif named_position is not None and {named_position.tag} != {position.tag for position in region.positions}:
+            replaced = Replaced(frozenset({named_position}), 1)
+        if replaced.positions:
+            way: Way = "fused" if named_position in replaced.positions else "replaced"
+            position = original.owner(replaced)
+            matching.matches[node] = Match(way, position, None, replaced, region if region.nodes > 1 else NOTHING)
 
 
-def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Place]:
+def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced) -> frozenset[Position]:
     """Return the positions of the readers of a node's weights in the original, restricted to the replaced region."""
-    owners: frozenset[Place] = frozenset()
+    owners: frozenset[Position] = frozenset()
     for value in node.inputs:
         if value is not None and value.name and value.is_initializer():
             owners |= original.readers_of_weight(value.name)
     if not owners:
         return owners
-    if region.places:
-        return owners & region.places
-    return owners if len({place.tag for place in owners}) == 1 else frozenset()
+    if region.positions:
+        return owners & region.positions
+    return owners if len({position.tag for position in owners}) == 1 else frozenset()
 
 
 def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
@@ -654,17 +654,17 @@ def _add_absorbed_work(matching: _Matching) -> None:
         match = matches.get(node)
         if match is None:
             continue
-        places = original.places_among(work) | (match.replaced.places or {match.place})
+        positions = original.positions_among(work) | (match.replaced.positions or {match.position})
         owners = match.replaced.owners | original.owners_among(work)
         if match.survivor is not None:
             owners |= original.owners_among([match.survivor])
-        replaced = Replaced(places, len(places), owners=owners)
-        place = original.owner(replaced)
-        if place.tag != match.place.tag or (owners and len(tags_of(places)) > 1):
-            matches[node] = Match("replaced", place, None, replaced, match.upstream)
+        replaced = Replaced(positions, len(positions), owners=owners)
+        position = original.owner(replaced)
+        if position.tag != match.position.tag or (owners and len(tags_of(positions)) > 1):
+            matches[node] = Match("replaced", position, None, replaced, match.upstream)
 
 
-def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> None:
+def _match_by_neighbours(matching: _Matching, outside: Callable[[], Position]) -> None:
     """Assign new nodes the position of the nodes that read them, or else of the nodes before them.
 
     (De)QuantizeLinear gets the position of its input's producer, regardless of its readers.
@@ -674,25 +674,25 @@ def _match_by_neighbours(matching: _Matching, outside: Callable[[], Place]) -> N
         if node not in matches and node.op_type in CONVERTING and node.inputs and node.inputs[0] is not None:
             maker = node.inputs[0].producer()
             if maker in matches:
-                matches[node] = Match("neighbours", matches[maker].place)
+                matches[node] = Match("neighbours", matches[maker].position)
     for node, _ in reversed(matching.nodes):
-        if node not in matches and len(tags_of(places := _matched_places(matching, _nodes_reading(node)))) == 1:
-            matches[node] = Match("neighbours", matching.original.places.common(places))
+        if node not in matches and len(tags_of(positions := _matched_positions(matching, _nodes_reading(node)))) == 1:
+            matches[node] = Match("neighbours", matching.original.positions.common(positions))
     for node, enclosing in matching.nodes:
         if node in matches:
             continue
-        fed, reading = (_matched_places(matching, side) for side in (_nodes_feeding(node), _nodes_reading(node)))
-        shared = next((places for places in (fed, reading) if len(tags_of(places)) == 1), reading or fed)
+        fed, reading = (_matched_positions(matching, side) for side in (_nodes_feeding(node), _nodes_reading(node)))
+        shared = next((positions for positions in (fed, reading) if len(tags_of(positions)) == 1), reading or fed)
         if shared:
-            matches[node] = Match("neighbours", matching.original.places.common(shared))
+            matches[node] = Match("neighbours", matching.original.positions.common(shared))
         elif enclosing is not None and enclosing in matches:
-            matches[node] = Match("neighbours", matches[enclosing].place)
+            matches[node] = Match("neighbours", matches[enclosing].position)
         else:
             matches[node] = Match("root", outside())
 
 
-def _matched_places(matching: _Matching, nodes: Iterable[ir.Node]) -> set[Place]:
-    return {match.place for node in nodes if (match := matching.matches.get(node)) is not None}
+def _matched_positions(matching: _Matching, nodes: Iterable[ir.Node]) -> set[Position]:
+    return {match.position for node in nodes if (match := matching.matches.get(node)) is not None}
 
 
 def _nodes_reading(node: ir.Node) -> Iterator[ir.Node]:
@@ -713,6 +713,6 @@ def _union_of(regions: list[Replaced]) -> Replaced:
     distinct = list({id(region): region for region in regions}.values())
     if len(distinct) == 1:
         return distinct[0]
-    places = frozenset().union(*(region.places for region in distinct))
+    positions = frozenset().union(*(region.positions for region in distinct))
     owners = frozenset().union(*(region.owners for region in distinct))
-    return Replaced(places, sum(region.nodes for region in distinct), owners=owners)
+    return Replaced(positions, sum(region.nodes for region in distinct), owners=owners)

@@ -27,7 +27,7 @@ from winml.modelkit.tags import address
 from winml.modelkit.tags.selector import recorded_modules
 from winml.modelkit.tags.tagging import all_nodes, listed_names, node_graphs
 
-MOST_PLACES = 64
+MOST_POSITIONS = 64
 """Maximum number of modules listed for the nodes that one node replaced; beyond, only their common module is recorded.
 Chosen: fused
 operators replace nodes of a handful of modules. The limit keeps the work linear in the size of the graph.
@@ -52,7 +52,7 @@ Pairs = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Position:
     """Position in the hierarchy: tag, module path, namespace, and metadata of other tools on the nodes there.
 
     One object per position, compared by identity.
@@ -101,41 +101,43 @@ def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | Non
             pending.pop()
 
 
-class Places:
+class Positions:
     """All positions of the original hierarchy, by tag."""
 
     def __init__(self, model: ir.Model) -> None:
         self._modules: dict[str, str] = {}
         self._namespaces: dict[str, str] = {}
-        self._places: dict[tuple[str, str, Pairs], Place] = {}
-        self._of_tags: dict[str, Place] = {}
+        self._positions: dict[tuple[str, str, Pairs], Position] = {}
+        self._of_tags: dict[str, Position] = {}
         for module in recorded_modules(model.metadata_props) or ():
             self._modules.setdefault(module.tag, module.path)
 
     def __contains__(self, tag: str) -> bool:
         return tag in self._modules
 
-    def add(self, tag: str, module: str, namespace: str, foreign: Pairs = ()) -> Place:
+    def add(self, tag: str, module: str, namespace: str, foreign: Pairs = ()) -> Position:
         """Return the position with this tag, namespace and foreign metadata; add it if new."""
-        place = self._places.get((tag, namespace, foreign))
-        if place is None:
-            place = self._places[tag, namespace, foreign] = Place(tag, module, namespace, foreign, len(self._places))
+        position = self._positions.get((tag, namespace, foreign))
+        if position is None:
+            position = self._positions[tag, namespace, foreign] = Position(
+                tag, module, namespace, foreign, len(self._positions)
+            )
             self._modules.setdefault(tag, module)
             for path, scope in _enclosing_scopes(namespace):
                 self._namespaces.setdefault(path, scope)
-        return place
+        return position
 
-    def of_tag(self, tag: str) -> Place:
+    def of_tag(self, tag: str) -> Position:
         """Return the position of the module of a tag, or of its nearest known ancestor."""
         while tag and tag not in self._modules:
             tag = address.format_tag(address.parse_tag(tag)[:-1])
-        place = self._of_tags.get(tag)
-        if place is None:
+        position = self._of_tags.get(tag)
+        if position is None:
             module = self._modules.get(tag, "")
-            place = self._of_tags[tag] = Place(tag, module, self._namespaces.get(module, ""))
-        return place
+            position = self._of_tags[tag] = Position(tag, module, self._namespaces.get(module, ""))
+        return position
 
-    def root(self) -> Place:
+    def root(self) -> Position:
         """Return the position that contains all others, as far as the file records them."""
         for tag, module in self._modules.items():
             if module == "" and address.depth(tag) == 1:
@@ -149,23 +151,27 @@ class Places:
         self._modules.setdefault(first_root, "")
         return self.of_tag(first_root)
 
-    def common(self, places: Iterable[Place]) -> Place:
-        """Return the deepest position that contains all of ``places``; a single one is returned unchanged."""
-        distinct = set(places)
+    def common(self, positions: Iterable[Position]) -> Position:
+        """Return the deepest position that contains all of ``positions``; a single one is returned unchanged."""
+        distinct = set(positions)
         if len(distinct) == 1:
             return distinct.pop()
-        tags = {place.tag for place in distinct}
-        place = self.of_tag(tags.pop() if len(tags) == 1 else address.common_ancestor(tags))
-        return self.with_foreign(place if place.tag else self.root(), distinct)
+        tags = {position.tag for position in distinct}
+        position = self.of_tag(tags.pop() if len(tags) == 1 else address.common_ancestor(tags))
+        return self.with_foreign(position if position.tag else self.root(), distinct)
 
-    def with_foreign(self, place: Place, others: Iterable[Place]) -> Place:
+    def with_foreign(self, position: Position, others: Iterable[Position]) -> Position:
         """Return a position with the foreign metadata of several; different values of a key are joined by ``;``."""
         values: dict[str, dict[str, None]] = {}
         for other in sorted(others, key=lambda other: other.index):
             for key, text in other.foreign:
                 values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
-        foreign = tuple((key, _JOINT.join(list(texts)[:MOST_PLACES])) for key, texts in sorted(values.items()))
-        return place if foreign == place.foreign else self.add(place.tag, place.module, place.namespace, foreign)
+        foreign = tuple((key, _JOINT.join(list(texts)[:MOST_POSITIONS])) for key, texts in sorted(values.items()))
+        return (
+            position
+            if foreign == position.foreign
+            else self.add(position.tag, position.module, position.namespace, foreign)
+        )
 
 
 def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
@@ -180,18 +186,18 @@ def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
 class Replaced(NamedTuple):
     """Original nodes that a node after the tool replaces. A tuple for speed: many are created."""
 
-    places: frozenset[Place]
+    positions: frozenset[Position]
     nodes: int
     """Number of nodes; a node reached on two paths may count twice."""
     only: ir.Node | None = None
     """The replaced node, if there is exactly one."""
-    owners: frozenset[Place] = frozenset()
+    owners: frozenset[Position] = frozenset()
     """Positions of the products among the replaced nodes, which do the work: see :data:`PRODUCTS`."""
 
 
-def tags_of(places: Iterable[Place]) -> set[str]:
+def tags_of(positions: Iterable[Position]) -> set[str]:
     """Return the tags of positions; positions with equal tags differ in the namespace."""
-    return {place.tag for place in places}
+    return {position.tag for position in positions}
 
 
 PRODUCTS = frozenset({
@@ -225,8 +231,8 @@ class OriginalModel:
     """The original model, indexed by node name and by value."""
 
     def __init__(self, original: ir.Model) -> None:
-        self.places = Places(original)
-        self.place_of: dict[ir.Node, Place] = {}
+        self.positions = Positions(original)
+        self.position_of: dict[ir.Node, Position] = {}
         nodes = list(all_nodes(original))
         self.is_tagged = any(node.metadata_props.get(TAG_KEY) for node in nodes)
         """True if nodes have tags; otherwise only the metadata of other tools is carried."""
@@ -239,11 +245,11 @@ class OriginalModel:
         self.regions: dict[ir.Node, Replaced] = {}
         """Node → the original nodes replaced by a node with the same outputs; filled on demand."""
         self._model = original
-        self._readers: dict[str, frozenset[Place]] = {}
+        self._readers: dict[str, frozenset[Position]] = {}
 
     def _read_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
         names = GraphNames()
-        by_name, makers, places = names.by_name, names.makers, self.places
+        by_name, makers, positions = names.by_name, names.makers, self.positions
         ambiguous: set[str] = set()
         for node, enclosing in walk(graph):
             if enclosing is not None:
@@ -256,9 +262,9 @@ class OriginalModel:
             metadata = node.metadata_props
             if tag := metadata.get(TAG_KEY):
                 module, namespace = metadata.get(MODULE_KEY, ""), metadata.get(NAMESPACE_KEY, "")
-                self.place_of[node] = places.add(tag, module, namespace, self._foreign_pairs(metadata))
+                self.position_of[node] = positions.add(tag, module, namespace, self._foreign_pairs(metadata))
             elif not self.is_tagged and self._has_metadata:
-                self.place_of[node] = self._untagged_place(metadata)
+                self.position_of[node] = self._untagged_position(metadata)
         for name in ambiguous:
             del by_name[name]
         return names
@@ -267,40 +273,40 @@ class OriginalModel:
     def _foreign_pairs(metadata: Mapping[str, str]) -> Pairs:
         return tuple((key, text) for key, text in metadata.items() if is_foreign(key))
 
-    def _untagged_place(self, metadata: Mapping[str, str]) -> Place:
+    def _untagged_position(self, metadata: Mapping[str, str]) -> Position:
         """Return the position of a node of a model without tags, from the module named by other exporters."""
         dialect = tuple((key, text) for key, text in metadata.items() if _names_module(key))
         levels = next((_parse_levels(key, metadata[key]) for key in _LEVEL_KEYS if metadata.get(key)), [])
         tag = _UNTAGGED + "".join(f"/{level.replace(address.SEPARATOR, '_') or '-'}" for level in levels)
         self.dialects.setdefault(tag, dialect)
         foreign = tuple((key, text) for key, text in metadata.items() if not _names_module(key))
-        return self.places.add(tag, "", "", foreign)
+        return self.positions.add(tag, "", "", foreign)
 
-    def owner(self, replaced: Replaced) -> Place:
+    def owner(self, replaced: Replaced) -> Position:
         """Return the position of a node that replaced several: of the products if they share one tag, else of all."""
         if len(tags_of(replaced.owners)) != 1:
-            return self.places.common(replaced.places)
-        return self.places.with_foreign(self.places.common(replaced.owners), replaced.places)
+            return self.positions.common(replaced.positions)
+        return self.positions.with_foreign(self.positions.common(replaced.owners), replaced.positions)
 
-    def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
+    def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Position]:
         """Return the positions of the products among original nodes."""
-        return self.places_among(node for node in nodes if node.op_type in PRODUCTS)
+        return self.positions_among(node for node in nodes if node.op_type in PRODUCTS)
 
-    def places_among(self, nodes: Iterable[ir.Node]) -> frozenset[Place]:
+    def positions_among(self, nodes: Iterable[ir.Node]) -> frozenset[Position]:
         """Return the positions of original nodes."""
-        return frozenset(place for node in nodes if (place := self.place_of.get(node)) is not None)
+        return frozenset(position for node in nodes if (position := self.position_of.get(node)) is not None)
 
-    def readers_of_weight(self, name: str) -> frozenset[Place]:
+    def readers_of_weight(self, name: str) -> frozenset[Position]:
         """Return the positions of the nodes that read the weight of this name.
 
         Scalars and shapes do not count as weights: tools merge equal ones, so unrelated nodes read the same one.
         """
-        places = self._readers.get(name)
-        if places is None:
+        positions = self._readers.get(name)
+        if positions is None:
             weight = self.initializers.get(name)
             readers = (use.node for use in weight.uses()) if weight is not None and _is_weight(weight) else ()
-            places = self._readers[name] = self.places_among(readers)
-        return places
+            positions = self._readers[name] = self.positions_among(readers)
+        return positions
 
     @cached_property
     def static(self) -> set[ir.Node]:
