@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.tags.torch_modules import uncompiled, without_compilation
+from winml.modelkit.tags.torch_modules import suspend_compilation, unwrap_compiled
 
 
 def compiled(module: nn.Module) -> nn.Module:
@@ -19,11 +19,11 @@ def compiled(module: nn.Module) -> nn.Module:
 def test_compiled_module_stands_for_the_one_inside() -> None:
     """A module that was not compiled is returned unchanged, even with a child of the same name."""
     plain = nn.Linear(2, 2)
-    assert plain is uncompiled(compiled(plain))
-    assert plain is uncompiled(plain)
+    assert plain is unwrap_compiled(compiled(plain))
+    assert plain is unwrap_compiled(plain)
     holder = nn.Module()
     holder.add_module("_orig_mod", plain)
-    assert holder is uncompiled(holder)
+    assert holder is unwrap_compiled(holder)
 
 
 def test_compiled_parts_are_put_back_after_an_error() -> None:
@@ -34,7 +34,7 @@ def test_compiled_parts_are_put_back_after_an_error() -> None:
     before = called._compiled_call_impl
 
     def fail_inside() -> None:
-        with without_compilation(model):
+        with suspend_compilation(model):
             assert ["", "part", "called"] == [name for name, _ in model.named_modules()]
             assert [None, None, None] == [cast("Any", module)._compiled_call_impl for module in model.modules()]
             raise ZeroDivisionError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from winml.modelkit.tags.torch_modules import joined_traces, record_calls
+from winml.modelkit.tags.torch_modules import join_traces, record_calls
 
 
 class Pair(nn.Module):
@@ -84,7 +84,7 @@ def test_joined_traces_are_those_of_one_run() -> None:
         model(torch.zeros(1, 2))
     with record_calls(model) as second:
         model.probe(model(torch.zeros(1, 2)))
-    joined = joined_traces([first, second]).by_path()
+    joined = join_traces([first, second]).by_path()
     assert ["", "layer", "probe"] == sorted(joined, key=lambda path: joined[path].execution_order or 0)
     assert {"": 2, "layer": 2, "probe": 1} == {path: module.calls for path, module in joined.items()}
     assert first.modules[2].execution_order is None

@@ -69,7 +69,7 @@ from winml.modelkit.options import nearest
 from winml.modelkit.ort.host import available_bytes
 from winml.modelkit.progress import StepClock
 from winml.modelkit.tags.tagging import Coverage, all_nodes, clear_tag, measure_coverage
-from winml.modelkit.tags.torch_modules import CallTrace, joined_traces, record_calls, with_captured_modules
+from winml.modelkit.tags.torch_modules import CallTrace, add_captured_modules, join_traces, record_calls
 from winml.modelkit.tags.tree import ModuleTree, build_tree
 from winml.modelkit.transform.graph_file import GraphHandover, HandedGraph
 from winml.modelkit.transform.module_functions import chosen_modules
@@ -364,7 +364,7 @@ def calls_of_all_parts(loaded: LoadedModel, seed: int) -> CallTrace | None:
     for part in loaded.parts:
         with prepared_part(part) as prepared, unchanged_attributes(part.model):
             traces.append(_trace_calls(prepared, InputDraws(part, seed)).calls)
-    return joined_traces(traces)
+    return join_traces(traces)
 
 
 def make_tagged_graph(
@@ -416,8 +416,8 @@ def make_tagged_graph(
     with clock.step("ONNX export") as step:
         capture, used = _capture_graph(prepared, tensors, tree, run.config, exporter)
         step.summary = f"{len(capture.scopes)} nodes, opset {capture.model.opset_imports['']}, {used.name}"
-        trace = with_captured_modules(trace, capture.scopes.values())
-        all_parts = run.all_parts and with_captured_modules(run.all_parts, capture.scopes.values())
+        trace = add_captured_modules(trace, capture.scopes.values())
+        all_parts = run.all_parts and add_captured_modules(run.all_parts, capture.scopes.values())
         tree = build_tree(trace, run.config.torch_module, all_parts)
     with clock.step("node tagger creation") as step:
         tagger = NodeTagger(tree, operation_fallback=run.config.operation_fallback)

@@ -36,7 +36,7 @@ from winml.modelkit.models.state_restoration import unchanged_attributes
 from winml.modelkit.models.tensors import draw_tensors
 from winml.modelkit.onnx.specs import InputTensorSpec, OutputTensorSpec, summed_sizes
 from winml.modelkit.ort.foreign_libraries import local_libraries
-from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, joined_traces, module_of_error, record_calls
+from winml.modelkit.tags.torch_modules import CallTrace, TracedModule, join_traces, module_of_error, record_calls
 from winml.modelkit.tags.tree import build_tree
 from winml.modelkit.words import count_words, size_words
 
@@ -182,7 +182,7 @@ def _join_forwards(forwards: Sequence[_Forward]) -> _Forward:
     traces = [forward.trace for forward in forwards if forward.trace is not None]
     sources = dict.fromkeys(forward.source for forward in forwards if forward.source)
     notes = dict.fromkeys(note for forward in forwards for note in forward.notes)
-    trace = joined_traces(traces) if len(traces) == len(forwards) else None
+    trace = join_traces(traces) if len(traces) == len(forwards) else None
     return _Forward(trace, None, " and ".join(sources), tuple(notes))
 
 

@@ -29,7 +29,7 @@ from winml.modelkit.models.inputs.dynamic_axes import fitting_example, open_axes
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments, arguments_of_names, flatten_arguments
 from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.onnx.specs import DTYPES, DynamicRequest, InputTensorSpec
-from winml.modelkit.tags.torch_modules import uncompiled
+from winml.modelkit.tags.torch_modules import unwrap_compiled
 
 _DISPLAYED_MODULES = 3
 
@@ -59,7 +59,7 @@ def loaded_from_module(
         UsageError: the inputs of the module are unknown, or a name is no parameter of its forward.
         InputError: a parameter has no values yet.
     """
-    model, dynamic = uncompiled(model), dynamic or DynamicRequest()
+    model, dynamic = unwrap_compiled(model), dynamic or DynamicRequest()
     refuse_uninitialized(model, type(model).__name__)
     refuse_without_values(model, type(model).__name__)
     if inputs is not None:

@@ -28,7 +28,7 @@ from torch.jit._script import RecursiveScriptModule  # not public; torch.jit.scr
 from winml.modelkit.errors import ExportError
 from winml.modelkit.models.inputs.nested_arguments import NestedArguments
 from winml.modelkit.ort.shared_settings import attribute_replaced
-from winml.modelkit.tags.torch_modules import without_compilation
+from winml.modelkit.tags.torch_modules import suspend_compilation
 
 
 class FlatForward:
@@ -151,7 +151,7 @@ def prepared_for_export(
                 mha = torch.backends.mha
                 stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
                 mha.set_fastpath_enabled(False)
-            with torch.no_grad(), without_compilation(model):
+            with torch.no_grad(), suspend_compilation(model):
                 yield flat
         finally:
             for module, was_training in training.items():

@@ -70,7 +70,7 @@ from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.options import nearest
 from winml.modelkit.ort.foreign_libraries import local_libraries, quiet_libraries
-from winml.modelkit.tags.torch_modules import uncompiled
+from winml.modelkit.tags.torch_modules import unwrap_compiled
 
 Progress = Callable[[str], None]
 
@@ -477,7 +477,7 @@ def _load_script(source: ModelSource, seed: int, *, is_example_needed: bool) -> 
         result = factory if is_model else _guard_user_code(factory, source.name, file)
         model, inputs = _unpack_model(result, source)
         live_module.refuse_programs(model, source.name)
-        model = uncompiled(model)
+        model = unwrap_compiled(model)
         live_module.refuse_uninitialized(model, source.name)
         notes = live_module.training_notes(model)
         origin = f"the inputs that {source.name} returns"

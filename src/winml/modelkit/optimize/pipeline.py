@@ -322,7 +322,8 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
         return ()
     operator_words = f"{', '.join(foreign)} (com.microsoft)"
     return (
-        f"The graph has {operator_words}, which {options.ep} is not known to support: a different provider runs them, or none.",
+        f"The graph has {operator_words}, which {options.ep} is not known to support: a different provider runs them, "
+        "or none.",
     )
 
 

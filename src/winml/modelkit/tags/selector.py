@@ -237,8 +237,8 @@ def _list_classes(selector: str, modules: Sequence[ModuleAddress]) -> str:
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()
     classes.sort(key=lambda name: -difflib.SequenceMatcher(None, last, name.lower()).ratio())
-    more = f" and {len(classes) - _MOST_CLASSES} more" if len(classes) > _MOST_CLASSES else ""
-    return f"Classes: {', '.join(classes[:_MOST_CLASSES])}{more}." if classes else ""
+    rest_words = f" and {len(classes) - _MOST_CLASSES} more" if len(classes) > _MOST_CLASSES else ""
+    return f"Classes: {', '.join(classes[:_MOST_CLASSES])}{rest_words}." if classes else ""
 
 
 def _nearest_addresses(selector: str, modules: Sequence[ModuleAddress]) -> list[str]:

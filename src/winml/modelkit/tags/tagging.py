@@ -94,16 +94,16 @@ def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
     Returns:
         The number of nodes whose tag was removed.
     """
-    known: dict[str, bool] = {}
+    is_valid: dict[str, bool] = {}
     dropped = 0
     for node in nodes:
         props = node.metadata_props
         tag = props.get(metadata_keys.TAG_KEY)
         if tag is None:
             continue
-        if tag not in known:
-            known[tag] = not tag or address.is_tag(tag)
-        if not known[tag] or props.get(metadata_keys.SOURCE_KEY, "inherited") not in SOURCES:
+        if tag not in is_valid:
+            is_valid[tag] = not tag or address.is_tag(tag)
+        if not is_valid[tag] or props.get(metadata_keys.SOURCE_KEY, "inherited") not in SOURCES:
             for key in (
                 metadata_keys.TAG_KEY,
                 metadata_keys.DEPTH_KEY,
@@ -204,7 +204,7 @@ def listed_names(text: str) -> list[str]:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return []
-    return [str(item) for item in value] if isinstance(value, list) else []
+    return [str(name) for name in value] if isinstance(value, list) else []
 
 
 _COUNTER = re.compile(r"_\d+$")

@@ -57,10 +57,10 @@ def normalized_torch_modules(value: Any) -> Any:
     names = tuple(stripped for name in value if (stripped := name.strip()))
     if value and not names:
         raise ValueError("the name is empty; expected auto, none, all or class names")
-    words = [name for name in names if name in RULES]
-    if words and len(names) > 1:
-        raise ValueError(f"{words[0]!r} cannot be combined with class names; pass one or the other")
-    return words[0] if words else names or "none"
+    rules = [name for name in names if name in RULES]
+    if rules and len(names) > 1:
+        raise ValueError(f"{rules[0]!r} cannot be combined with class names; pass one or the other")
+    return rules[0] if rules else names or "none"
 
 
 def hierarchy_paths(modules: Iterable[TracedModule], torch_modules: TorchModules) -> frozenset[str]:
@@ -75,13 +75,13 @@ def hierarchy_paths(modules: Iterable[TracedModule], torch_modules: TorchModules
         torch_modules: The selection.
     """
     called = list(modules)
-    is_selected = _selected_by(called, torch_modules)
+    is_selected = _selection_predicate(called, torch_modules)
     return frozenset(
         module.path for module in called if module.path == "" or not module.is_torch_nn or is_selected(module)
     )
 
 
-def _selected_by(called: Sequence[TracedModule], torch_modules: TorchModules) -> Callable[[TracedModule], bool]:
+def _selection_predicate(called: Sequence[TracedModule], torch_modules: TorchModules) -> Callable[[TracedModule], bool]:
     if torch_modules in ("none", "all"):
         return lambda _module: torch_modules == "all"
     if torch_modules != "auto":
@@ -122,15 +122,16 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
             {module.class_name for module in called if module.is_torch_nn and module.path in chosen - {""}}
         )
         class_names = ", ".join(classes[:_DISPLAYED_CLASSES])
-        more = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
+        rest_words = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
         reason = f"only the root is above them; {opt.torch_module} none excludes them"
-        return (f"Classes of torch.nn in the hierarchy: {class_names}{more} ({reason}).",) if classes else ()
+        return (f"Classes of torch.nn in the hierarchy: {class_names}{rest_words} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):
         return ()
     _refuse_unknown_classes(called, torch_modules)
-    own = sorted({module.class_name for module in called if not module.is_torch_nn} & set(torch_modules))
+    model_classes = sorted({module.class_name for module in called if not module.is_torch_nn} & set(torch_modules))
     return tuple(
-        f"{name} is not a class of torch.nn: it is in the hierarchy without {opt.torch_module}." for name in own
+        f"{name} is not a class of torch.nn: it is in the hierarchy without {opt.torch_module}."
+        for name in model_classes
     )
 
 
@@ -151,7 +152,7 @@ _WRAPPER_PACKAGE = "torch._dynamo"
 """Package of the class that wraps a compiled module."""
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
+def unwrap_compiled(model: nn.Module) -> nn.Module:
     """Return the module inside a ``torch.compile`` wrapper, or ``model`` itself if not wrapped.
 
     ``torch._dynamo`` is not imported here, because importing takes two seconds; without an earlier import no module is
@@ -162,7 +163,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def without_compilation(model: nn.Module) -> Iterator[None]:
+def suspend_compilation(model: nn.Module) -> Iterator[None]:
     """Replace every compiled module inside ``model`` by its uncompiled module inside the block.
 
     In place, undone at the end. Covers ``torch.compile(module)`` and ``module.compile()``.
@@ -172,13 +173,13 @@ def without_compilation(model: nn.Module) -> Iterator[None]:
         (module._modules, name, child)
         for module in model.modules()
         for name, child in module._modules.items()
-        if child is not None and uncompiled(child) is not child
+        if child is not None and unwrap_compiled(child) is not child
     ]
     try:
         for module, _ in calls:
             module._compiled_call_impl = None
         for children, name, child in wrapped:
-            children[name] = uncompiled(child)
+            children[name] = unwrap_compiled(child)
         yield
     finally:
         for children, name, child in wrapped:
@@ -295,7 +296,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
         )
 
 
-def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
+def join_traces(traces: Sequence[CallTrace]) -> CallTrace:
     """Join the traces of several runs of one model, in this order, as if from a single run."""
     joined = traces[0].by_path()
     for trace in traces[1:]:
@@ -312,7 +313,7 @@ def joined_traces(traces: Sequence[CallTrace]) -> CallTrace:
     return CallTrace(list(joined.values()))
 
 
-def with_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> CallTrace:
+def add_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> CallTrace:
     """Add the modules that ran only in a capture; a capture with a symbolic number of rows contains all branches.
 
     Args:

@@ -168,9 +168,9 @@ def _tag_source(match: Match) -> Source:
     return "inherited" if match.way in ("neighbours", "output") else "merged"
 
 
-def _add_missing(metadata: MutableMapping[str, str], others: Mapping[str, str]) -> None:
+def _add_missing(metadata: MutableMapping[str, str], source_metadata: Mapping[str, str]) -> None:
     """Add the missing keys of other tools to a node's metadata, in place."""
-    for key, text in others.items():
+    for key, text in source_metadata.items():
         if is_foreign(key):
             metadata.setdefault(key, text)
 

@@ -41,7 +41,7 @@ _LARGEST_REGION = 32
 
 
 def _find_absorbed_work(
-    matching: _Matching, known: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
+    matching: _Matching, matched_nodes: Mapping[ir.Node, tuple[ir.Node | None, tuple[ir.Node, ...]]]
 ) -> dict[ir.Node, list[ir.Node]]:
     """Return node after the tool → original nodes whose work the node absorbed.
 
@@ -51,16 +51,17 @@ def _find_absorbed_work(
 
     Args:
         matching: Both graphs, and the matches found so far.
-        known: Node after the tool → its surviving original node (or None), and the original producers of its outputs.
+        matched_nodes: Node after the tool → its surviving original node (or None), and the original producers of its
+            outputs.
     """
     absorbed: dict[ir.Node, list[ir.Node]] = {}
     before = {after: original for original, after in matching.claimed.items()}
-    for node, (survivor, makers) in known.items():
-        if survivor is not None and _reads_the_same(node, survivor):
+    for node, (survivor, makers) in matched_nodes.items():
+        if survivor is not None and _has_equal_inputs(node, survivor):
             continue
-        boundary = _values_before(matching, makers, is_same=survivor is not None)
-        read = set(_values_read(matching, node, before))
-        nearer, further = boundary - read, read - boundary
+        boundary = _find_boundary_values(matching, makers, is_same=survivor is not None)
+        read_values = set(_values_read(matching, node, before))
+        nearer, further = boundary - read_values, read_values - boundary
         if not nearer or not further:
             continue
         for name in nearer:
@@ -76,14 +77,14 @@ def _find_absorbed_work(
     return absorbed
 
 
-def _reads_the_same(node: ir.Node, survivor: ir.Node) -> bool:
+def _has_equal_inputs(node: ir.Node, survivor: ir.Node) -> bool:
     return len(node.inputs) == len(survivor.inputs) and all(
         (value.name if value is not None else None) == (before.name if before is not None else None)
         for value, before in zip(node.inputs, survivor.inputs, strict=True)
     )
 
 
-def _values_before(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
+def _find_boundary_values(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
     """Return the names of the values read by original nodes; unless ``is_same``, also by the nodes they replaced."""
     names: set[str] = set()
     pending, visited = list(makers), set(makers)
@@ -134,20 +135,24 @@ def _find_work_between(matching: _Matching, name: str, further: set[str]) -> tup
     ``([], "")`` if no path of single inputs leads to ``further``.
     """
     makers = matching.names.makers
-    way: list[ir.Node] = []
-    while len(way) < _LONGEST and (maker := makers.get(name)) is not None:
-        way.append(maker)
+    path: list[ir.Node] = []
+    while len(path) < _LONGEST and (maker := makers.get(name)) is not None:
+        path.append(maker)
         sources = list(_data_inputs(matching, maker))
         if len(sources) != 1:
             break
         name = sources[0].name or ""
-        work = [node for node in way if node.op_type not in _REORDERINGS]
+        work = [node for node in path if node.op_type not in _REORDERINGS]
         if name in further:
             return work, name
         # An equal computation may have replaced the value.
         gone = makers.get(name)
         if gone is not None and name not in matching.makers:
-            equal = (other for other in further if other in makers and makers[other].op_type == gone.op_type)
+            equal = (
+                value_name
+                for value_name in further
+                if value_name in makers and makers[value_name].op_type == gone.op_type
+            )
             if (source := next(equal, None)) is not None:
                 return work, source
     return [], ""
@@ -304,19 +309,19 @@ class _Matching:
         """New node → name of the original value it provides in another layout, including absorbed operators."""
         provided = dict(self.relaid_values)
         for node in self.relaid_values:
-            absorbed = self._absorbed_readers(node, provided)
+            absorbed = self._find_absorbed_readers(node, provided)
             if absorbed:
                 self.absorbed_readers[node] = absorbed
                 provided[node] = absorbed[-1].outputs[0].name or ""
         return provided
 
-    def _absorbed_readers(self, node: ir.Node, provided: Mapping[ir.Node, str]) -> list[ir.Node]:
+    def _find_absorbed_readers(self, node: ir.Node, provided: Mapping[ir.Node, str]) -> list[ir.Node]:
         """Return the original nodes after the named value of a node that the node also computes.
 
         A convolution in blocked layout may add another input and apply the activation named by an attribute.
         """
         maker = self.names.makers[self.relaid_values[node]]
-        inner = _fused_originals(self, node, maker, self._named_values)
+        inner = _find_fused_originals(self, node, maker, self._named_values)
         operands = {name for value in node.inputs for name in _provided_names(value, provided)}
         operands -= {value.name or "" for original in inner for value in original.inputs if value is not None}
         activations = {
@@ -328,8 +333,8 @@ class _Matching:
             reader = next(iter(uses)).node if len(uses) == 1 else None
             if reader is None or len(reader.outputs) != 1 or not self._is_gone_into(reader, node):
                 break
-            others = {value.name for value in reader.inputs if value is not None} - {maker.outputs[0].name}
-            is_sum = bool(others) and others <= operands
+            side_inputs = {value.name for value in reader.inputs if value is not None} - {maker.outputs[0].name}
+            is_sum = bool(side_inputs) and side_inputs <= operands
             if not (is_sum or reader.op_type in activations):
                 break
             absorbed.append(reader)
@@ -381,10 +386,10 @@ class _Matching:
             unvisited = [maker for maker in makers if maker not in regions and maker not in started]
             pending += unvisited
             if not unvisited:
-                regions[current] = self._joined_region(current, makers)
+                regions[current] = self._join_region(current, makers)
         return regions[node]
 
-    def _joined_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
+    def _join_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
         positions = self.original.positions_among([node])
         owners = self.original.owners_among([node])
         if not makers:
@@ -404,7 +409,7 @@ def _match_survivors(matching: _Matching) -> None:
     """Match the nodes that retain their tag, or their name and operator."""
     original = matching.original
     for node, _ in matching.nodes:
-        survivor = _surviving_original(matching, node)
+        survivor = _find_survivor(matching, node)
         if survivor is not None:
             matching.claimed.setdefault(survivor, node)
         position = original.position_of.get(survivor) if survivor is not None else None
@@ -428,7 +433,7 @@ def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Position
     return positions.add(tag, position.module, namespace, position.foreign) if namespace else position
 
 
-def _surviving_original(matching: _Matching, node: ir.Node) -> ir.Node | None:
+def _find_survivor(matching: _Matching, node: ir.Node) -> ir.Node | None:
     """Return the original node of the same name and operator, unless the values show that it is a different node."""
     original = matching.names.by_name.get(node.name or "")
     if original is None or original.op_type != node.op_type or original.domain != node.domain:
@@ -480,13 +485,13 @@ def _match_by_layout_names(matching: _Matching) -> None:
     """Match nodes named after a value that they produce in another layout."""
     original = matching.original
     for node, value_name in matching.relaid_values.items():
-        fused = _fused_originals(matching, node, matching.names.makers[value_name], matching.present)
+        fused = _find_fused_originals(matching, node, matching.names.makers[value_name], matching.present)
         fused = [*reversed(matching.absorbed_readers.get(node, ())), *fused]
         matching.relaid_makers.update(fused)
         positions = original.positions_among(fused)
         if node in matching.matches or not positions:
             continue
-        upstream = _union_of([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
+        upstream = _unite_regions([matching.replaced_by_maker_of(value) for value in fused[-1].inputs])
         replaced = Replaced(positions, len(fused), owners=original.owners_among(fused))
         position = original.owner(replaced)
         if len(fused) > 1:
@@ -510,7 +515,7 @@ def _provided_names(value: ir.Value | None, provided: Mapping[ir.Node, str]) -> 
         yield maker.inputs[0].name or ""
 
 
-def _fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, present: Container[str]) -> list[ir.Node]:
+def _find_fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, present: Container[str]) -> list[ir.Node]:
     """Return the original nodes from ``maker`` back to the one with the operator of ``node``; else ``maker`` alone.
 
     A convolution that absorbed its activation produces the activation's output and keeps its own operator.
@@ -531,8 +536,8 @@ def _match_by_values(matching: _Matching) -> None:
     for node, _ in matching.nodes:
         if node in matching.matches:
             continue
-        makers = _original_makers(matching, node)
-        region = _union_of([_region_before(matching, maker, node) for maker in makers])
+        makers = _find_original_makers(matching, node)
+        region = _unite_regions([_find_region(matching, maker, node) for maker in makers])
         copied = matching.copied_positions.get(node)
         if copied is not None and not _is_above(original.positions.common(region.positions or {copied}), copied):
             matching.matches[node] = Match("kept", copied)
@@ -545,7 +550,7 @@ def _match_by_values(matching: _Matching) -> None:
             continue
         # New nodes before this node share the replaced region; the makers certainly belong to this node.
         maker_positions = [position for maker in makers if (position := original.position_of.get(maker)) is not None]
-        ends_region = bool(maker_positions) and any(_is_new(matching, feeder) for feeder in _nodes_feeding(node))
+        ends_region = bool(maker_positions) and any(_is_new(matching, feeder) for feeder in _feeding_nodes(node))
         replaced = region
         if ends_region:
             replaced = Replaced(frozenset(maker_positions), len(maker_positions), owners=original.owners_among(makers))
@@ -554,11 +559,11 @@ def _match_by_values(matching: _Matching) -> None:
         matching.matches[node] = Match(way, position, None, replaced, region if region.nodes > 1 else NOTHING)
 
 
-def _is_above(position: Position, other: Position) -> bool:
-    return position.tag != other.tag and address.is_within(other.tag, position.tag)
+def _is_above(position: Position, descendant: Position) -> bool:
+    return position.tag != descendant.tag and address.is_within(descendant.tag, position.tag)
 
 
-def _original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
+def _find_original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
     """Return the original nodes that produced the values this node produces."""
     makers = matching.names.makers
     node_makers = [makers[value.name] for value in node.outputs if value.name in makers]
@@ -572,7 +577,7 @@ def _is_new(matching: _Matching, node: ir.Node) -> bool:
     return any(value is not None and not value.is_initializer() for value in node.inputs)
 
 
-def _region_before(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
+def _find_region(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
     if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
         # The maker still exists, under its name or in another layout; this node only converts its value back.
         return Replaced(matching.original.positions_among([maker]), 1)
@@ -585,8 +590,8 @@ def _match_by_readers(matching: _Matching) -> None:
     for node, _ in reversed(matching.nodes):
         if node in matching.matches:
             continue
-        region = replaced = _needed_by_readers(matching, node)
-        fused_original = _original_in_name(matching.names, node.name or "")
+        region = replaced = _find_needed_region(matching, node)
+        fused_original = _find_original_in_name(matching.names, node.name or "")
         named_position = original.position_of.get(fused_original) if fused_original is not None else None
         if owners := _find_weight_owners(original, node, region):
             replaced = Replaced(owners, max(len(owners), region.nodes), owners=region.owners & owners)
@@ -611,7 +616,7 @@ def _find_weight_owners(original: OriginalModel, node: ir.Node, region: Replaced
     return owners if len({position.tag for position in owners}) == 1 else frozenset()
 
 
-def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
+def _find_needed_region(matching: _Matching, node: ir.Node) -> Replaced:
     """Return the original nodes that produced the inputs of the readers of ``node``."""
     regions = []
     for output in node.outputs:
@@ -626,10 +631,10 @@ def _needed_by_readers(matching: _Matching, node: ir.Node) -> Replaced:
                 # With another number of inputs, their positions do not correspond.
                 if use.idx < len(inputs) == len(use.node.inputs):
                     regions.append(matching.replaced_by_maker_of(inputs[use.idx]))
-    return _union_of(regions)
+    return _unite_regions(regions)
 
 
-def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
+def _find_original_in_name(names: GraphNames, name: str) -> ir.Node | None:
     """Return the original node with the longest prefix of ``name`` as its name: ``<original>/MatMulAddFusion``."""
     name = name.removeprefix(_FUSED_PREFIX)
     if name in names.by_name:
@@ -644,13 +649,15 @@ def _original_in_name(names: GraphNames, name: str) -> ir.Node | None:
 def _add_absorbed_work(matching: _Matching) -> None:
     """Add the modules of absorbed nodes to the matches of the nodes that absorbed them."""
     matches, original = matching.matches, matching.original
-    known = {
+    matched_nodes = {
         node: (match.survivor, makers)
         for node, match in matches.items()
         if match.way != "kept"
-        and (makers := (match.survivor,) if match.survivor is not None else tuple(_original_makers(matching, node)))
+        and (
+            makers := (match.survivor,) if match.survivor is not None else tuple(_find_original_makers(matching, node))
+        )
     }
-    for node, work in _find_absorbed_work(matching, known).items():
+    for node, work in _find_absorbed_work(matching, matched_nodes).items():
         match = matches.get(node)
         if match is None:
             continue
@@ -676,13 +683,18 @@ def _match_by_neighbours(matching: _Matching, outside: Callable[[], Position]) -
             if maker in matches:
                 matches[node] = Match("neighbours", matches[maker].position)
     for node, _ in reversed(matching.nodes):
-        if node not in matches and len(tags_of(positions := _matched_positions(matching, _nodes_reading(node)))) == 1:
+        if node not in matches and len(tags_of(positions := _matched_positions(matching, _reader_nodes(node)))) == 1:
             matches[node] = Match("neighbours", matching.original.positions.common(positions))
     for node, enclosing in matching.nodes:
         if node in matches:
             continue
-        fed, reading = (_matched_positions(matching, side) for side in (_nodes_feeding(node), _nodes_reading(node)))
-        shared = next((positions for positions in (fed, reading) if len(tags_of(positions)) == 1), reading or fed)
+        feeding_positions, reading_positions = (
+            _matched_positions(matching, neighbours) for neighbours in (_feeding_nodes(node), _reader_nodes(node))
+        )
+        shared = next(
+            (positions for positions in (feeding_positions, reading_positions) if len(tags_of(positions)) == 1),
+            reading_positions or feeding_positions,
+        )
         if shared:
             matches[node] = Match("neighbours", matching.original.positions.common(shared))
         elif enclosing is not None and enclosing in matches:
@@ -695,19 +707,19 @@ def _matched_positions(matching: _Matching, nodes: Iterable[ir.Node]) -> set[Pos
     return {match.position for node in nodes if (match := matching.matches.get(node)) is not None}
 
 
-def _nodes_reading(node: ir.Node) -> Iterator[ir.Node]:
+def _reader_nodes(node: ir.Node) -> Iterator[ir.Node]:
     for output in node.outputs:
         for use in output.uses():
             yield use.node
 
 
-def _nodes_feeding(node: ir.Node) -> Iterator[ir.Node]:
+def _feeding_nodes(node: ir.Node) -> Iterator[ir.Node]:
     for value in node.inputs:
         if value is not None and (maker := value.producer()) is not None:
             yield maker
 
 
-def _union_of(regions: list[Replaced]) -> Replaced:
+def _unite_regions(regions: list[Replaced]) -> Replaced:
     if len(regions) < 2:
         return regions[0] if regions else NOTHING
     distinct = list({id(region): region for region in regions}.values())

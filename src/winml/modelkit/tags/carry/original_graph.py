@@ -127,7 +127,7 @@ class Positions:
                 self._namespaces.setdefault(path, scope)
         return position
 
-    def of_tag(self, tag: str) -> Position:
+    def find_by_tag(self, tag: str) -> Position:
         """Return the position of the module of a tag, or of its nearest known ancestor."""
         while tag and tag not in self._modules:
             tag = address.format_tag(address.parse_tag(tag)[:-1])
@@ -141,15 +141,15 @@ class Positions:
         """Return the position that contains all others, as far as the file records them."""
         for tag, module in self._modules.items():
             if module == "" and address.depth(tag) == 1:
-                return self.of_tag(tag)
+                return self.find_by_tag(tag)
         shared = address.common_ancestor(self._modules)
         if shared:
             self._modules.setdefault(shared, "")
-            return self.of_tag(shared)
+            return self.find_by_tag(shared)
         # Several roots: a file composed of several models. The first root is used for all.
         first_root = address.format_tag(address.parse_tag(next(iter(self._modules)))[:1])
         self._modules.setdefault(first_root, "")
-        return self.of_tag(first_root)
+        return self.find_by_tag(first_root)
 
     def common(self, positions: Iterable[Position]) -> Position:
         """Return the deepest position that contains all of ``positions``; a single one is returned unchanged."""
@@ -157,14 +157,14 @@ class Positions:
         if len(distinct) == 1:
             return distinct.pop()
         tags = {position.tag for position in distinct}
-        position = self.of_tag(tags.pop() if len(tags) == 1 else address.common_ancestor(tags))
-        return self.with_foreign(position if position.tag else self.root(), distinct)
+        position = self.find_by_tag(tags.pop() if len(tags) == 1 else address.common_ancestor(tags))
+        return self.merge_foreign(position if position.tag else self.root(), distinct)
 
-    def with_foreign(self, position: Position, others: Iterable[Position]) -> Position:
+    def merge_foreign(self, position: Position, sources: Iterable[Position]) -> Position:
         """Return a position with the foreign metadata of several; different values of a key are joined by ``;``."""
         values: dict[str, dict[str, None]] = {}
-        for other in sorted(others, key=lambda other: other.index):
-            for key, text in other.foreign:
+        for source in sorted(sources, key=lambda source: source.index):
+            for key, text in source.foreign:
                 values.setdefault(key, {}).update(dict.fromkeys(text.split(_JOINT)))
         foreign = tuple((key, _JOINT.join(list(texts)[:MOST_POSITIONS])) for key, texts in sorted(values.items()))
         return (
@@ -239,15 +239,15 @@ class OriginalModel:
         self.dialects: dict[str, Pairs] = {}
         """For a model without tags: temporary tag of a module → keys of other exporters that name the module."""
         self._has_metadata = any(node.metadata_props for node in nodes)
-        self.main = self._read_names(original.graph)
-        self.functions = {name: self._read_names(function) for name, function in original.functions.items()}
+        self.main = self._index_names(original.graph)
+        self.functions = {name: self._index_names(function) for name, function in original.functions.items()}
         self.initializers = original.graph.initializers
         self.regions: dict[ir.Node, Replaced] = {}
         """Node → the original nodes replaced by a node with the same outputs; filled on demand."""
         self._model = original
         self._readers: dict[str, frozenset[Position]] = {}
 
-    def _read_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
+    def _index_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
         names = GraphNames()
         by_name, makers, positions = names.by_name, names.makers, self.positions
         ambiguous: set[str] = set()
@@ -286,7 +286,7 @@ class OriginalModel:
         """Return the position of a node that replaced several: of the products if they share one tag, else of all."""
         if len(tags_of(replaced.owners)) != 1:
             return self.positions.common(replaced.positions)
-        return self.positions.with_foreign(self.positions.common(replaced.owners), replaced.positions)
+        return self.positions.merge_foreign(self.positions.common(replaced.owners), replaced.positions)
 
     def owners_among(self, nodes: Iterable[ir.Node]) -> frozenset[Position]:
         """Return the positions of the products among original nodes."""
