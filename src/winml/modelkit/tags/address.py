@@ -82,7 +82,8 @@ def depth(tag: str) -> int:
 
 
 def sort_key(tag: str) -> tuple[int, list[tuple[str, int]]]:
-    """Return a key that sorts parents before their children, and siblings by name and number.
+    """Return a key that sorts parents before their children, and siblings by name and number, so ``Layer.10`` follows
+    ``Layer.9``.
 
     >>> sort_key("/Layer.10") > sort_key("/Layer.9")
     True
@@ -100,7 +101,7 @@ def is_within(tag: str, ancestor: str) -> bool:
 
 
 def nearest_ancestor(tag: str, tags: Collection[str]) -> str:
-    """Return the nearest ancestor of a tag that is in ``tags``; ``""`` if none is.
+    """Return the nearest ancestor of a tag among ``tags``; ``""`` if no ancestor is there.
 
     >>> nearest_ancestor("/M/Layer.0/Attention", {"/M", "/M/Layer.0/Attention"})
     '/M'
@@ -112,7 +113,7 @@ def nearest_ancestor(tag: str, tags: Collection[str]) -> str:
 
 
 def common_ancestor(tags: Iterable[str]) -> str:
-    """Return the deepest tag that contains all of ``tags``; ``""`` if there is none.
+    """Return the deepest common ancestor of ``tags``, or the tag itself if all are equal; ``""`` without an ancestor.
 
     >>> common_ancestor(["/M/Layer.0/Attention", "/M/Layer.0/Output", "/M/Layer.0"])
     '/M/Layer.0'
@@ -121,7 +122,7 @@ def common_ancestor(tags: Iterable[str]) -> str:
 
 
 def common_start(paths: Iterable[Sequence[_T]]) -> list[_T]:
-    """Return the longest sequence that all paths start with; ``[]`` without paths."""
+    """Return the longest common start of all paths; ``[]`` without paths."""
     levels = takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
     return [level[0] for level in levels]
 
@@ -130,7 +131,8 @@ def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
     """Name the modules under one parent tag so that no two share a segment.
 
     A segment is the class name, with ``.INDEX`` when the module's own name is a number. If siblings share this segment,
-    the shortest suffix of the module path that separates them replaces the index.
+    the shortest distinct suffix of the module path replaces the index.
+
 
     Args:
         siblings: ``(module path, class name)`` of each module; paths are distinct.
@@ -181,12 +183,17 @@ def assign_tags(
 
 
 def _plain_segment(path: str, class_name: str) -> str:
+    """Return the segment of a module without siblings: the class name, with ``.INDEX`` for a numbered module."""
     own_name = path.rpartition(".")[2]
     return f"{_escape_name(class_name)}.{own_name}" if own_name.isdecimal() else _escape_name(class_name)
 
 
 def _separating_suffixes(paths: list[str]) -> list[str]:
-    """Return the last k parts of each path, for the smallest k that makes them differ; k is 0 for a single path."""
+    """Return the last k parts of each path, for the smallest k with distinct results; k is 0 for a single path.
+
+    Raises:
+        ValueError: two paths are equal.
+    """
     if len(paths) == 1:
         return [""]
     split_paths = [path.split(".") for path in paths]
@@ -198,6 +205,7 @@ def _separating_suffixes(paths: list[str]) -> list[str]:
 
 
 def _escape_name(name: str) -> str:
+    """Escape the separator in a name, so that a tag splits into its segments."""
     # A ModuleDict key or the name of a class created at run time may contain the separator. The tag must still split
     # into its segments, and different names must stay different.
     return name.replace("%", "%25").replace(SEPARATOR, "%2F")

@@ -1,7 +1,6 @@
 """Selection of modules by a glob over tags, module paths or class names.
 
-Works on any objects with these three attributes. Does not decide how a command handles the selected modules or the
-modules inside them.
+Works on any objects with the three attributes. Commands decide how to handle selected modules and their submodules.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class RecordedModule(ModuleAddress):
 
 
 def recorded_modules(metadata: Mapping[str, str]) -> list[RecordedModule] | None:
-    """Return the module tree of a file, ``[]`` if it has none, or None if the tree is damaged."""
+    """Return the module tree of a file; ``[]`` without a tree, `None` for a damaged tree."""
     try:
         modules = [
             RecordedModule(str(entry.get("path", "")), entry["tag"], str(entry.get("class", "")), entry.get("calls"))
@@ -118,7 +117,7 @@ _SELECTOR_HINT = (
 
 
 def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str] = ()) -> list[_AddressT]:
-    """Return the modules that a selector matches, in the order of ``modules``.
+    """Return the modules matched by a selector, in the order of ``modules``.
 
     Args:
         modules: A module tree, or any records with path, tag and class name.
@@ -154,7 +153,7 @@ def select(modules: Iterable[_AddressT], selector: str, node_names: Iterable[str
 
 
 def _is_in_names(glob: Selector, node_names: Iterable[str]) -> bool:
-    """Return True if a selector matches a module path that names of nodes contain."""
+    """Return True if a selector matches a module path in the names of nodes."""
     scopes = {tuple(name.split("/")[1:-1]) for name in node_names if name.startswith("/")}
     paths = {PATH_SEPARATOR.join(scope[:depth]) for scope in scopes for depth in range(1, len(scope) + 1)}
     return any(glob.matches(ModuleAddress(path, "", "")) for path in paths)
@@ -171,7 +170,7 @@ def nearest_paths(selector: str, modules: Iterable[ModuleAddress]) -> list[str]:
 
 
 def escape(text: str) -> str:
-    """Return the selector that matches exactly this text.
+    """Return a selector for exactly the text.
 
     >>> escape("Block[0]")
     'Block[[]0]'
@@ -206,6 +205,7 @@ def _glob_pattern(pattern: str, separator: str) -> re.Pattern[str]:
 
 
 def _part_expression(part: str, edge: str) -> str:
+    """Return the regular expression of one part of a glob; ``edge`` is the escaped separator, or empty."""
     within = f"[^{edge}]" if edge else "."
     expression = ""
     for token in _TOKEN.finditer(part):
@@ -221,6 +221,7 @@ def _part_expression(part: str, edge: str) -> str:
 
 
 def _set_expression(characters: str, *, negated: bool) -> str:
+    """Return the regular expression of a character set; a backward range matches no character."""
     members = [
         f"{re.escape(first_character)}-{re.escape(last_character)}" if last_character else re.escape(first_character)
         for first_character, last_character in re.findall(r"(.)(?:-(.))?", characters, re.DOTALL)
@@ -233,7 +234,7 @@ def _set_expression(characters: str, *, negated: bool) -> str:
 
 
 def _list_classes(selector: str, modules: Sequence[ModuleAddress]) -> str:
-    """Return a sentence that lists the model's classes, most similar to the selector first; ``""`` if unknown."""
+    """List the model's classes in a sentence, most similar to the selector first; ``""`` without known classes."""
     classes = list(dict.fromkeys(module.class_name for module in modules if module.class_name))
     last = re.split(r"[/.]", selector)[-1].lower()
     classes.sort(key=lambda name: -difflib.SequenceMatcher(None, last, name.lower()).ratio())

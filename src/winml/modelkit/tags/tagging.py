@@ -57,7 +57,7 @@ def write_tag(node: HasMetadata, tag: NodeTag) -> None:
 
 
 def read_tag(node: HasMetadata) -> NodeTag | None:
-    """Return the tag of a node, or None if it has none.
+    """Return the tag of a node; `None` without a tag.
 
     Raises:
         ValueError: the source is not in SOURCES.
@@ -89,7 +89,7 @@ def listed_modules(node: HasMetadata) -> list[str]:
 
 
 def drop_damaged_tags(nodes: Iterable[HasMetadata]) -> int:
-    """Remove damaged tags from nodes of a file, in place: they identify no module.
+    """Remove damaged tags, which identify no module, from nodes of a file, in place.
 
     Returns:
         The number of nodes whose tag was removed.
@@ -178,7 +178,7 @@ def node_graphs(node: ir.Node) -> Iterator[ir.Graph]:
 
 
 def operator_name(node: ir.Node) -> str:
-    """Return the operator of a node, with its domain unless that is the ONNX domain."""
+    """Return the operator of a node, with its domain unless it is the ONNX domain."""
     return f"{node.domain}:{node.op_type}" if node.domain else node.op_type
 
 
@@ -213,10 +213,10 @@ _FUSED_PREFIX = re.compile(r"^fused (?=/)")
 
 
 def name_scope(name: str, op_type: str) -> tuple[str, ...]:
-    """Return the segments of a node's name that name modules, outermost first; ``()`` if the name is no path.
+    """Return the module segments of a node's name, outermost first; ``()`` if the name is no path.
 
-    Exporters name a node after its scope and operator. A segment that names an operator identifies a node; later
-    segments were added by a tool that fuses nodes.
+    Exporters name a node after its scope and operator. An operator as segment identifies a node; later segments were
+    added by a fusing tool.
 
     Args:
         name: The node's name.

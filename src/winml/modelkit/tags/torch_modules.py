@@ -29,12 +29,12 @@ _DISPLAYED_CLASSES = 8
 
 
 def comes_with_torch(package: str) -> bool:
-    """Return True if a class of this Python module comes with ``torch.nn``."""
+    """Return True if a Python module belongs to ``torch.nn``."""
     return f"{package}.".startswith("torch.nn.")
 
 
 def comes_with_transformers(package: str) -> bool:
-    """Return True if a class of this Python module comes with transformers, or with a checkpoint's remote code."""
+    """Return True if a Python module belongs to transformers, or to a checkpoint's remote code."""
     return f"{package}.".startswith(("transformers.", "transformers_modules."))
 
 
@@ -82,6 +82,7 @@ def hierarchy_paths(modules: Iterable[TracedModule], torch_modules: TorchModules
 
 
 def _selection_predicate(called: Sequence[TracedModule], torch_modules: TorchModules) -> Callable[[TracedModule], bool]:
+    """Return the predicate of a selection, for modules of ``torch.nn``."""
     if torch_modules in ("none", "all"):
         return lambda _module: torch_modules == "all"
     if torch_modules != "auto":
@@ -110,7 +111,7 @@ def _wrapped_modules(by_path: Mapping[str, TracedModule]) -> set[str]:
 
 
 def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModules) -> tuple[str, ...]:
-    """Return notes on the classes that ``auto`` selected, and on listed classes that are not of ``torch.nn``.
+    """Return notes on the classes selected by ``auto``, and on listed classes outside ``torch.nn``.
 
     Raises:
         UsageError: a listed class did not run.
@@ -136,6 +137,11 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
 
 
 def _refuse_unknown_classes(called: Sequence[TracedModule], names: Iterable[str]) -> None:
+    """Refuse a class name without an executed module.
+
+    Raises:
+        UsageError: the hint lists the classes of ``torch.nn`` that ran.
+    """
     present = {module.class_name for module in called}
     torch_classes = sorted({module.class_name for module in called if module.is_torch_nn})
     for name in sorted(set(names) - present):
@@ -252,6 +258,8 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
     modules = sum(1 for _ in model.modules())
 
     def watch(path: str, module: nn.Module) -> Iterator[Any]:
+        """Attach hooks to a module, and yield their handles."""
+
         def enter(_module: object, _args: Any) -> None:
             stacks.setdefault(path, tuple(running))
             count_progress(len(stacks), modules, f"module {len(stacks)} of {modules}")
@@ -297,7 +305,7 @@ def record_calls(model: nn.Module) -> Iterator[CallTrace]:
 
 
 def join_traces(traces: Sequence[CallTrace]) -> CallTrace:
-    """Join the traces of several runs of one model, in this order, as if from a single run."""
+    """Join the traces of several runs of a model in order, as if from a single run."""
     joined = traces[0].by_path()
     for trace in traces[1:]:
         earlier_count = sum(module.execution_order is not None for module in joined.values())
@@ -314,7 +322,8 @@ def join_traces(traces: Sequence[CallTrace]) -> CallTrace:
 
 
 def add_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> CallTrace:
-    """Add the modules that ran only in a capture; a capture with a symbolic number of rows contains all branches.
+    """Return a trace with further modules from a capture; a capture with a symbolic number of rows contains all
+    branches.
 
     Args:
         trace: A run of the model.
@@ -334,7 +343,7 @@ def add_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> C
 
 
 def module_of_error(error: BaseException, model: nn.Module) -> str | None:
-    """Return the path of the innermost module in whose method ``error`` was raised; None if it was raised elsewhere."""
+    """Return the path of the innermost module with a method in the traceback of an error; `None` without such a module."""
     paths = {id(module): path for path, module in model.named_modules()}
     innermost_path = None
     traceback = error.__traceback__

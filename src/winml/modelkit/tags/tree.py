@@ -1,7 +1,7 @@
 """Construction of the module hierarchy from a recorded forward pass, and assignment of tags.
 
-A hierarchy module is an executed module that is not of a plain ``torch.nn`` class, or that ``torch_modules`` selects;
-the root is always included. Pure records: no torch, no graph.
+A hierarchy module is an executed module of no plain ``torch.nn`` class, or selected by ``torch_modules``; the root is
+always included. Pure records: no torch, no graph.
 """
 
 from __future__ import annotations
@@ -72,22 +72,22 @@ class ModuleTree:
 
     @property
     def root(self) -> ModuleNode:
-        """The root module, which contains all others."""
+        """The root module."""
         return self._by_path[""]
 
     def get(self, path: str) -> ModuleNode | None:
-        """Return the hierarchy module at a path, or None if there is none."""
+        """Return the hierarchy module at a path; `None` without such a module."""
         return self._by_path.get(path)
 
     def children(self, path: str) -> list[ModuleNode]:
-        """Return the hierarchy modules that ran directly inside the one at ``path``, in execution order."""
+        """Return the hierarchy modules called directly by the module at ``path``, in execution order."""
         return self._children.get(path, [])
 
     def scope(self, path: str) -> str:
         """Return the prefix of the names of nodes in the module at ``path``.
 
-        A slash precedes every module that was called. Containers that are never called stay joined by a dot, as torch
-        writes it: ``encoder.layer.0.attention`` → ``/encoder/layer.0/attention``.
+        A slash precedes every called module. Containers without calls stay joined by a dot, as torch writes:
+        ``encoder.layer.0.attention`` → ``/encoder/layer.0/attention``.
         """
         scope, pending = "", ""
         path_segments = path.split(".") if path else []
@@ -98,7 +98,7 @@ class ModuleTree:
         return scope
 
     def class_name(self, path: str) -> str:
-        """Return the class of a module that ran, hierarchy module or not."""
+        """Return the class of an executed module, in the hierarchy or not."""
         return self._called[path]
 
     def as_record(self) -> list[dict[str, object]]:
@@ -172,24 +172,26 @@ def build_tree(
 
 
 def _called_modules(trace: CallTrace) -> list[TracedModule]:
-    """Return the modules that ran, by first call."""
+    """Return the executed modules, sorted by first call."""
     called = (module for module in trace.modules if module.execution_order is not None)
     return sorted(called, key=lambda module: module.execution_order or 0)
 
 
 def _calling_modules(executed: list[TracedModule]) -> dict[str, str | None]:
-    """Return module path → nearest module on the stack of its first call that is in ``executed``."""
+    """Return path of an executed module → nearest executed module on the stack of its first call; root → `None`."""
     chosen = {module.path for module in executed}
     return {module.path: next((up for up in reversed(module.stack) if up in chosen), None) for module in executed}
 
 
 def _nearest_prefix(path: str, chosen: set[str]) -> str:
+    """Return a path, or its longest prefix, in ``chosen``, which contains the root."""
     while path not in chosen:
         path = path.rpartition(".")[0]
     return path
 
 
 def _count_parameters(modules: Iterable[TracedModule], path: str, *, only_trainable: bool = False) -> int:
+    """Return the number of parameter elements in a module and its descendants."""
     prefix = f"{path}." if path else ""
     return sum(
         math.prod(shape)

@@ -1,8 +1,8 @@
 """Transfer of module tags to the graph written by a tool that drops node metadata.
 
 Compares the original graph with the graph the tool wrote and tags every node of the latter, in place. A node that
-replaced nodes of several modules gets the module of the product among them, else the deepest module that contains
-all of them. Depends on no particular tool; ``matching`` decides the original nodes of each node. Why several anchors
+replaced nodes of several modules gets the module of the product among them, else the deepest common
+module. Depends on no particular tool; ``matching`` decides the original nodes of each node. Why several anchors
 are used: docs/decisions/0007-carry-by-anchors.md.
 """
 
@@ -45,8 +45,8 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
     """Tag every node of ``carried_model`` in place, including subgraphs and functions.
 
     Metadata of other tools is transferred by the same rule: a surviving node keeps its metadata, a node that replaced
-    several gets their values, joined by ``;`` if they differ. ``original_model`` is not changed. If ``original_model``
-    has no tags, none are written.
+    several nodes gets all values, joined by ``;`` if different. ``original_model`` is not changed. If
+    ``original_model`` has no tags, no tag is written.
 
     Args:
         original_model: The model before the tool.
@@ -79,13 +79,14 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
 
 
 def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
+    """Return True if a match proves that both graphs are the same model; ``inside`` holds inner values of the original."""
     if match.way == "replaced":
         return any(value.name in inside and not value.is_graph_output() for value in node.outputs)
     return match.way not in ("neighbours", "root")
 
 
 def _match_model(carried_model: ir.Model, original: OriginalModel) -> dict[ir.Node, Match]:
-    """Match the main graph, then the functions, each after its callers."""
+    """Match the main graph, then the functions, each after its callers; return node → match."""
     root = cache(original.positions.root)
     matches = match_nodes(carried_model.graph, original.main, original, root)
     callers: dict[ir.OperatorIdentifier, list[ir.Node]] = defaultdict(list)
@@ -156,11 +157,12 @@ def _tag_metadata(position: Position, source: Source) -> Mapping[str, str]:
 
 @lru_cache
 def _owned_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of a node that belong to a tag. Cached: few distinct sets of keys occur."""
+    """Return the keys that belong to a tag, without keys of other tools. Cached: few distinct sets of keys occur."""
     return tuple(key for key in keys if not is_foreign(key))
 
 
 def _tag_source(match: Match) -> Source:
+    """Return the source to record with the tag of a matched node."""
     if match.way == "root":
         return "root"
     if match.way == "output" and (only := match.replaced.only) is not None and (tag := read_tag(only)) is not None:
@@ -169,7 +171,7 @@ def _tag_source(match: Match) -> Source:
 
 
 def _add_missing(metadata: MutableMapping[str, str], source_metadata: Mapping[str, str]) -> None:
-    """Add the missing keys of other tools to a node's metadata, in place."""
+    """Copy missing keys of other tools to a node's metadata, in place."""
     for key, text in source_metadata.items():
         if is_foreign(key):
             metadata.setdefault(key, text)
@@ -188,6 +190,7 @@ def _realign_tag(node: ir.Node, position: Position) -> None:
 
 
 def _write_namespace(node: ir.Node, position: Position) -> None:
+    """Set the namespace of a node; remove it if the position has none. In place."""
     if position.namespace:
         node.metadata_props[NAMESPACE_KEY] = position.namespace
     else:

@@ -45,8 +45,9 @@ def _find_absorbed_work(
 ) -> dict[ir.Node, list[ir.Node]]:
     """Return node after the tool → original nodes whose work the node absorbed.
 
-    A tool may fold a product with constants into the weights of a layer before or after it. The layer, or its reader,
-    then reads an earlier original value. The nodes in between now belong to the layer. If no weights changed, the
+    A tool may fold a product with constants into the weights of a layer before or after it. The layer, or a reader of
+    the layer, then reads an earlier original value. The nodes in between now belong to the layer. If no weights
+    changed, the
     removed nodes were no-ops.
 
     Args:
@@ -78,6 +79,7 @@ def _find_absorbed_work(
 
 
 def _has_equal_inputs(node: ir.Node, survivor: ir.Node) -> bool:
+    """Return True if both nodes read values of equal names."""
     return len(node.inputs) == len(survivor.inputs) and all(
         (value.name if value is not None else None) == (before.name if before is not None else None)
         for value, before in zip(node.inputs, survivor.inputs, strict=True)
@@ -85,7 +87,7 @@ def _has_equal_inputs(node: ir.Node, survivor: ir.Node) -> bool:
 
 
 def _find_boundary_values(matching: _Matching, makers: Iterable[ir.Node], *, is_same: bool) -> set[str]:
-    """Return the names of the values read by original nodes; unless ``is_same``, also by the nodes they replaced."""
+    """Return the names of the values read by original nodes; unless ``is_same``, gone producers are searched, too."""
     names: set[str] = set()
     pending, visited = list(makers), set(makers)
     while pending and len(visited) <= _LARGEST_REGION:
@@ -225,7 +227,7 @@ _SEPARATORS = re.compile(r"[/_:.]")
 
 
 class Match(NamedTuple):
-    """Match of one node. A tuple for speed: one is created for every node."""
+    """Match of a node. A tuple for speed: every node gets a match."""
 
     way: Way
     position: Position
@@ -278,12 +280,12 @@ class _Matching:
 
     @cached_property
     def makers(self) -> dict[str, ir.Node]:
-        """Value name → the node that produces it after the tool."""
+        """Value name → producer after the tool."""
         return {value.name: node for node, _ in self.nodes for value in node.outputs if value.name}
 
     @cached_property
     def relaid_values(self) -> dict[ir.Node, str]:
-        """New node → name of the original value it produces in another layout."""
+        """New node → name of the original value produced in another layout."""
         relaid_values = {}
         for node, _ in self.nodes:
             name = node.name or ""
@@ -301,12 +303,15 @@ class _Matching:
 
     @cached_property
     def _named_values(self) -> set[str]:
+        """Names of inputs and produced values after the tool, and of values in another layout without absorbed
+        operators.
+        """
         names = {value.name for value in self.graph.inputs if value.name} | self.makers.keys()
         return names | set(self.relaid_values.values())
 
     @cached_property
     def provided_values(self) -> dict[ir.Node, str]:
-        """New node → name of the original value it provides in another layout, including absorbed operators."""
+        """New node → name of the original value provided in another layout, including absorbed operators."""
         provided = dict(self.relaid_values)
         for node in self.relaid_values:
             absorbed = self._find_absorbed_readers(node, provided)
@@ -362,15 +367,16 @@ class _Matching:
         return None if maker is None or maker in self.claimed or maker in self.original.static else maker
 
     def replaced_by_maker_of(self, value: ir.Value | None) -> Replaced:
-        """Return the original nodes behind a value that no longer exists; ``NOTHING`` if it exists."""
+        """Return the original nodes replaced up to a gone value; ``NOTHING`` for an existing value."""
         maker = self.gone_maker(value)
         return self.replaced_by(maker) if maker is not None else NOTHING
 
     def replaced_by(self, node: ir.Node) -> Replaced:
         """Return the original nodes replaced by a node that produces the outputs of ``node``.
 
-        These are ``node`` and all nodes that produced values it needed and that no longer exist. The walk stops at
-        values and nodes that still exist, and at nodes that depend on no model input: a tool may precompute constants
+        The result contains ``node`` and all gone producers of needed values. The walk stops at existing values and
+        nodes,
+        and at nodes independent of model inputs: a tool may precompute constants
         and shapes, so they do not indicate a module.
         """
         regions = self.original.regions
@@ -390,6 +396,7 @@ class _Matching:
         return regions[node]
 
     def _join_region(self, node: ir.Node, makers: list[ir.Node]) -> Replaced:
+        """Return the region of a node joined with the finished regions of its gone producers."""
         positions = self.original.positions_among([node])
         owners = self.original.owners_among([node])
         if not makers:
@@ -427,6 +434,7 @@ def _match_survivors(matching: _Matching) -> None:
 
 
 def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Position:
+    """Return the position named by the tag of a node after the tool, with the node's namespace."""
     positions = matching.original.positions
     position = positions.of_tag(tag)
     namespace = node.metadata_props.get(NAMESPACE_KEY)
@@ -434,7 +442,7 @@ def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Position
 
 
 def _find_survivor(matching: _Matching, node: ir.Node) -> ir.Node | None:
-    """Return the original node of the same name and operator, unless the values show that it is a different node."""
+    """Return the original node of the same name and operator; `None` if the values prove a different node."""
     original = matching.names.by_name.get(node.name or "")
     if original is None or original.op_type != node.op_type or original.domain != node.domain:
         return None
@@ -462,7 +470,7 @@ def _find_survivor(matching: _Matching, node: ir.Node) -> ir.Node | None:
 
 
 def _is_reordered(original: ir.Node, maker: ir.Node, node: ir.Node) -> bool:
-    """Return True if ``node`` produces another node's value only because a reordering of its own value was removed."""
+    """Return True if ``node`` produces the value of ``maker`` only since a removed reordering lay in between."""
     if node.op_type in _REORDERINGS:
         return False
     while maker is not original:
@@ -482,7 +490,7 @@ def _is_enclosed_by(names: GraphNames, node: ir.Node, outer: ir.Node) -> bool:
 
 
 def _match_by_layout_names(matching: _Matching) -> None:
-    """Match nodes named after a value that they produce in another layout."""
+    """Match nodes named after a value produced in another layout."""
     original = matching.original
     for node, value_name in matching.relaid_values.items():
         fused = _find_fused_originals(matching, node, matching.names.makers[value_name], matching.present)
@@ -531,7 +539,7 @@ def _find_fused_originals(matching: _Matching, node: ir.Node, maker: ir.Node, pr
 
 
 def _match_by_values(matching: _Matching) -> None:
-    """Match nodes that produce a value of the original with the original nodes that produced it."""
+    """Match nodes that produce an original value with the original producers."""
     original = matching.original
     for node, _ in matching.nodes:
         if node in matching.matches:
@@ -560,11 +568,12 @@ def _match_by_values(matching: _Matching) -> None:
 
 
 def _is_above(position: Position, descendant: Position) -> bool:
+    """Return True if a position contains another one with a different tag."""
     return position.tag != descendant.tag and address.is_within(descendant.tag, position.tag)
 
 
 def _find_original_makers(matching: _Matching, node: ir.Node) -> list[ir.Node]:
-    """Return the original nodes that produced the values this node produces."""
+    """Return the original producers of the values produced by a node."""
     makers = matching.names.makers
     node_makers = [makers[value.name] for value in node.outputs if value.name in makers]
     return node_makers if len(node_makers) < 2 else list(dict.fromkeys(node_makers))
@@ -578,6 +587,9 @@ def _is_new(matching: _Matching, node: ir.Node) -> bool:
 
 
 def _find_region(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced:
+    """Return the original nodes replaced by the producer ``node`` of an original value; ``maker`` produced the value
+    before.
+    """
     if matching.claimed.get(maker, node) is not node or maker in matching.relaid_makers:
         # The maker still exists, under its name or in another layout; this node only converts its value back.
         return Replaced(matching.original.positions_among([maker]), 1)
@@ -585,7 +597,7 @@ def _find_region(matching: _Matching, maker: ir.Node, node: ir.Node) -> Replaced
 
 
 def _match_by_readers(matching: _Matching) -> None:
-    """Match nodes with new values by their names, by the weights they read, and by the inputs of their readers."""
+    """Match nodes with new values by name, by weights, and by the inputs of readers."""
     original = matching.original
     for node, _ in reversed(matching.nodes):
         if node in matching.matches:
@@ -647,7 +659,7 @@ def _find_original_in_name(names: GraphNames, name: str) -> ir.Node | None:
 
 
 def _add_absorbed_work(matching: _Matching) -> None:
-    """Add the modules of absorbed nodes to the matches of the nodes that absorbed them."""
+    """Add the modules of absorbed nodes to the matches of the absorbing nodes."""
     matches, original = matching.matches, matching.original
     matched_nodes = {
         node: (match.survivor, makers)
@@ -672,7 +684,7 @@ def _add_absorbed_work(matching: _Matching) -> None:
 
 
 def _match_by_neighbours(matching: _Matching, outside: Callable[[], Position]) -> None:
-    """Assign new nodes the position of the nodes that read them, or else of the nodes before them.
+    """Assign new nodes the common position of their readers, else of their producers, else of the whole graph.
 
     (De)QuantizeLinear gets the position of its input's producer, regardless of its readers.
     """
@@ -708,18 +720,21 @@ def _matched_positions(matching: _Matching, nodes: Iterable[ir.Node]) -> set[Pos
 
 
 def _reader_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the readers of a node's outputs."""
     for output in node.outputs:
         for use in output.uses():
             yield use.node
 
 
 def _feeding_nodes(node: ir.Node) -> Iterator[ir.Node]:
+    """Yield the producers of a node's inputs."""
     for value in node.inputs:
         if value is not None and (maker := value.producer()) is not None:
             yield maker
 
 
 def _unite_regions(regions: list[Replaced]) -> Replaced:
+    """Join several regions into one."""
     if len(regions) < 2:
         return regions[0] if regions else NOTHING
     distinct = list({id(region): region for region in regions}.values())

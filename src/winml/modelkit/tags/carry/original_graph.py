@@ -68,7 +68,7 @@ class Position:
 
 
 def is_foreign(key: str) -> bool:
-    """Return True for a metadata key of a node that neither winml nor torch writes."""
+    """Return True for a metadata key written neither by winml nor by torch."""
     return key != NAMESPACE_KEY and not key.startswith((OUR_PREFIX, TORCH_PREFIX))
 
 
@@ -81,14 +81,14 @@ _LEVEL_KEYS = (SCOPES_KEY, BUILDER_SCOPES_KEY, NAMESPACE_KEY)
 
 
 def _parse_levels(key: str, text: str) -> list[str]:
-    """Return the modules that a key names, outermost first; torch names the node itself last."""
+    """Return the modules named by a key, outermost first, without the node itself, which torch names last."""
     if key == NAMESPACE_KEY:
         return text.split(address.SEPARATOR)
     return listed_names(text)[:-1] if key == SCOPES_KEY else listed_names(text)
 
 
 def walk(graph: ir.Graph | ir.Function) -> Iterator[tuple[ir.Node, ir.Node | None]]:
-    """Yield every node in order, with the node that owns its subgraph (None in the main graph)."""
+    """Yield every node in order, with the owner of its subgraph (`None` in the main graph)."""
     pending: list[tuple[Iterator[ir.Node], ir.Node | None]] = [(iter(graph), None)]
     while pending:
         nodes, enclosing = pending[-1]
@@ -138,7 +138,7 @@ class Positions:
         return position
 
     def root(self) -> Position:
-        """Return the position that contains all others, as far as the file records them."""
+        """Return the position of the root; if several models are composed, of the first root."""
         for tag, module in self._modules.items():
             if module == "" and address.depth(tag) == 1:
                 return self.find_by_tag(tag)
@@ -152,7 +152,7 @@ class Positions:
         return self.find_by_tag(first_root)
 
     def common(self, positions: Iterable[Position]) -> Position:
-        """Return the deepest position that contains all of ``positions``; a single one is returned unchanged."""
+        """Return the deepest common position; a single position is returned unchanged."""
         distinct = set(positions)
         if len(distinct) == 1:
             return distinct.pop()
@@ -161,7 +161,9 @@ class Positions:
         return self.merge_foreign(position if position.tag else self.root(), distinct)
 
     def merge_foreign(self, position: Position, sources: Iterable[Position]) -> Position:
-        """Return a position with the foreign metadata of several; different values of a key are joined by ``;``."""
+        """Return a position with the foreign metadata of several positions; different values of a key are joined by
+        ``;``.
+        """
         values: dict[str, dict[str, None]] = {}
         for source in sorted(sources, key=lambda source: source.index):
             for key, text in source.foreign:
@@ -175,7 +177,7 @@ class Positions:
 
 
 def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
-    """Yield each module of a namespace with the namespace up to it: ``BertModel/encoder: BertEncoder``."""
+    """Yield module path and partial namespace for each level of a namespace: ``BertModel/encoder: BertEncoder``."""
     namespace_so_far = ""
     for level in namespace.split(address.SEPARATOR):
         namespace_so_far = f"{namespace_so_far}/{level}" if namespace_so_far else level
@@ -184,7 +186,7 @@ def _enclosing_scopes(namespace: str) -> Iterator[tuple[str, str]]:
 
 
 class Replaced(NamedTuple):
-    """Original nodes that a node after the tool replaces. A tuple for speed: many are created."""
+    """Original nodes replaced by a node after the tool. A tuple for speed: many are created."""
 
     positions: frozenset[Position]
     nodes: int
@@ -248,6 +250,7 @@ class OriginalModel:
         self._readers: dict[str, frozenset[Position]] = {}
 
     def _index_names(self, graph: ir.Graph | ir.Function) -> GraphNames:
+        """Index the nodes and values of a graph by name; positions of the nodes are added to ``position_of``."""
         names = GraphNames()
         by_name, makers, positions = names.by_name, names.makers, self.positions
         ambiguous: set[str] = set()
@@ -283,7 +286,10 @@ class OriginalModel:
         return self.positions.add(tag, "", "", foreign)
 
     def owner(self, replaced: Replaced) -> Position:
-        """Return the position of a node that replaced several: of the products if they share one tag, else of all."""
+        """Return the position of a node that replaced several nodes:
+
+        of products with a common tag, else of all nodes.
+        """
         if len(tags_of(replaced.owners)) != 1:
             return self.positions.common(replaced.positions)
         return self.positions.merge_foreign(self.positions.common(replaced.owners), replaced.positions)
@@ -297,9 +303,9 @@ class OriginalModel:
         return frozenset(position for node in nodes if (position := self.position_of.get(node)) is not None)
 
     def readers_of_weight(self, name: str) -> frozenset[Position]:
-        """Return the positions of the nodes that read the weight of this name.
+        """Return the positions of the readers of a weight, by name.
 
-        Scalars and shapes do not count as weights: tools merge equal ones, so unrelated nodes read the same one.
+        Scalars and shapes do not count as weights: tools merge equal constants, so unrelated nodes share a constant.
         """
         positions = self._readers.get(name)
         if positions is None:
@@ -310,7 +316,7 @@ class OriginalModel:
 
     @cached_property
     def static(self) -> set[ir.Node]:
-        """Nodes that depend on no value of a model input: constants, shapes, and nodes computed from them."""
+        """Nodes independent of the values of model inputs: constants, shapes, and nodes computed from either."""
         static: set[ir.Node] = set()
         for node in all_nodes(self._model):
             if _is_static(node, static):
@@ -319,6 +325,7 @@ class OriginalModel:
 
 
 def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
+    """Return True if a node depends only on constants, shapes and nodes in ``static``, and is not random."""
     if node.op_type in _READS_SHAPE_ONLY:
         return True
     if node.op_type in RANDOM_OPERATORS or next(node_graphs(node), None) is not None:
@@ -330,5 +337,6 @@ def _is_static(node: ir.Node, static: Container[ir.Node]) -> bool:
 
 
 def _is_weight(value: ir.Value) -> bool:
+    """Return True for a constant that is no scalar, shape or mask."""
     tensor = value.const_value
     return tensor is not None and tensor.dtype not in _COUNTS and any(size != 1 for size in tensor.shape)
