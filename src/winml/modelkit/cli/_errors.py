@@ -123,10 +123,10 @@ class WinMLCommand(DocumentedCommand):
         """
         if not (libraries := ctx.params.pop("ep_library", ())):
             return
-        from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE, with_library
+        from winml.modelkit.ort.execution_providers import LIBRARY_VARIABLE, add_library
 
         old_value = os.environ.get(LIBRARY_VARIABLE, "")
-        new_value = functools.reduce(lambda value, text: with_library(text, value), libraries, old_value)
+        new_value = functools.reduce(lambda value, text: add_library(text, value), libraries, old_value)
         os.environ[LIBRARY_VARIABLE] = new_value
         ctx.call_on_close(lambda: os.environ.update({LIBRARY_VARIABLE: old_value}))
 

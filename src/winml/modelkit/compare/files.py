@@ -29,8 +29,8 @@ from winml.modelkit.ort.graph_inputs import (
     bounds_by_name,
     draw_feeds,
     graph_inputs,
+    insert_sums,
     sizes_by_key,
-    with_sums,
 )
 from winml.modelkit.ort.graph_sessions import open_session, widened_graph
 from winml.modelkit.ort.plug_ins import missing_kernel_hint
@@ -341,7 +341,7 @@ def _usual_sizes(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -
     passed = sizes_by_key(inputs, passed)
     known = {**{name: size for name in names if (size := large_size(name)) is not None}, **passed}
     for sizes in _cache_sizes(inputs):
-        yield with_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
+        yield insert_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
     yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
     yield {**{name: position for position, name in enumerate(names, start=5)}, **known}
     # Sizes that a graph requires to be equal without stating it.

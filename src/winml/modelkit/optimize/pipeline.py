@@ -321,10 +321,11 @@ def _provider_notes(model: ir.Model, options: OptimizeOptions) -> tuple[str, ...
     if not foreign:
         return ()
     operator_words = f"{', '.join(foreign)} (com.microsoft)"
-    return (
+    note = (
         f"The graph has {operator_words}, which {options.ep} is not known to support: a different provider runs them, "
-        "or none.",
+        "or none."
     )
+    return (note,)
 
 
 def _refuse_lost_tags(before: Coverage, after: Coverage) -> None:

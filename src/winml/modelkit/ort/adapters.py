@@ -79,14 +79,14 @@ def adapter_beside(model: Path, name: str, metadata: Mapping[str, str]) -> Path:
     }
     if name not in adapters:
         guess = nearest(name, adapters)
-        known = (
+        available_words = (
             f"Available adapters: {', '.join(adapters)}."
             if adapters
             else "There is no adapter file: build the model again."
         )
         raise UsageError(
             f"{opt.adapter} {name}: no {adapter_name(name)} beside {model}",
-            hint=f"Did you mean {guess}? {known}" if guess else known,
+            hint=f"Did you mean {guess}? {available_words}" if guess else available_words,
         )
     return library_file(model.parent, adapters[name].name) or adapters[name]
 

@@ -103,7 +103,7 @@ _PROCESS = AnsweringProcess(__name__)
 atexit.register(_PROCESS.close)
 
 
-def _open(question: Mapping[str, Any], content: bytes) -> None:
+def _open_model(question: Mapping[str, Any], content: bytes) -> None:
     """Open a model, as the separate process does."""
     options, weights = SessionSettings(**question["settings"]).options(), question["weights"]
     values = [to_ort_value(np.zeros(shape, getattr(ml_dtypes, dtype, dtype))) for dtype, shape in weights.values()]
@@ -117,4 +117,4 @@ def _open(question: Mapping[str, Any], content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    answer_questions(_open)
+    answer_questions(_open_model)

@@ -95,7 +95,7 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             find it on this machine; or no installed provider supports it.
         StageError: the provider is a plug-in that the installed ONNX Runtime cannot load.
     """
-    provider = find_execution_provider(ep) if ep is not None else _provider_for(device or "cpu")
+    provider = find_execution_provider(ep) if ep is not None else _find_provider(device or "cpu")
     present = present_providers()
     if provider.name not in present:
         raise UsageError(
@@ -104,7 +104,7 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
             hint=_install_hint(provider),
         )
     if provider.library and not provider.device_options:
-        return _choose_named(provider, device, options)
+        return _choose_library_provider(provider, device, options)
     chosen = device or provider.devices[0]
     if chosen not in provider.devices:
         raise UsageError(
@@ -126,10 +126,12 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
     return ChosenProvider(provider, chosen, all_options, stand_in)
 
 
-def _choose_named(provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
+def _choose_library_provider(
+    provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]
+) -> ChosenProvider:
     """Return a provider with a user-specified library, on the first device it finds."""
     kind_name = fitting_kind(provider, device_kinds(provider), {})
-    kind: Device = next(item for item in get_args(Device) if item == kind_name)
+    kind: Device = next(device_kind for device_kind in get_args(Device) if device_kind == kind_name)
     if device is not None and device != kind:
         raise UsageError(
             f"{opt.device} {device}: {provider.name} selects the {kind} by default, and winml does not know the option "
@@ -139,7 +141,7 @@ def _choose_named(provider: ExecutionProvider, device: Device | None, options: M
     return ChosenProvider(provider, kind, dict(options))
 
 
-def _provider_for(device: Device) -> ExecutionProvider:
+def _find_provider(device: Device) -> ExecutionProvider:
     present = present_providers()
     for provider in EXECUTION_PROVIDERS.values():
         if provider.name in present and device in provider.devices:
@@ -164,8 +166,8 @@ def _install_hint(provider: ExecutionProvider) -> str:
     package = provider.packages.get(sys.platform)
     if package is None:
         return "No package of ONNX Runtime contains it on this platform."
-    place = "beside" if provider.is_beside(package) else "in place of"
-    return f'Install it with: pip install "{package}", {place} the installed package of ONNX Runtime.'
+    relation = "beside" if provider.is_beside(package) else "in place of"
+    return f'Install it with: pip install "{package}", {relation} the installed package of ONNX Runtime.'
 
 
 def provider_version(provider: ExecutionProvider) -> str:

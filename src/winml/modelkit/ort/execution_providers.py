@@ -138,7 +138,9 @@ def _find_problem(short: str, provider: ExecutionProvider) -> str:
     """Return the problem of a provider of a plug-in package; ``""`` if it is valid."""
     if short != short.lower():
         return f"short names are of small letters: {short.lower()}"
-    if not provider.name.endswith("ExecutionProvider") or any(provider.name == own.name for own in _BUILT_IN.values()):
+    if not provider.name.endswith("ExecutionProvider") or any(
+        provider.name == built_in.name for built_in in _BUILT_IN.values()
+    ):
         return f"its name in ONNX Runtime is {provider.name}; expected one of its own that ends in ExecutionProvider"
     return "" if provider.plug_in else "it names no module with get_library_path() in plug_in"
 
@@ -157,10 +159,10 @@ def _named_libraries() -> dict[str, tuple[str, str]]:
         UsageError: one is not ``NAME=PATH``, is no file, or is for the CPU provider.
     """
     texts = filter(None, os.environ.get(LIBRARY_VARIABLE, "").split(os.pathsep))
-    return {short: (name, path) for short, name, path in map(_read_library, texts)}
+    return {short: (name, path) for short, name, path in map(_parse_library, texts)}
 
 
-def _read_library(text: str) -> tuple[str, str, str]:
+def _parse_library(text: str) -> tuple[str, str, str]:
     name, equals, path = text.partition("=")
     if not equals or not name.strip() or not path.strip():
         raise UsageError(
@@ -173,12 +175,12 @@ def _read_library(text: str) -> tuple[str, str, str]:
         raise UsageError(f"{opt.ep_library} {text}: the CPU provider is part of every ONNX Runtime", hint="Omit it.")
     if not Path(path).is_file():
         raise UsageError(f"{opt.ep_library} {text}: {path} is not a file", hint="Pass the path of the plug-in library.")
-    own = _BUILT_IN.get(short)
+    built_in = _BUILT_IN.get(short)
     stem = name.strip()[: -len(_SUFFIX)] if name.strip().lower().endswith(_SUFFIX.lower()) else name.strip()
-    return short, f"{stem}{_SUFFIX}" if own is None else own.name, str(Path(path).absolute())
+    return short, f"{stem}{_SUFFIX}" if built_in is None else built_in.name, str(Path(path).absolute())
 
 
-def with_library(text: str, libraries: str) -> str:
+def add_library(text: str, libraries: str) -> str:
     """Return the value of the environment variable with one more library, which replaces a library of the same name.
 
     Args:
@@ -188,7 +190,7 @@ def with_library(text: str, libraries: str) -> str:
     Raises:
         UsageError: the text is not ``NAME=PATH``, names no file, or is for the CPU provider.
     """
-    _, name, path = _read_library(text)
+    _, name, path = _parse_library(text)
     return os.pathsep.join(filter(None, (libraries, f"{name}={path}")))
 
 
@@ -256,23 +258,27 @@ def _options_for_compiled(record: str) -> str:
     from winml.modelkit.options import load_metadata  # imports pydantic, which the help of a command does not import
 
     try:
-        stated = load_metadata(record)
-        name, device, options = str(stated["provider"]), stated.get("device"), dict(stated.get("options") or {})
+        compile_record = load_metadata(record)
+        name, device, options = (
+            str(compile_record["provider"]),
+            compile_record.get("device"),
+            dict(compile_record.get("options") or {}),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return ""
     short = short_name(name)
     provider = EXECUTION_PROVIDERS.get(short)
     if short == "cpu":
         return ""
-    words = [spell_flag("ep"), short]
+    arguments = [spell_flag("ep"), short]
     if provider is not None and provider.library:
-        words += [spell_flag("ep_library"), f"{short}={provider.library}"]
+        arguments += [spell_flag("ep_library"), f"{short}={provider.library}"]
     if provider is not None and device in provider.devices[1:]:
-        words += [spell_flag("device"), str(device)]
+        arguments += [spell_flag("device"), str(device)]
     by_device = dict(provider.device_options.values()) if provider is not None else {}
     for key, value in options.items():
-        words += [] if key in by_device else [spell_flag("ep_options"), f"{key}={value}"]
-    return shlex.join(words)
+        arguments += [] if key in by_device else [spell_flag("ep_options"), f"{key}={value}"]
+    return shlex.join(arguments)
 
 
 def provider_options_of(path: Path) -> str:
@@ -283,7 +289,7 @@ def provider_options_of(path: Path) -> str:
     """
     from winml.modelkit.onnx.files.reading import read_structure  # imports onnx
 
-    metadata = {item.key: item.value for item in read_structure(path).metadata_props}
+    metadata = {entry.key: entry.value for entry in read_structure(path).metadata_props}
     return _options_for_compiled(metadata.get(COMPILE_KEY, ""))
 
 

@@ -106,10 +106,10 @@ def make_feeds(
         if spec.name in grids:
             feeds[spec.name] = grids[spec.name]
         elif is_mask(spec, rules):
-            feeds[spec.name] = _mask_input(generator, spec, shapes[spec.name], with_padding, rules)
+            feeds[spec.name] = _draw_mask_input(generator, spec, shapes[spec.name], with_padding, rules)
             if spec.name == _DECODER_MASK and (past := _windowed_tokens(specs, shapes)) is not None:
-                feeds[spec.name] = _padded_before(feeds[spec.name], past)
-        elif (longest := _longest(spec, shapes, rules)) is not None:
+                feeds[spec.name] = _hide_first_tokens(feeds[spec.name], past)
+        elif (longest := _find_largest_length(spec, shapes, rules)) is not None:
             feeds[spec.name] = _draw_lengths(generator, spec, shapes[spec.name], longest)
         elif (entries := _entries_of_bags(spec, specs, shapes)) is not None:
             feeds[spec.name] = _draw_offsets(generator, spec, shapes[spec.name], entries)
@@ -118,9 +118,9 @@ def make_feeds(
     for spec in specs:
         mask = feeds.get(spec.name.removesuffix("input_ids") + "attention_mask")
         if spec.first_values:
-            _begin_rows(feeds[spec.name], spec.first_values, mask)
+            _write_row_starts(feeds[spec.name], spec.first_values, mask)
         if spec.last_value is not None:
-            _end_rows(feeds[spec.name], spec.last_value, mask)
+            _write_row_ends(feeds[spec.name], spec.last_value, mask)
     return feeds
 
 
@@ -148,7 +148,7 @@ def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tu
     return np.sort(values.reshape(*shape[:-1], 2, 2), axis=-2).reshape(shape) if holds_boxes else values
 
 
-def _mask_input(
+def _draw_mask_input(
     generator: np.random.Generator,
     spec: InputTensorSpec,
     shape: tuple[int, ...],
@@ -173,7 +173,7 @@ def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tupl
     return next((shapes[spec.name][2] for spec in windowed if len(shapes[spec.name]) == 4), None)
 
 
-def _padded_before(mask: Array, past: int) -> Array:
+def _hide_first_tokens(mask: Array, past: int) -> Array:
     """Return a mask that hides the same number of tokens at the start of rows.
 
     Only cached tokens are hidden, so that every token attends to at least one token.
@@ -183,7 +183,7 @@ def _padded_before(mask: Array, past: int) -> Array:
     return padded
 
 
-def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
+def _find_largest_length(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
     """Return the largest length for an input that holds lengths; None for any other input."""
     shape = shapes[spec.name]
     if not holds_lengths(spec, rules):
@@ -192,8 +192,10 @@ def _longest(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules
     axis = rules.length_axes.get(spec.name)
     if axis is None and high is not None:
         return high
-    rows = (other for other in shapes.values() if len(other) > (axis or 1) and other[0] == shape[0])
-    size = next((other[axis or 1] for other in rows), None)
+    rows = (
+        input_shape for input_shape in shapes.values() if len(input_shape) > (axis or 1) and input_shape[0] == shape[0]
+    )
+    size = next((input_shape[axis or 1] for input_shape in rows), None)
     return high if size is None else size
 
 
@@ -213,8 +215,8 @@ def _entries_of_bags(
 
     For: ``nn.EmbeddingBag``.
     """
-    rows = [item for item in specs if len(shapes[item.name]) == 1 and "int" in item.dtype]
-    entries = [shapes[item.name][0] for item in rows if not _OFFSETS_NAME.search(item.name)]
+    rows = [candidate for candidate in specs if len(shapes[candidate.name]) == 1 and "int" in candidate.dtype]
+    entries = [shapes[candidate.name][0] for candidate in rows if not _OFFSETS_NAME.search(candidate.name)]
     is_offsets = spec in rows and _OFFSETS_NAME.search(spec.name) is not None
     return entries[0] if is_offsets and entries else None
 
@@ -243,9 +245,11 @@ def _insert_sizes(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int,
     if math.prod(shape) * _DRAWN_BYTES > _LARGEST_BYTES:
         axis = shape.index(max(shape))
         dimension = spec.shape[axis]
-        where = f"{dimension} {shape[axis]}" if isinstance(dimension, str) else f"size {shape[axis]} of axis {axis}"
+        dimension_words = (
+            f"{dimension} {shape[axis]}" if isinstance(dimension, str) else f"size {shape[axis]} of axis {axis}"
+        )
         raise UsageError(
-            f"input {spec.name!r}: {where} requires {math.prod(shape)} values, which exceeds any memory",
+            f"input {spec.name!r}: {dimension_words} requires {math.prod(shape)} values, which exceeds any memory",
             hint="Use a smaller size.",
         )
     return shape
@@ -277,17 +281,17 @@ def _draw_integers(
     generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
 ) -> Array:
     low, high = spec.value_range or (0, 1)
-    first, last = math.ceil(low), math.floor(high)
+    low_integer, high_integer = math.ceil(low), math.floor(high)
     smallest, largest = (0, 1) if dtype == np.bool_ else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-    if first > last or first < smallest or last > largest:
+    if low_integer > high_integer or low_integer < smallest or high_integer > largest:
         raise UsageError(
             f"input {spec.name!r}: value range [{low:g}, {high:g}] is not a range of {spec.dtype} values",
             hint=f"Use integers between {smallest} and {largest}.",
         )
-    if spec.last_value is None or not first <= spec.last_value <= last or first == last:
-        return generator.integers(first, last, shape, dtype=np.int64, endpoint=True).astype(dtype)
+    if spec.last_value is None or not low_integer <= spec.last_value <= high_integer or low_integer == high_integer:
+        return generator.integers(low_integer, high_integer, shape, dtype=np.int64, endpoint=True).astype(dtype)
     # The value that ends a row occurs only at its end: some models refuse rows that end at different counts.
-    values = generator.integers(first, last - 1, shape, dtype=np.int64, endpoint=True)
+    values = generator.integers(low_integer, high_integer - 1, shape, dtype=np.int64, endpoint=True)
     return (values + (values >= spec.last_value)).astype(dtype)
 
 
@@ -307,16 +311,16 @@ def _last_name(spec: InputTensorSpec) -> str:
     return spec.name.rsplit(".", 1)[-1]
 
 
-def _begin_rows(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:
+def _write_row_starts(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:
     """Write the first values in place, and unmask them and the following position."""
-    first = np.repeat([value for value, _ in runs], [count for _, count in runs])
+    first_values = np.repeat([value for value, _ in runs], [count for _, count in runs])
     rows = values.reshape(len(values), -1)
-    rows[:, : len(first)] = first[: rows.shape[1]]
+    rows[:, : len(first_values)] = first_values[: rows.shape[1]]
     if mask is not None and mask.shape == values.shape:
-        mask.reshape(rows.shape)[:, : len(first) + 1] = 1
+        mask.reshape(rows.shape)[:, : len(first_values) + 1] = 1
 
 
-def _end_rows(values: Array, last_value: int, mask: Array | None) -> None:
+def _write_row_ends(values: Array, last_value: int, mask: Array | None) -> None:
     """Write ``last_value`` in place at the last valid position of every row with several valid positions."""
     if mask is not None and mask.shape == values.shape:
         ends = mask.astype(np.int64).sum(axis=-1, keepdims=True) - 1

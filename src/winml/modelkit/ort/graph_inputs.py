@@ -73,16 +73,16 @@ def array_words(array: Array) -> str:
     return f"{_dtype_of(array)}[{', '.join(map(str, array.shape))}]"
 
 
-def takes_array(item: InputTensorSpec, array: Array) -> bool:
+def takes_array(spec: InputTensorSpec, array: Array) -> bool:
     """Return True if the declared type and shape of an input allow an array."""
-    return _dtype_of(array) == item.dtype and item.takes_sizes(array.shape)
+    return _dtype_of(array) == spec.dtype and spec.takes_sizes(array.shape)
 
 
-def fitted_array(item: InputTensorSpec, array: Array, graph: str, hint: str) -> Array:
+def fitted_array(spec: InputTensorSpec, array: Array, graph: str, hint: str) -> Array:
     """Return an array in the type of an input.
 
     Args:
-        item: The input.
+        spec: The input.
         array: Its value.
         graph: Name of the graph, for messages.
         hint: Advice on another shape.
@@ -90,10 +90,10 @@ def fitted_array(item: InputTensorSpec, array: Array, graph: str, hint: str) -> 
     Raises:
         UsageError: the shape does not fit.
     """
-    array = np.ascontiguousarray(array.astype(item.dtype, copy=False))
-    if not item.takes_sizes(array.shape):
+    array = np.ascontiguousarray(array.astype(spec.dtype, copy=False))
+    if not spec.takes_sizes(array.shape):
         raise UsageError(
-            f"input {item.name!r} is {array_words(array)}, but {graph} was built for {item.words}", hint=hint
+            f"input {spec.name!r} is {array_words(array)}, but {graph} was built for {spec.words}", hint=hint
         )
     return array
 
@@ -119,23 +119,23 @@ def described_inputs(
     """
     records, bounds = input_records(metadata), stated_bounds(metadata)
     return tuple(
-        _with_cache_kind(graph_input(name, element_type(words), shapes[name], records.get(name, {}), bounds))
-        for name, words in types.items()
+        _add_cache_kind(graph_input(name, element_type(type_name), shapes[name], records.get(name, {}), bounds))
+        for name, type_name in types.items()
     )
 
 
-def _with_cache_kind(item: InputTensorSpec) -> InputTensorSpec:
+def _add_cache_kind(spec: InputTensorSpec) -> InputTensorSpec:
     """Return an input with the cache tensor that its name tells, if the file does not state it."""
-    if item.cache is not None or not item.name.startswith(_PAST):
-        return item
-    return item.model_copy(update={"cache": CacheSlot.model_construct(kind=item.name.rpartition(".")[2])})
+    if spec.cache is not None or not spec.name.startswith(_PAST):
+        return spec
+    return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=spec.name.rpartition(".")[2])})
 
 
-def element_type(words: str) -> str:
+def element_type(type_name: str) -> str:
     """Convert ONNX Runtime's ``tensor(float)`` to numpy's name of the type; other text is returned unchanged."""
-    if not words.startswith("tensor("):
-        return words
-    name = words.removeprefix("tensor(").removesuffix(")")
+    if not type_name.startswith("tensor("):
+        return type_name
+    name = type_name.removeprefix("tensor(").removesuffix(")")
     return _ELEMENT_TYPES.get(name, name)
 
 
@@ -149,8 +149,8 @@ def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
     Raises:
         UsageError: an unknown name, two sizes for one dimension, or a size out of the graph's bounds.
     """
-    keys = [(f"{item.name}:{axis}", key) for item in inputs for axis, key in enumerate(item.shape)]
-    places = {place: key for place, key in keys if isinstance(key, str)}
+    keys = [(f"{spec.name}:{axis}", key) for spec in inputs for axis, key in enumerate(spec.shape)]
+    places = {axis_name: key for axis_name, key in keys if isinstance(key, str)}
     sizes = resolve_names(requested, dict.fromkeys(places.values()), places)
     for name, bounds in bounds_by_name(inputs).items():
         if name in sizes and (refusal := bounds.refusal(sizes[name])):
@@ -160,7 +160,7 @@ def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
 
 def bounds_by_name(inputs: Sequence[InputTensorSpec]) -> dict[str, DynamicDimension]:
     """Return the bounds of the dynamic dimensions of some inputs."""
-    return {name: bounds for item in inputs for name, bounds in item.bounds.items()}
+    return {name: bounds for spec in inputs for name, bounds in spec.bounds.items()}
 
 
 def settle_sizes(
@@ -176,7 +176,7 @@ def settle_sizes(
     Raises:
         UsageError: an unknown name, an unsupported batch size, or a dimension of unknown meaning without a size.
     """
-    names = list(dict.fromkeys(key for item in inputs for key in item.shape if isinstance(key, str)))
+    names = list(dict.fromkeys(key for spec in inputs for key in spec.shape if isinstance(key, str)))
     by_name = sizes_by_key(inputs, requested)
     if batch_size is not None:
         for name in _batch_names(inputs, batch_size):
@@ -187,7 +187,7 @@ def settle_sizes(
                 )
     chosen: dict[str, int] = {}
     sums = _all_sums(inputs)
-    patches = {item.grid.patches: item.name for item in inputs if item.grid is not None}
+    patches = {spec.grid.patches: spec.name for spec in inputs if spec.grid is not None}
     if determined := [name for name in patches if name in by_name]:
         raise UsageError(
             f"{opt.shape_config}: {determined[0]} {by_name[determined[0]]}: it is determined by the image sizes in "
@@ -207,15 +207,15 @@ def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
     Args:
         chosen: Size of each dimension by its name.
     """
-    words = ", ".join(f"{name} {size}" for name, size in chosen.items())
-    return (f"default sizes: {words} (change them with {opt.shape_config})",) if chosen else ()
+    size_words = ", ".join(f"{name} {size}" for name, size in chosen.items())
+    return (f"default sizes: {size_words} (change them with {opt.shape_config})",) if chosen else ()
 
 
 def _all_sums(inputs: Iterable[InputTensorSpec]) -> dict[str, tuple[int | str, ...]]:
-    return {name: terms for item in inputs for name, terms in item.sums.items()}
+    return {name: terms for spec in inputs for name, terms in spec.sums.items()}
 
 
-def with_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:
+def insert_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:
     """Return sizes by name, with stated sums replaced by their values."""
     return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
 
@@ -226,26 +226,26 @@ def _compute_sums(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | st
     Raises:
         UsageError: a requested size contradicts its sum.
     """
-    known = summed_sizes(sums, sizes)
-    for name, total in known.items():
+    summed = summed_sizes(sums, sizes)
+    for name, total in summed.items():
         if sizes.get(name, total) != total:
             terms = " + ".join(map(str, sums[name]))
             raise UsageError(
                 f"{opt.shape_config}: {name} {sizes[name]}: it is {terms}, {total} here", hint=f"Omit {name}."
             )
-    return known
+    return summed
 
 
 def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str]:
     """Return the dynamic batch dimensions; ``[]`` if the fixed size is the requested size."""
-    first = [item.shape[0] for item in inputs if item.shape]
-    named = [key for key in first if isinstance(key, str) and counts_rows(key)]
-    nameless = [key for key in first if isinstance(key, str) and ":" in key]
-    if named or nameless:
-        return list(dict.fromkeys(named or nameless))
-    if first and all(size == batch_size for size in first):
+    first_sizes = [spec.shape[0] for spec in inputs if spec.shape]
+    batch_names = [key for key in first_sizes if isinstance(key, str) and counts_rows(key)]
+    nameless = [key for key in first_sizes if isinstance(key, str) and ":" in key]
+    if batch_names or nameless:
+        return list(dict.fromkeys(batch_names or nameless))
+    if first_sizes and all(size == batch_size for size in first_sizes):
         return []
-    shapes = ", ".join(f"{item.name} {item.words}" for item in inputs)
+    shapes = ", ".join(f"{spec.name} {spec.words}" for spec in inputs)
     raise UsageError(
         f"{opt.batch_size} {batch_size}: the graph has no dynamic batch dimension: {shapes}",
         hint=f"Omit it, set the dimension in {opt.shape_config}, or export with this size or with {opt.dynamic_batch}.",
@@ -256,12 +256,12 @@ def _default_size(name: str, inputs: Sequence[InputTensorSpec], names: Sequence[
     default, bounds = default_size(name), bounds_by_name(inputs).get(name)
     if default is not None:
         return default if bounds is None else bounds.clamp(default)
-    if any(item.shape[:1] == (name,) for item in inputs):
+    if any(spec.shape[:1] == (name,) for spec in inputs):
         return 1 if bounds is None else bounds.clamp(1)  # the first dimension of an input is its batch, as a rule
     example = ", ".join(f'"{open_name}": {default_size(open_name) or 8}' for open_name in names)
-    where = next(item for item in inputs if name in item.shape)
+    owner = next(spec for spec in inputs if name in spec.shape)
     raise UsageError(
-        f"input {where.name} {where.words}: the size of {name} is unknown",
+        f"input {owner.name} {owner.words}: the size of {name} is unknown",
         hint=f"Set sizes with {opt.shape_config} '{{{example}}}', or pass values with {opt.input_data} file.npz.",
     )
 
@@ -276,13 +276,13 @@ def draw_feeds(
     Raises:
         UsageError: an input takes values that cannot be drawn, such as text, or more values than any memory holds.
     """
-    for item in inputs:
-        if item.dtype not in DRAWN_DTYPES:
+    for spec in inputs:
+        if spec.dtype not in DRAWN_DTYPES:
             raise UsageError(
-                f"input {item.name} takes {item.dtype}, for which no random values can be generated",
+                f"input {spec.name} takes {spec.dtype}, for which no random values can be generated",
                 hint=f"Pass values with {opt.input_data} file.npz.",
             )
-    return make_feeds(inputs, seed, sizes=with_sums(inputs, sizes), with_padding=with_padding)
+    return make_feeds(inputs, seed, sizes=insert_sums(inputs, sizes), with_padding=with_padding)
 
 
 def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "input_data") -> dict[str, Array]:
@@ -299,7 +299,7 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
     """
     source = f"{spell(option)} {path}"
     arrays = _read_arrays(path, source)
-    names = [item.name for item in inputs]
+    names = [spec.name for spec in inputs]
     for name in arrays:
         if name not in names:
             guess = nearest(name, names)
@@ -310,14 +310,14 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
     if missing := [name for name in names if name not in arrays]:
         raise UsageError(
             f"{source}: no array for input {missing[0]!r}",
-            hint=f"The graph takes {', '.join(f'{item.name} {item.words}' for item in inputs)}.",
+            hint=f"The graph takes {', '.join(f'{spec.name} {spec.words}' for spec in inputs)}.",
         )
-    feeds = {item.name: _check_array(item, arrays[item.name], source) for item in inputs}
+    feeds = {spec.name: _check_array(spec, arrays[spec.name], source) for spec in inputs}
     _check_shared_names(inputs, feeds, source)
     return feeds
 
 
-def _check_array(item: InputTensorSpec, array: Array, source: str) -> Array:
+def _check_array(spec: InputTensorSpec, array: Array, source: str) -> Array:
     """Return the array if its dtype and shape fit the input.
 
     bfloat16 values and strings, which numpy files store untyped, are restored; no other dtype is converted.
@@ -325,21 +325,21 @@ def _check_array(item: InputTensorSpec, array: Array, source: str) -> Array:
     Raises:
         UsageError: dtype or shape does not fit.
     """
-    array = _as_declared(item.dtype, array)
-    if takes_array(item, array):
+    array = _restore_dtype(spec.dtype, array)
+    if takes_array(spec, array):
         return array
     hint = (
-        f'Convert it: array.astype("{item.dtype}").'
-        if item.takes_sizes(array.shape) and item.dtype in DRAWN_DTYPES
+        f'Convert it: array.astype("{spec.dtype}").'
+        if spec.takes_sizes(array.shape) and spec.dtype in DRAWN_DTYPES
         else "Pass an array with this dtype and shape."
     )
     raise UsageError(
-        f"{source}: input {item.name!r} takes {item.words}, the file has {array_words(array)}",
+        f"{source}: input {spec.name!r} takes {spec.words}, the file has {array_words(array)}",
         hint=hint,
     )
 
 
-def _as_declared(dtype: str, array: Array) -> Array:
+def _restore_dtype(dtype: str, array: Array) -> Array:
     if dtype == "bfloat16" and array.dtype.kind == "V" and array.dtype.itemsize == 2:
         import ml_dtypes
 
@@ -352,20 +352,20 @@ def _as_declared(dtype: str, array: Array) -> Array:
 
 def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source: str) -> None:
     first_sizes: dict[str, tuple[int, str]] = {}
-    for item, name, size in _named_sizes(inputs, feeds):
-        first_size, first_input = first_sizes.setdefault(name, (size, item))
+    for input_name, name, size in _named_sizes(inputs, feeds):
+        first_size, first_input = first_sizes.setdefault(name, (size, input_name))
         if first_size != size:
             raise UsageError(
-                f"{source}: dimension {name} is {first_size} in {first_input!r} and {size} in {item!r}",
+                f"{source}: dimension {name} is {first_size} in {first_input!r} and {size} in {input_name!r}",
                 hint="Dimensions with the same name must have equal sizes.",
             )
 
 
 def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
-    for item in inputs:
-        for key, size in zip(item.shape, feeds[item.name].shape, strict=True):
+    for spec in inputs:
+        for key, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
             if isinstance(key, str):
-                yield item.name, key, size
+                yield spec.name, key, size
 
 
 def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
@@ -378,8 +378,8 @@ def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[
     if len(set(rows.values())) == 1:
         return next(iter(rows.values())), f"dimension {' and '.join(rows)}"
     shapes = [array.shape for array in (*feeds.values(), *outputs.values()) if array is not None and array.ndim]
-    first = {shape[0] for shape in shapes}
-    if feeds and len(first) == 1 and (size := first.pop()) > 0:
+    first_sizes = {shape[0] for shape in shapes}
+    if feeds and len(first_sizes) == 1 and (size := first_sizes.pop()) > 0:
         return size, "first dimension of all inputs and outputs"
     return 1, "no common first dimension: a run counts as one sample"
 
@@ -401,7 +401,7 @@ def read_array(path: Path, source: str) -> Array:
         UsageError: the file does not exist.
         InputError: the file is damaged, holds several arrays or Python objects, or declares more data than it holds.
     """
-    with _open_file(path, source, _SAVE_ARRAY) as file, _parsed(source, "not an .npy file", _SAVE_ARRAY):
+    with _open_file(path, source, _SAVE_ARRAY) as file, _damage_explained(source, "not an .npy file", _SAVE_ARRAY):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) != np.lib.format.MAGIC_PREFIX:
             raise InputError(f"{source}: does not begin as an .npy file", hint=_SAVE_ARRAY)
         file.seek(0)
@@ -431,7 +431,7 @@ def _read_arrays(path: Path, source: str) -> dict[str, Array]:
         is_single = file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX
         file.seek(0)
         if not is_single:
-            with _parsed(source, "not an .npz file", _SAVE_ARRAYS):
+            with _damage_explained(source, "not an .npz file", _SAVE_ARRAYS):
                 content = np.load(file, allow_pickle=False)
                 _refuse_oversized(content.zip, source)
                 return {name: content[name] for name in content.files}
@@ -460,7 +460,7 @@ def _open_file(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _parsed(source: str, kind: str, hint: str) -> contextlib.AbstractContextManager[None]:
+def _damage_explained(source: str, kind: str, hint: str) -> contextlib.AbstractContextManager[None]:
     return foreign_parser(f"{source}: {kind}, or damaged, or contains Python objects", hint=hint)
 
 

@@ -227,7 +227,7 @@ def _with_fitting_run(session: Session, options: RunOptions) -> RunOptions:
     """Return options with a run of a decoder that is short enough."""
     tried = options
     while tried.decoding is not None and not _runs(session, tried):
-        shorter = tried.decoding.halved()
+        shorter = tried.decoding.halve()
         if shorter == tried.decoding:
             return options
         tried = replace(tried, decoding=shorter)

@@ -463,7 +463,7 @@ class _VisionLanguageParts(TextParts):
 
         run = self._opened_decoder({})
         embedder = TokenEmbedder(*(_opened_file(self.paths[part.name]) for part in (self.vision, self.embedding)))
-        seen = embedder.see({name: to_numpy(value) for name, value in inputs.items()})
+        seen = embedder.encode_images({name: to_numpy(value) for name, value in inputs.items()})
         created = {feed.output: feed.input for feed in self.embedding.feeds}
 
         def vectors(tokens: Array) -> dict[str, Array]:

@@ -134,7 +134,7 @@ class GraphCache:
             }
             self._is_shared, self._run_in_place = False, None
 
-    def is_of(self, graph: DecoderGraph) -> bool:
+    def belongs_to(self, graph: DecoderGraph) -> bool:
         """Return True if a graph made it."""
         return self._graph is graph
 
@@ -158,11 +158,11 @@ class GraphCache:
         return self.__copy__()
 
 
-def _copy_with_room(state: Array, retained: int, room: int) -> onnxruntime.OrtValue:
+def _copy_with_room(state: Array, length: int, room: int) -> onnxruntime.OrtValue:
     """Return a copy of the first tokens of a state, with zeroed capacity for further tokens."""
     sizes = [room if axis == _TOKENS_AXIS else size for axis, size in enumerate(state.shape)]
     roomy = np.zeros(sizes, state.dtype)
-    roomy[:, :, :retained] = state[:, :, :retained]
+    roomy[:, :, :length] = state[:, :, :length]
     return to_ort_value(roomy)
 
 
@@ -215,11 +215,11 @@ class DecoderGraph:
         self.described = model_record(session.metadata)
         self.name = session.name
         self.states = state_feeds(session)
-        self.inputs: tuple[InputTensorSpec, ...] = _with_head_size(graph_inputs(session), session, self.states)
-        self._by_name = {item.name: item for item in self.inputs}
+        self.inputs: tuple[InputTensorSpec, ...] = _complete_head_sizes(graph_inputs(session), session, self.states)
+        self._by_name = {spec.name: spec for spec in self.inputs}
         self.encoded = tuple(name for name in self._by_name if name in encoded)
         self._value_inputs = tuple(values) or (self.fed_input,)
-        self._fed_inputs = tuple(item for item in self.inputs if item.name not in {*self.states, *self.encoded})
+        self._fed_inputs = tuple(spec for spec in self.inputs if spec.name not in {*self.states, *self.encoded})
         self._refuse_other_graphs()
         batch, sequence = self._by_name[self.fed_input].shape[:2]
         self.length = sequence if isinstance(sequence, int) else None
@@ -286,8 +286,8 @@ class DecoderGraph:
         batch = self._by_name[self.fed_input].shape[0]
         states = (self._by_name[name] for name in self.states)
         values = {
-            item.name: to_ort_value(np.zeros(empty_state_sizes(item, batch, rows), numpy_dtype(item.dtype)))
-            for item in states
+            spec.name: to_ort_value(np.zeros(empty_state_sizes(spec, batch, rows), numpy_dtype(spec.dtype)))
+            for spec in states
         }
         return GraphCache(self, values, 0, encoded)
 
@@ -319,7 +319,7 @@ class DecoderGraph:
         # For all tokens at once: image embeddings are distributed over them.
         values = self.token_values(tokens, cache)
         if cache is None or not self.has_cache:
-            feeds = self._feeds(values, mask, positions, None)
+            feeds = self._build_feeds(values, mask, positions, None)
             return self._session.run(feeds, [SCORES])[SCORES][:, : tokens.shape[1]]
         past = cache.length
         self._refuse_beyond_held(past + tokens.shape[1])
@@ -354,19 +354,19 @@ class DecoderGraph:
         longest = self if self._prompt is None or count < 2 else self._prompt
         step = longest.length or max(count, 1)
         if self.held is None or longest.length is None:
-            single = [(place, place + 1, self) for place in range(padded if step > 1 else 0)]
+            single = [(token, token + 1, self) for token in range(padded if step > 1 else 0)]
             start = len(single)
             joined = [(start, min(start + step, count), self) for start in range(start, max(count, 1), step)]
             return [*single, *joined]
-        rest = count % step
-        if rest and past and self.length != 1:
+        remainder = count % step
+        if remainder and past and self.length != 1:
             raise UsageError(
                 f"got {count} tokens after {past} in the KV cache, but {self.name} reads {step} in every run",
                 hint=f"Pass a multiple of {step} tokens, or build the model with {opt.prompt_length} {step}.",
             )
-        alone = [(place, place + 1, self) for place in range(rest if past else 0)]
-        first = [(0, rest, longest)] if rest and not past else []
-        return [*first, *alone, *((start, start + step, longest) for start in range(rest, count, step))]
+        alone = [(token, token + 1, self) for token in range(remainder if past else 0)]
+        padded_run = [(0, remainder, longest)] if remainder and not past else []
+        return [*padded_run, *alone, *((start, start + step, longest) for start in range(remainder, count, step))]
 
     def _refuse_beyond_held(self, count: int) -> None:
         """Refuse more tokens than a fixed-size cache and one run hold.
@@ -396,7 +396,10 @@ class DecoderGraph:
             if self._masks_new_tokens:
                 # The result for padding is dropped, so the graph reads no mask for which it was not verified.
                 mask = np.ones_like(mask)
-        feeds = {**self._feeds(values, mask, positions, cache), **{name: cache.encoded[name] for name in self.encoded}}
+        feeds = {
+            **self._build_feeds(values, mask, positions, cache),
+            **{name: cache.encoded[name] for name in self.encoded},
+        }
         if self.adds_in_place:
             sizes = values.shape[:2]
             arrays = cache.run_in_place(past + sizes[1])(feeds, self._step_outputs.get(sizes, {}))
@@ -420,7 +423,7 @@ class DecoderGraph:
         scores = arrays[SCORES]
         return scores if self.held is None else scores[:, -values.shape[1] :]
 
-    def _feeds(
+    def _build_feeds(
         self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
     ) -> dict[str, Array]:
         rows, count = values.shape[:2]
@@ -451,14 +454,16 @@ class DecoderGraph:
             values = np.pad(values, [(0, 0), (filled - count, 0), *[(0, 0)] * (values.ndim - 2)])
             past = self.held
         arrays = {
-            **_shares(self._value_inputs, _filled(values, filled)),
-            MASK: _filled(mask[:, past:], filled) if self._masks_new_tokens else _filled(mask, past + filled),
+            **_split_last_axis(self._value_inputs, _pad_to_length(values, filled)),
+            MASK: _pad_to_length(mask[:, past:], filled)
+            if self._masks_new_tokens
+            else _pad_to_length(mask, past + filled),
             POSITIONS: _all_positions(np.asarray(positions), self.position_rows, rows, filled),
         }
         if TOKEN_TYPES in self._by_name:
-            arrays[TOKEN_TYPES] = _filled(self.token_kinds(values, cache), filled)
+            arrays[TOKEN_TYPES] = _pad_to_length(self.token_kinds(values, cache), filled)
         hint = "Pass that many rows and tokens, or build the model with dynamic sizes."
-        return {item.name: fitted_array(item, arrays[item.name], self.name, hint) for item in self._fed_inputs}
+        return {spec.name: fitted_array(spec, arrays[spec.name], self.name, hint) for spec in self._fed_inputs}
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:  # noqa: ARG002  # read where others derive
         """Return the input values of tokens: the token ids.
@@ -476,7 +481,7 @@ class DecoderGraph:
     def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
         if cache is None:
             return
-        if not isinstance(cache, GraphCache) or not cache.is_of(self):
+        if not isinstance(cache, GraphCache) or not cache.belongs_to(self):
             raise UsageError(
                 f"cannot continue {_cache_words(cache)}: {self.name} accepts only a cache that it returned",
                 hint="Start without a cache, then pass the one of the previous result.",
@@ -498,16 +503,16 @@ class DecoderGraph:
                 hint="Build the model for text-generation.",
             )
         _refuse_scores_of_texts(self._session)
-        known = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
-        if other := [name for name in self._by_name if name not in known]:
+        known_inputs = {*self._value_inputs, MASK, POSITIONS, TOKEN_TYPES, *self.states, *self.encoded}
+        if unknown_inputs := [name for name in self._by_name if name not in known_inputs]:
             raise InputError(
-                f"{self.name} takes {other[0]!r}, and the values for it are unknown",
+                f"{self.name} takes {unknown_inputs[0]!r}, and the values for it are unknown",
                 hint="If it is one part of a model, pass the folder. An encoder-decoder requires a KV cache to "
                 f"generate: build it without {opt.no_cache}.",
             )
 
 
-def _shares(names: Sequence[str], values: Array) -> dict[str, Array]:
+def _split_last_axis(names: Sequence[str], values: Array) -> dict[str, Array]:
     """Return the share that each of these has of the last axis."""
     if len(names) == 1:
         return {names[0]: values}
@@ -542,11 +547,11 @@ def _refuse_scores_of_texts(session: Session) -> None:
         )
 
 
-def _with_head_size(
+def _complete_head_sizes(
     inputs: Sequence[InputTensorSpec], session: Session, states: Collection[str]
 ) -> tuple[InputTensorSpec, ...]:
     """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
-    is_open = [item.name in states and len(item.shape) == 4 and not isinstance(item.shape[-1], int) for item in inputs]
+    is_open = [spec.name in states and len(spec.shape) == 4 and not isinstance(spec.shape[-1], int) for spec in inputs]
     config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
     if not any(is_open) or config is None or library_file(config.parent, config.name) is None:
         return tuple(inputs)
@@ -560,8 +565,8 @@ def _with_head_size(
             hint="Build the model again.",
         )
     return tuple(
-        item.model_copy(update={"shape": (*item.shape[:-1], size)}) if is_open_here else item
-        for item, is_open_here in zip(inputs, is_open, strict=True)
+        spec.model_copy(update={"shape": (*spec.shape[:-1], size)}) if is_open_here else spec
+        for spec, is_open_here in zip(inputs, is_open, strict=True)
     )
 
 
@@ -598,10 +603,10 @@ def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
 
 def _is_next(node: NodeSummary, past: str, present: str) -> bool:
     """Return True if a node reads a state once and returns its next value at the corresponding output."""
-    place = node.inputs.index(past)
-    if node.inputs.count(past) != 1 or place not in _PRESENT_PLACES:
+    input_index = node.inputs.index(past)
+    if node.inputs.count(past) != 1 or input_index not in _PRESENT_PLACES:
         return False
-    return node.outputs[_PRESENT_PLACES[place] : _PRESENT_PLACES[place] + 1] == (present,)
+    return node.outputs[_PRESENT_PLACES[input_index] : _PRESENT_PLACES[input_index] + 1] == (present,)
 
 
 def _held_tokens(session: Session, axes: Mapping[str, int]) -> int | None:
@@ -618,12 +623,12 @@ def _position_rows(positions: InputTensorSpec | None) -> int | None:
 def _all_positions(positions: Array, several: int | None, rows: int, filled: int) -> Array:
     """Return the positions of a run; of text alone, all of one token are equal."""
     if several is None:
-        return _filled(positions, filled)
+        return _pad_to_length(positions, filled)
     each = np.broadcast_to(positions, (several, rows, positions.shape[-1]))
-    return np.stack([_filled(item, filled) for item in each])
+    return np.stack([_pad_to_length(axis_positions, filled) for axis_positions in each])
 
 
-def _filled(array: Array, length: int) -> Array:
+def _pad_to_length(array: Array, length: int) -> Array:
     missing = length - array.shape[1]
     return np.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2))) if missing > 0 else array
 

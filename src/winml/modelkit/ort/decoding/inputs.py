@@ -57,7 +57,7 @@ class DecoderRun:
     cached: int
     """Tokens in the cache before the run."""
 
-    def halved(self) -> DecoderRun:
+    def halve(self) -> DecoderRun:
         """Return a run of half the length, of one token at least."""
         return DecoderRun(max(self.tokens // 2, 1), self.cached // 2)
 
@@ -135,7 +135,7 @@ def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, in
     tokens, past = sizes.get(axes.tokens), next((sizes[name] for name in axes.past if name in sizes), None)
     if tokens is not None and past is not None:
         return None
-    positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
+    positions = next((spec.value_range for spec in inputs if spec.name == POSITIONS), None)
     # The step after them takes one more position.
     limit = TOKENS if positions is None else int(positions[1])
     length = tokens if tokens is not None else past
@@ -176,14 +176,14 @@ def decoder_feeds(
     """
     axes = _open_axes(inputs)
     assert axes is not None  # a run exists only if decoder_tokens found one
-    own = {axes.tokens: run.tokens, **dict.fromkeys(axes.past, run.cached)}
+    run_sizes = {axes.tokens: run.tokens, **dict.fromkeys(axes.past, run.cached)}
     if axes.total is not None:
-        own[axes.total] = run.tokens + run.cached
+        run_sizes[axes.total] = run.tokens + run.cached
     requested_sizes = sizes_by_key(inputs, requested)
-    other_sizes = {name: size for name, size in requested_sizes.items() if name not in own}
-    sizes = settle_sizes(inputs, {**other_sizes, **own}, batch_size=batch_size)
+    other_sizes = {name: size for name, size in requested_sizes.items() if name not in run_sizes}
+    sizes = settle_sizes(inputs, {**other_sizes, **run_sizes}, batch_size=batch_size)
     chosen = dict(sizes.chosen)
-    if not own.keys() & requested_sizes.keys():
+    if not run_sizes.keys() & requested_sizes.keys():
         chosen |= dict.fromkeys(axes.past[:1], run.cached) if run.cached else {axes.tokens: run.tokens}
     feeds = draw_feeds(inputs, sizes.by_name, seed, with_padding=False)
     if POSITIONS in feeds:
@@ -212,7 +212,7 @@ def prompt_before(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int
             hint="Compare a decoder that was exported with a KV cache and dynamic sizes.",
         )
     sizes = sizes_by_key(inputs, requested)
-    positions = next((item.value_range for item in inputs if item.name == POSITIONS), None)
+    positions = next((spec.value_range for spec in inputs if spec.name == POSITIONS), None)
     room = _PROMPT + steps if positions is None else int(positions[1]) + 1
     tokens = sizes.get(axes.tokens, max(min(_PROMPT, room - steps), 1))
     if tokens + steps > room and positions is not None:
@@ -270,23 +270,25 @@ def masks_run_alone(shapes: Mapping[str, Sequence[Size]], fed: str, states: Iter
     return is_as_long and not any(name.startswith(_PAST) for name in states)
 
 
-def plain_value(item: InputTensorSpec) -> int:
+def plain_value(spec: InputTensorSpec) -> int:
     """Return the value of an unmarked token in an input, such as a token outside of images."""
-    return int(item.value_range[0]) if item.value_range and item.first_values else 0
+    return int(spec.value_range[0]) if spec.value_range and spec.first_values else 0
 
 
 def _open_axes(inputs: Sequence[InputTensorSpec]) -> _Axes | None:
     """Return the names of the token and cache axes; None if the graph is no decoder with a cache and dynamic tokens."""
-    kinds = {item.name: item.cache.kind for item in inputs if item.cache is not None}
-    shapes = {item.name: item.named_shape for item in inputs}
+    kinds = {spec.name: spec.cache.kind for spec in inputs if spec.cache is not None}
+    shapes = {spec.name: spec.named_shape for spec in inputs}
     batch, tokens = next(
         (shapes[name][:2] for name in shapes if name in _TOKEN_INPUTS and len(shapes[name]) > 1), (0, 0)
     )
     if not kinds or not isinstance(tokens, str):
         return None
-    summed = {term for item in inputs for terms in item.sums.values() for term in terms}
-    named = dict.fromkeys(size for name in kinds for size in shapes[name] if isinstance(size, str) and size != batch)
-    past = tuple(name for name in named if name in summed or "past" in name)
+    summed = {term for spec in inputs for terms in spec.sums.values() for term in terms}
+    axis_names = dict.fromkeys(
+        size for name in kinds for size in shapes[name] if isinstance(size, str) and size != batch
+    )
+    past = tuple(name for name in axis_names if name in summed or "past" in name)
     if not past and any(kind in _GROWING for kind in kinds.values()):
         return None
     mask = next(iter(shapes.get(MASK, ())[1:]), None)
@@ -294,23 +296,23 @@ def _open_axes(inputs: Sequence[InputTensorSpec]) -> _Axes | None:
     return _Axes(tokens, past, mask if is_own and isinstance(mask, str) else None)
 
 
-def empty_state_sizes(item: InputTensorSpec, batch: Size, rows: int) -> tuple[int, ...]:
+def empty_state_sizes(spec: InputTensorSpec, batch: Size, rows: int) -> tuple[int, ...]:
     """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
 
     Args:
-        item: The state input.
+        spec: The state input.
         batch: First size of the tokens in the graph, a name if dynamic.
         rows: Size of the batch.
     """
-    axis = batch_axis(item, batch)
+    axis = batch_axis(spec, batch)
     return tuple(
-        size if isinstance(size, int) else rows if place == axis else 0 for place, size in enumerate(item.shape)
+        size if isinstance(size, int) else rows if position == axis else 0 for position, size in enumerate(spec.shape)
     )
 
 
-def batch_axis(item: InputTensorSpec, batch: Size) -> int:
+def batch_axis(spec: InputTensorSpec, batch: Size) -> int:
     """Return the batch axis of a cache state; see :func:`empty_state_sizes`."""
-    return item.shape.index(batch) if isinstance(batch, str) and batch in item.shape else 0
+    return spec.shape.index(batch) if isinstance(batch, str) and batch in spec.shape else 0
 
 
 def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict[str, int]:
@@ -322,12 +324,12 @@ def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict
         states: The inputs that take states.
         batch: First size of the tokens in the graph, a name if dynamic.
     """
-    axes = {item.name: batch_axis(item, batch) for item in states}
+    axes = {spec.name: batch_axis(spec, batch) for spec in states}
     return {
-        item.name: axes[item.name]
-        for item in states
-        if (item.cache.kind in _CARRIED if item.cache is not None else not item.name.startswith(_PAST))
-        if all(isinstance(size, int) for axis, size in enumerate(item.shape) if axis != axes[item.name])
+        spec.name: axes[spec.name]
+        for spec in states
+        if (spec.cache.kind in _CARRIED if spec.cache is not None else not spec.name.startswith(_PAST))
+        if all(isinstance(size, int) for axis, size in enumerate(spec.shape) if axis != axes[spec.name])
     }
 
 
@@ -340,7 +342,7 @@ def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -
         is_hidden: One flag for each row of the batch.
         axis: Axis of the batch.
     """
-    flags = is_hidden.reshape([-1 if place == axis else 1 for place in range(after.ndim)])
+    flags = is_hidden.reshape([-1 if position == axis else 1 for position in range(after.ndim)])
     merged: Array = np.where(flags, before, after)
     return merged
 
@@ -365,10 +367,12 @@ def _described_feeds(session: Session) -> dict[str, str]:
     """Return the mapping stated in the file; ``{}`` without or with damaged metadata."""
     try:
         record = load_metadata(session.metadata.get(PART_KEY) or "{}")
-        own = {feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]}
+        feeds_by_input = {
+            feed["input"]: feed["output"] for feed in record.get("feeds", ()) if feed["part"] == record["name"]
+        }
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return {name: own[name] for name in session.inputs if name in own}
+    return {name: feeds_by_input[name] for name in session.inputs if name in feeds_by_input}
 
 
 def _named_feeds(session: Session) -> dict[str, str]:

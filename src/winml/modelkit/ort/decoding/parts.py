@@ -77,51 +77,51 @@ class Encoder:
         self.given = (*self._feeds.values(), _DECODER_MASK)
         """Inputs of the decoder that are the same in every step."""
 
-    def encode(self, passed: Arrays) -> dict[str, Array]:
+    def encode(self, inputs: Arrays) -> dict[str, Array]:
         """Run the encoder; return decoder input → encoder output.
 
         A text or a recording shorter than the graph's fixed length is padded, if a mask hides the padding.
 
         Args:
-            passed: Inputs of the encoder by name; a missing mask hides no position.
+            inputs: Inputs of the encoder by name; a missing mask hides no position.
 
         Raises:
             UsageError: an input is missing, has an unsupported shape, or cannot be padded.
             StageError: ONNX Runtime fails.
         """
-        passed = self._pad_inputs(passed)
-        feeds = {item.name: self._fitted(item, passed) for item in self.inputs}
-        answer = self.session.run(feeds, list(self._feeds))
-        encoded = {name: answer[output] for output, name in self._feeds.items()}
+        inputs = self._pad_inputs(inputs)
+        feeds = {spec.name: self._fit_input(spec, inputs) for spec in self.inputs}
+        outputs = self.session.run(feeds, list(self._feeds))
+        encoded = {name: outputs[output] for output, name in self._feeds.items()}
         return {**encoded, _DECODER_MASK: feeds[MASK]} if self._is_mask_shared else encoded
 
     @property
     def unpadded_inputs(self) -> tuple[InputTensorSpec, ...]:
         """Accepted inputs, dynamic along the length that :meth:`encode` pads or checks."""
         return tuple(
-            item.model_copy(update={"shape": (item.shape[0], f"{item.name}:1", *item.shape[2:])})
-            if self._length is not None and item.shape[1:2] == (self._length,)
-            else item
-            for item in self.inputs
+            spec.model_copy(update={"shape": (spec.shape[0], f"{spec.name}:1", *spec.shape[2:])})
+            if self._length is not None and spec.shape[1:2] == (self._length,)
+            else spec
+            for spec in self.inputs
         )
 
     @property
     def _length(self) -> int | None:
         """The fixed length of a text or a recording; None if dynamic."""
-        lengths = {item.name: item.shape[1] for item in self.inputs if len(item.shape) == 2}
+        lengths = {spec.name: spec.shape[1] for spec in self.inputs if len(spec.shape) == 2}
         length = next((lengths[name] for name in (MASK, *_LENGTH_KEYS) if name in lengths), None)
         return length if isinstance(length, int) else None
 
-    def _pad_inputs(self, passed: Arrays) -> Arrays:
+    def _pad_inputs(self, inputs: Arrays) -> Arrays:
         """Pad inputs with zeros to the graph's fixed length, if a mask hides the padding."""
         length = self._length
-        content = next((item.name for item in self.inputs if item.name != MASK and item.name in passed), None)
+        content = next((spec.name for spec in self.inputs if spec.name != MASK and spec.name in inputs), None)
         if length is None or content is None:
-            return passed
-        rows = np.asarray(passed[content]).shape[:2]
+            return inputs
+        rows = np.asarray(inputs[content]).shape[:2]
         if rows[1] < length:
             self._refuse_padding(content, rows[1], length)
-        arrays = {MASK: np.ones(rows, np.int64), **{name: np.asarray(array) for name, array in passed.items()}}
+        arrays = {MASK: np.ones(rows, np.int64), **{name: np.asarray(array) for name, array in inputs.items()}}
         return {
             name: np.pad(array, [(0, 0), (0, length - array.shape[1]), *[(0, 0)] * (array.ndim - 2)])
             if array.shape[:2] == rows and array.shape[1] < length
@@ -129,12 +129,12 @@ class Encoder:
             for name, array in arrays.items()
         }
 
-    def _refuse_padding(self, name: str, passed: int, length: int) -> None:
+    def _refuse_padding(self, name: str, actual_length: int, length: int) -> None:
         if self._padding_problem is not None:
             raise UsageError(
-                f"input {name!r} has a length of {passed}, but {self.session.name} was built for {length}: "
+                f"input {name!r} has a length of {actual_length}, but {self.session.name} was built for {length}: "
                 f"padding would change the outputs, because {self._padding_problem}",
-                hint=f"Pass exactly {length}{_other_length(name, passed)}.",
+                hint=f"Pass exactly {length}{_length_advice(name, actual_length)}.",
             )
 
     @functools.cached_property
@@ -146,33 +146,33 @@ class Encoder:
         """
         from winml.modelkit.onnx.files.reading import read_structure
 
-        if all(item.name != MASK for item in self.inputs):
+        if all(spec.name != MASK for spec in self.inputs):
             return "the graph takes no mask for it"
         nodes = read_structure(Path(self.session.name)).graph.node
         is_normalized = any(node.op_type in _NORMS_OVER_LENGTHS for node in nodes)
         return "the model normalizes over the full length" if is_normalized else None
 
-    def _fitted(self, item: InputTensorSpec, passed: Arrays) -> Array:
-        array = passed.get(item.name)
-        if array is None and item.name == MASK:
-            tokens = next(iter(passed.values()))
+    def _fit_input(self, spec: InputTensorSpec, inputs: Arrays) -> Array:
+        array = inputs.get(spec.name)
+        if array is None and spec.name == MASK:
+            tokens = next(iter(inputs.values()))
             array = np.ones(tokens.shape[:2], np.int64)
         if array is None:
             raise UsageError(
-                f"missing input {item.name!r}: {self.session.name} takes {item.words}",
-                hint=f"Its inputs: {', '.join(other.name for other in self.inputs)}.",
+                f"missing input {spec.name!r}: {self.session.name} takes {spec.words}",
+                hint=f"Its inputs: {', '.join(known_input.name for known_input in self.inputs)}.",
             )
-        return fitted_array(item, np.asarray(array), self.session.name, self._way_out(item, np.asarray(array)))
+        return fitted_array(spec, np.asarray(array), self.session.name, self._size_hint(spec, np.asarray(array)))
 
-    def _way_out(self, item: InputTensorSpec, array: Array) -> str:
+    def _size_hint(self, spec: InputTensorSpec, array: Array) -> str:
         if (
             self._length is not None
-            and item.shape[1:2] == (self._length,)
+            and spec.shape[1:2] == (self._length,)
             and array.ndim > 1
             and array.shape[1] > self._length
         ):
             most = "exactly" if self._padding_problem else "at most"
-            return f"Pass {most} {self._length}{_other_length(item.name, array.shape[1])}."
+            return f"Pass {most} {self._length}{_length_advice(spec.name, array.shape[1])}."
         return _OTHER_SIZE_HINT
 
 
@@ -204,10 +204,10 @@ class EncoderDecoder(DecoderGraph):
         return self.encoder.encode(inputs)
 
 
-def _other_length(name: str, length: int) -> str:
+def _length_advice(name: str, length: int) -> str:
     key = _LENGTH_KEYS.get(name)
-    words = f" with {opt.shape_config} '{{\"{key}\": {length}}}'" if key else f" for {length}"
-    return f", or build the model{words}"
+    size_words = f" with {opt.shape_config} '{{\"{key}\": {length}}}'" if key else f" for {length}"
+    return f", or build the model{size_words}"
 
 
 class TokenEmbedder:
@@ -227,28 +227,28 @@ class TokenEmbedder:
         self._vision, self._embedding = vision, embedding
         self.image_inputs: tuple[InputTensorSpec, ...] = graph_inputs(vision)
         self._seen = feeds_between(vision, embedding)
-        by_name = {item.name: item for item in graph_inputs(embedding)}
+        by_name = {spec.name: spec for spec in graph_inputs(embedding)}
         self.places = [value for value, _ in by_name[TOKEN_IDS].first_values]
-        self._no_features = {name: _no_rows(by_name[name]) for name in self._seen.values()}
+        self._no_features = {name: _empty_value(by_name[name]) for name in self._seen.values()}
 
-    def see(self, passed: Arrays) -> dict[str, Array]:
+    def encode_images(self, inputs: Arrays) -> dict[str, Array]:
         """Encode images for :meth:`embed`.
 
         Args:
-            passed: Inputs of the vision encoder, by name.
+            inputs: Inputs of the vision encoder, by name.
 
         Raises:
             UsageError: an input is missing, or has an unsupported shape.
             StageError: ONNX Runtime fails.
         """
-        for item in self.image_inputs:
-            if item.name not in passed:
+        for spec in self.image_inputs:
+            if spec.name not in inputs:
                 raise UsageError(
-                    f"missing input {item.name!r}: {self._vision.name} takes {item.words}",
+                    f"missing input {spec.name!r}: {self._vision.name} takes {spec.words}",
                     hint="Pass the outputs of the model's processor for an image.",
                 )
-        feeds = {item.name: passed[item.name] for item in self.image_inputs}
-        feeds = self._one_in_each_row(feeds, passed.get(PIXEL_MASK))
+        feeds = {spec.name: inputs[spec.name] for spec in self.image_inputs}
+        feeds = self._arrange_images(feeds, inputs.get(PIXEL_MASK))
         rows = self.image_inputs[0].shape[0]
         count = len(next(iter(feeds.values())))
         # A graph with a fixed number of images runs once per group of that size.
@@ -257,15 +257,18 @@ class TokenEmbedder:
         for start in range(0, count, step):
             images = {name: array[start : start + step] for name, array in feeds.items()}
             piece = {
-                item.name: fitted_array(item, images[item.name], self._vision.name, _OTHER_SIZE_HINT)
-                for item in self.image_inputs
+                spec.name: fitted_array(spec, images[spec.name], self._vision.name, _OTHER_SIZE_HINT)
+                for spec in self.image_inputs
             }
             outputs.append(self._vision.run(piece, list(self._seen)))
         if not outputs:
             return {}
-        return {name: np.concatenate([answer[output] for answer in outputs]) for output, name in self._seen.items()}
+        return {
+            name: np.concatenate([piece_outputs[output] for piece_outputs in outputs])
+            for output, name in self._seen.items()
+        }
 
-    def _one_in_each_row(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
+    def _arrange_images(self, feeds: dict[str, Array], mask: Array | None) -> dict[str, Array]:
         """Rearrange images to one per row, if the graph requires it, without the all-zero filler images.
 
         Args:
@@ -275,32 +278,32 @@ class TokenEmbedder:
         Raises:
             UsageError: an image has padded pixels.
         """
-        item = self.image_inputs[0]
-        pixels = feeds[item.name]
-        is_of_rows = len(feeds) == 1 and pixels.ndim == len(item.shape) == _IMAGES_RANK and item.shape[1] == 1
+        spec = self.image_inputs[0]
+        pixels = feeds[spec.name]
+        is_of_rows = len(feeds) == 1 and pixels.ndim == len(spec.shape) == _IMAGES_RANK and spec.shape[1] == 1
         if is_of_rows:
             pixels = pixels.reshape(-1, 1, *pixels.shape[2:])
             is_real = pixels.any(axis=(1, 2, 3, 4))
             pixels = pixels[is_real]
-        if mask is not None and item.name != PIXEL_MASK and PIXEL_MASK not in feeds:
+        if mask is not None and spec.name != PIXEL_MASK and PIXEL_MASK not in feeds:
             valid_pixels = mask.reshape(-1, *mask.shape[2:])[is_real] if is_of_rows else mask
             if not valid_pixels.all():
                 raise UsageError(
                     f"{PIXEL_MASK} masks pixels, but {self._vision.name} does not support masked pixels",
                     hint="Pass images of the full input size: the processor splits or resizes them.",
                 )
-        return {**feeds, item.name: pixels}
+        return {**feeds, spec.name: pixels}
 
     def count_places(self, tokens: Any) -> int:
         """Count the image placeholders in tokens."""
         return int(np.isin(np.asarray(tokens), self.places).sum())
 
-    def embed(self, tokens: Array, seen: Arrays) -> dict[str, Array]:
+    def embed(self, tokens: Array, image_features: Arrays) -> dict[str, Array]:
         """Embed tokens, with image features in place of the placeholders.
 
         Args:
             tokens: Integers of shape [batch, sequence].
-            seen: Result of :meth:`see`; used if tokens contain placeholders.
+            image_features: Result of :meth:`encode_images`; used if tokens contain placeholders.
 
         Returns:
             Output name → embeddings of shape
@@ -310,15 +313,15 @@ class TokenEmbedder:
             UsageError: the numbers of placeholders and image embeddings differ.
             StageError: ONNX Runtime fails.
         """
-        places = self.count_places(tokens)
+        placeholders = self.count_places(tokens)
         features = self._no_features
-        if places:
-            features = {name: seen.get(name, empty) for name, empty in self._no_features.items()}
+        if placeholders:
+            features = {name: image_features.get(name, empty) for name, empty in self._no_features.items()}
             for array in features.values():
                 vectors = array.size // array.shape[-1]
-                if vectors != places:
+                if vectors != placeholders:
                     raise UsageError(
-                        f"the tokens have {places} image placeholders, but the images result in {vectors} embeddings",
+                        f"the tokens have {placeholders} image placeholders, but the images result in {vectors} embeddings",
                         hint="Create tokens and pixels from the same text and images with the model's processor; "
                         "after a KV cache, pass the pixels of new images only.",
                     )
@@ -358,7 +361,7 @@ class VisionLanguageDecoder(DecoderGraph):
         """
         kinds = {name: array for name, array in inputs.items() if name == TOKEN_TYPES}
         images = {name: array for name, array in inputs.items() if name not in (TOKEN_TYPES, POSITIONS)}
-        return {**(self.embedder.see(images) if images else {}), **kinds}
+        return {**(self.embedder.encode_images(images) if images else {}), **kinds}
 
     @property
     def takes_kinds(self) -> bool:
@@ -415,6 +418,6 @@ class VisionLanguageDecoder(DecoderGraph):
         return np.concatenate([vectors[output] for output in self._vectors], axis=-1)
 
 
-def _no_rows(item: InputTensorSpec) -> Array:
+def _empty_value(spec: InputTensorSpec) -> Array:
     """Return the empty value of an image input."""
-    return np.zeros((0, *(size for size in item.shape[1:] if isinstance(size, int))), np.dtype(item.dtype))
+    return np.zeros((0, *(size for size in spec.shape[1:] if isinstance(size, int))), np.dtype(spec.dtype))
