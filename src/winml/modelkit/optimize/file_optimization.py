@@ -443,7 +443,7 @@ def _apply_sums(model: ir.Model, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _count_additional(fixed: _FiredIn, opened: _FiredIn) -> dict[tuple[str, str], int]:
-    """Return (capability, tag) → number of additional matches with fixed sizes; uncountable capabilities are omitted."""
+    """Return (capability, tag) → number of additional matches with fixed sizes, of countable capabilities."""
     counted = [name for name in fixed if CAPABILITIES[name].makes or CAPABILITIES[name].marks]
     additional = {
         (name, tag): count - opened.get(name, {}).get(tag, 0) for name in counted for tag, count in fixed[name].items()

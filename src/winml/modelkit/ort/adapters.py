@@ -1,7 +1,7 @@
 """Adapters in ONNX Runtime's format: LoRA weights for optional inputs of a graph.
 
-Without an active adapter, a graph with such inputs runs as its base model. The inputs are listed in the metadata of the
-file (``winml.adapters``).
+Without an active adapter, a graph with such inputs runs as its base model. The metadata of the file lists the inputs
+(``winml.adapters``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def adapter_name(name: str) -> str:
 
 
 def adapter_inputs_of(metadata: Mapping[str, str]) -> AdapterInputs | None:
-    """Return the adapter inputs of a graph; None without adapters, or if the metadata is damaged."""
+    """Return the adapter inputs of a graph; `None` without adapters, or for damaged metadata."""
     from winml.modelkit.onnx.lora_branches import lora_names  # imports onnx_ir
 
     try:

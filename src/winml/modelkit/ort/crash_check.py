@@ -2,8 +2,8 @@
 
 A crash of ONNX Runtime ends the process that opens the model, without an exception. ONNX Runtime 1.31 crashes in graph
 optimization of some float16 graphs on the CPU provider, so models with 16-bit floats are opened in a second process
-first. Other models are not checked, because they would be loaded twice for no benefit. The second process starts with
-the first such model and serves all later models. Why: docs/decisions/0028-crash-check.md.
+first. Other models are not checked, because a second load has no benefit. The second process starts with the
+first checked model, and serves all later models. Why: docs/decisions/0028-crash-check.md.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _CHECKED: set[tuple[object, ...]] = set()
 
 
 def _crash_status(question: Mapping[str, object], content: bytes = b"") -> int | None:
-    """Open a model in the separate process; return the exit status of a crash, None without one."""
+    """Open a model in the separate process; return the exit status of a crash, `None` without a crash."""
     try:
         _PROCESS.ask(question, content)
     except ProcessEndedError as error:
@@ -85,6 +85,7 @@ def _crash_status(question: Mapping[str, object], content: bytes = b"") -> int |
 
 
 def _crash_words(status: int) -> str:
+    """Name the signal or exit code of a crash."""
     if status < 0:
         try:
             return signal.Signals(-status).name
@@ -104,7 +105,7 @@ atexit.register(_PROCESS.close)
 
 
 def _open_model(question: Mapping[str, Any], content: bytes) -> None:
-    """Open a model, as the separate process does."""
+    """Open a model; runs in the separate process."""
     options, weights = SessionSettings(**question["settings"]).options(), question["weights"]
     values = [to_ort_value(np.zeros(shape, getattr(ml_dtypes, dtype, dtype))) for dtype, shape in weights.values()]
     if values:

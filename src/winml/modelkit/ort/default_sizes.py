@@ -1,4 +1,4 @@
-"""Default sizes of dimensions that neither the user nor the model states.
+"""Default sizes of dimensions stated neither by the user nor by the model.
 
 The only table of default sizes: ``models/`` uses it for the inputs of a model, ``ort/`` for dynamic dimensions of any
 ONNX graph. No heavy imports.
@@ -64,7 +64,7 @@ _DEFAULT_SIZES: Mapping[str, int] = {
 
 
 def default_size(name: str) -> int | None:
-    """Return the default size of a dynamic dimension of a graph; None for an unknown name."""
+    """Return the default size of a dynamic dimension of a graph; `None` for an unknown name."""
     return _DEFAULT_SIZES.get(current_name(name))
 
 

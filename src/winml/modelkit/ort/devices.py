@@ -71,14 +71,14 @@ def processor_hint() -> str:
 
 
 def missing_option_hint(chosen: ChosenProvider, reason: str) -> str | None:
-    """Return the option that a failed provider most likely needs, from the stated reason; None if unknown."""
+    """Return the most likely missing option of a failed provider, as a hint; `None` if unknown."""
     if chosen.provider.name == "QNNExecutionProvider" and "MEM_ALLOC" in reason and "soc_model" not in chosen.options:
         return f"Without a target SoC, QNN may choose one with too little on-chip memory. {processor_hint()}"
     return None
 
 
 def present_providers() -> list[str]:
-    """Return the names of the providers that can be used, in ONNX Runtime's order of preference, plug-ins last."""
+    """Return the names of the usable providers, in ONNX Runtime's order of preference, plug-ins last."""
     return list(dict.fromkeys((*ort.get_available_providers(), *installed_plug_ins())))
 
 
@@ -129,7 +129,11 @@ def choose_provider(ep: str | None, device: Device | None, options: Mapping[str,
 def _choose_library_provider(
     provider: ExecutionProvider, device: Device | None, options: Mapping[str, str]
 ) -> ChosenProvider:
-    """Return a provider with a user-specified library, on the first device it finds."""
+    """Return a provider with a user-specified library, on its first device.
+
+    Raises:
+        UsageError: another device is requested, or the library finds no device.
+    """
     kind_name = fitting_kind(provider, device_kinds(provider), {})
     kind: Device = next(device_kind for device_kind in get_args(Device) if device_kind == kind_name)
     if device is not None and device != kind:
@@ -142,6 +146,11 @@ def _choose_library_provider(
 
 
 def _find_provider(device: Device) -> ExecutionProvider:
+    """Return the first installed provider for a device.
+
+    Raises:
+        UsageError: no installed provider supports the device.
+    """
     present = present_providers()
     for provider in EXECUTION_PROVIDERS.values():
         if provider.name in present and device in provider.devices:
@@ -163,6 +172,7 @@ def _short_names(names: list[str]) -> str:
 
 
 def _install_hint(provider: ExecutionProvider) -> str:
+    """Return the pip command that installs a provider, as a hint."""
     package = provider.packages.get(sys.platform)
     if package is None:
         return "No package of ONNX Runtime contains it on this platform."

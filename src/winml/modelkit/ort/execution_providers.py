@@ -153,7 +153,7 @@ _SUFFIX = "ExecutionProvider"
 
 
 def _named_libraries() -> dict[str, tuple[str, str]]:
-    """Return the libraries that the environment names: short name → name in ONNX Runtime, and path.
+    """Return the libraries listed in the environment: short name → name in ONNX Runtime, and path.
 
     Raises:
         UsageError: one is not ``NAME=PATH``, is no file, or is for the CPU provider.
@@ -163,6 +163,11 @@ def _named_libraries() -> dict[str, tuple[str, str]]:
 
 
 def _parse_library(text: str) -> tuple[str, str, str]:
+    """Parse and check ``NAME=PATH``; return short name, name in ONNX Runtime, and absolute path.
+
+    Raises:
+        UsageError: the text is not ``NAME=PATH``, names no file, or is for the CPU provider.
+    """
     name, equals, path = text.partition("=")
     if not equals or not name.strip() or not path.strip():
         raise UsageError(
@@ -238,7 +243,7 @@ def find_execution_provider(name: str) -> ExecutionProvider:
 
 
 def short_name(name: str) -> str:
-    """Return the short name of a provider, or ONNX Runtime's name without one.
+    """Return the short name of a provider, or ONNX Runtime's name if no short name exists.
 
     >>> short_name("CPUExecutionProvider"), short_name("AzureExecutionProvider")
     ('cpu', 'AzureExecutionProvider')
@@ -247,7 +252,7 @@ def short_name(name: str) -> str:
 
 
 def _options_for_compiled(record: str) -> str:
-    """Return the options that select the provider of a compiled file, as on a command line; ``""`` for any other file.
+    """Return the command options for the provider of a compiled file; ``""`` for other files, and for the CPU provider.
 
     Args:
         record: Compile metadata of the file (``winml.compile``); ``""``: not compiled.
@@ -282,7 +287,7 @@ def _options_for_compiled(record: str) -> str:
 
 
 def provider_options_of(path: Path) -> str:
-    """Return the options that select the provider an ONNX file is compiled for; see :func:`_options_for_compiled`.
+    """Return the command options for the provider of a compiled ONNX file; see :func:`_options_for_compiled`.
 
     Raises:
         WinMLError: the file does not exist, or is no ONNX file.
@@ -315,7 +320,7 @@ def refuse_dynamic(ep: str | None, *, is_dynamic: bool, allow_dynamic: bool) -> 
 
 
 def refuse_uncompilable(ep: str) -> None:
-    """Refuse to compile for a provider that does not support compiled files.
+    """Refuse a provider without support for compiled files.
 
     Raises:
         UsageError: the provider is unknown, or does not support compiled files.

@@ -50,7 +50,7 @@ def is_mask(spec: InputTensorSpec, rules: FeedRules | None = None) -> bool:
 
 
 def hiding_value(spec: InputTensorSpec, rules: FeedRules | None = None) -> int:
-    """Return the value with which a mask hides: 1 for flags named ``…padding_mask``, as in ``torch.nn``, else 0."""
+    """Return the hiding value of a mask: 1 for flags named ``…padding_mask``, as in ``torch.nn``, else 0."""
     by_name = int(spec.dtype == "bool" and spec.name.endswith("padding_mask"))
     return by_name if rules is None else rules.masks.get(spec.name, by_name)
 
@@ -134,6 +134,7 @@ def _draw_grids(seed: int, spec: InputTensorSpec, sizes: Mapping[str, int]) -> A
 
 
 def _draw_input(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...]) -> Array:
+    """Draw the values of an input other than masks, lengths and offsets; boxes have sorted corners."""
     dtype = numpy_dtype(spec.dtype)
     if "float" in spec.dtype:
         return _draw_floats(generator, shape, dtype, spec)
@@ -155,6 +156,7 @@ def _draw_mask_input(
     with_padding: bool,
     rules: FeedRules,
 ) -> Array:
+    """Draw a mask of the input's type; constant if the value range is a single value."""
     dtype = numpy_dtype(spec.dtype)
     if spec.value_range is not None and spec.value_range[0] == spec.value_range[1]:
         return np.full(shape, spec.value_range[0], dtype)
@@ -168,7 +170,7 @@ def _draw_mask_input(
 
 
 def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
-    """Return the number of cached tokens if a layer reads them with a sliding window; else None."""
+    """Return the number of cached tokens if a layer has a sliding window; otherwise `None`."""
     windowed = (spec for spec in specs if spec.cache is not None and spec.cache.window and spec.cache.side is None)
     return next((shapes[spec.name][2] for spec in windowed if len(shapes[spec.name]) == 4), None)
 
@@ -184,7 +186,7 @@ def _hide_first_tokens(mask: Array, past: int) -> Array:
 
 
 def _find_largest_length(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, ...]], rules: FeedRules) -> int | None:
-    """Return the largest length for an input that holds lengths; None for any other input."""
+    """Return the largest length for an input with lengths; `None` for other inputs."""
     shape = shapes[spec.name]
     if not holds_lengths(spec, rules):
         return None
@@ -200,7 +202,10 @@ def _find_largest_length(spec: InputTensorSpec, shapes: Mapping[str, tuple[int, 
 
 
 def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...], longest: int) -> Array:
-    """Return lengths that fall from the longest: some forwards want them sorted, some the longest to fill the row."""
+    """Draw lengths in descending order from the longest:
+
+    some forwards need sorted lengths, some a row of full length.
+    """
     low = 1 if spec.value_range is None else math.ceil(spec.value_range[0])
     low = min(max(low, 1), longest) if longest > 0 else longest
     values = np.sort(generator.integers(low, longest, shape, dtype=np.int64, endpoint=True))[::-1].copy()
@@ -211,7 +216,7 @@ def _draw_lengths(generator: np.random.Generator, spec: InputTensorSpec, shape: 
 def _entries_of_bags(
     spec: InputTensorSpec, specs: Sequence[InputTensorSpec], shapes: Mapping[str, tuple[int, ...]]
 ) -> int | None:
-    """Return the number of bag entries that the offsets in an input refer to; `None` for any other input.
+    """Return the number of bag entries for an input with offsets; `None` for other inputs.
 
     For: ``nn.EmbeddingBag``.
     """
@@ -222,7 +227,7 @@ def _entries_of_bags(
 
 
 def _draw_offsets(generator: np.random.Generator, spec: InputTensorSpec, shape: tuple[int, ...], entries: int) -> Array:
-    """Return offsets that rise from 0; equal ones are an empty bag."""
+    """Draw offsets in ascending order from 0; equal offsets enclose an empty bag."""
     values = np.sort(generator.integers(0, max(entries - 1, 0), shape, dtype=np.int64, endpoint=True))
     values[:1] = 0
     return values.astype(numpy_dtype(spec.dtype))
@@ -258,6 +263,7 @@ def _insert_sizes(spec: InputTensorSpec, sizes: Mapping[str, int]) -> tuple[int,
 def _draw_floats(
     generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
 ) -> Array:
+    """Draw floats in the value range, or else from the standard normal distribution."""
     if spec.value_range is None:
         return generator.standard_normal(shape).astype(dtype)
     low, high = spec.value_range
@@ -271,7 +277,7 @@ def _draw_floats(
 
 
 def _nearest_inside(bound: float, dtype: np.dtype[Any], towards: float) -> Any:
-    """Return the value of ``dtype`` nearest to ``bound`` that is not beyond it."""
+    """Return the value of ``dtype`` nearest to ``bound``, but not beyond."""
     value = np.asarray(bound).astype(dtype)
     beyond = float(value) < bound if towards > 0 else float(value) > bound
     return np.nextafter(value, np.asarray(towards).astype(dtype)) if beyond else value
@@ -280,6 +286,11 @@ def _nearest_inside(bound: float, dtype: np.dtype[Any], towards: float) -> Any:
 def _draw_integers(
     generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], spec: InputTensorSpec
 ) -> Array:
+    """Draw integers in the value range, without the value reserved for ends of rows.
+
+    Raises:
+        UsageError: the dtype does not hold the value range.
+    """
     low, high = spec.value_range or (0, 1)
     low_integer, high_integer = math.ceil(low), math.floor(high)
     smallest, largest = (0, 1) if dtype == np.bool_ else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
@@ -312,7 +323,7 @@ def _last_name(spec: InputTensorSpec) -> str:
 
 
 def _write_row_starts(values: Array, runs: Sequence[tuple[int, int]], mask: Array | None) -> None:
-    """Write the first values in place, and unmask them and the following position."""
+    """Write the first values of all rows, and unmask their positions and the next position; in place."""
     first_values = np.repeat([value for value, _ in runs], [count for _, count in runs])
     rows = values.reshape(len(values), -1)
     rows[:, : len(first_values)] = first_values[: rows.shape[1]]
@@ -321,7 +332,7 @@ def _write_row_starts(values: Array, runs: Sequence[tuple[int, int]], mask: Arra
 
 
 def _write_row_ends(values: Array, last_value: int, mask: Array | None) -> None:
-    """Write ``last_value`` in place at the last valid position of every row with several valid positions."""
+    """Write ``last_value`` at the last valid position of every row with several valid positions; in place."""
     if mask is not None and mask.shape == values.shape:
         ends = mask.astype(np.int64).sum(axis=-1, keepdims=True) - 1
     else:

@@ -43,6 +43,7 @@ def local_files_only() -> Iterator[None]:
 
 
 def _refuse_kernel(kernel_name: str, *_arguments: object, **_keywords: object) -> NoReturn:
+    """Raise ImportError in place of a download."""
     raise ImportError(f"the kernel {kernel_name} would have to be downloaded from the Hub, and winml downloads no code")
 
 

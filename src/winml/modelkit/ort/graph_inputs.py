@@ -79,7 +79,7 @@ def takes_array(spec: InputTensorSpec, array: Array) -> bool:
 
 
 def fitted_array(spec: InputTensorSpec, array: Array, graph: str, hint: str) -> Array:
-    """Return an array in the type of an input.
+    """Convert an array to the type of an input.
 
     Args:
         spec: The input.
@@ -125,7 +125,7 @@ def described_inputs(
 
 
 def _add_cache_kind(spec: InputTensorSpec) -> InputTensorSpec:
-    """Return an input with the cache tensor that its name tells, if the file does not state it."""
+    """Return an input with the kind of its cache tensor, read from the input name if the file states no kind."""
     if spec.cache is not None or not spec.name.startswith(_PAST):
         return spec
     return spec.model_copy(update={"cache": CacheSlot.model_construct(kind=spec.name.rpartition(".")[2])})
@@ -159,14 +159,14 @@ def sizes_by_key(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]
 
 
 def bounds_by_name(inputs: Sequence[InputTensorSpec]) -> dict[str, DynamicDimension]:
-    """Return the bounds of the dynamic dimensions of some inputs."""
+    """Return dynamic dimension → bounds, for all inputs with bounds."""
     return {name: bounds for spec in inputs for name, bounds in spec.bounds.items()}
 
 
 def settle_sizes(
     inputs: Sequence[InputTensorSpec], requested: Mapping[str, int], *, batch_size: int | None = None
 ) -> Sizes:
-    """Give every dynamic dimension a size.
+    """Choose a size for every dynamic dimension.
 
     Args:
         inputs: The inputs of the graph.
@@ -212,6 +212,7 @@ def default_size_notes(chosen: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def _all_sums(inputs: Iterable[InputTensorSpec]) -> dict[str, tuple[int | str, ...]]:
+    """Return dimension → terms of its sum, of all inputs."""
     return {name: terms for spec in inputs for name, terms in spec.sums.items()}
 
 
@@ -237,7 +238,11 @@ def _compute_sums(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | st
 
 
 def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str]:
-    """Return the dynamic batch dimensions; ``[]`` if the fixed size is the requested size."""
+    """Return the dynamic batch dimensions; ``[]`` if the fixed size is the requested size.
+
+    Raises:
+        UsageError: the batch has another fixed size.
+    """
     first_sizes = [spec.shape[0] for spec in inputs if spec.shape]
     batch_names = [key for key in first_sizes if isinstance(key, str) and counts_rows(key)]
     nameless = [key for key in first_sizes if isinstance(key, str) and ":" in key]
@@ -253,6 +258,11 @@ def _batch_names(inputs: Sequence[InputTensorSpec], batch_size: int) -> list[str
 
 
 def _default_size(name: str, inputs: Sequence[InputTensorSpec], names: Sequence[str]) -> int:
+    """Return the default size of a dimension by name, clamped to its bounds; 1 for a batch dimension.
+
+    Raises:
+        UsageError: the dimension has no default; the hint names the option.
+    """
     default, bounds = default_size(name), bounds_by_name(inputs).get(name)
     if default is not None:
         return default if bounds is None else bounds.clamp(default)
@@ -340,6 +350,7 @@ def _check_array(spec: InputTensorSpec, array: Array, source: str) -> Array:
 
 
 def _restore_dtype(dtype: str, array: Array) -> Array:
+    """Restore bfloat16 values and strings stored untyped; return other arrays unchanged."""
     if dtype == "bfloat16" and array.dtype.kind == "V" and array.dtype.itemsize == 2:
         import ml_dtypes
 
@@ -351,6 +362,11 @@ def _restore_dtype(dtype: str, array: Array) -> Array:
 
 
 def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source: str) -> None:
+    """Refuse arrays with different sizes of a dimension.
+
+    Raises:
+        UsageError: the message names the dimension and both inputs.
+    """
     first_sizes: dict[str, tuple[int, str]] = {}
     for input_name, name, size in _named_sizes(inputs, feeds):
         first_size, first_input = first_sizes.setdefault(name, (size, input_name))
@@ -362,6 +378,7 @@ def _check_shared_names(inputs: Sequence[InputTensorSpec], feeds: Arrays, source
 
 
 def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[tuple[str, str, int]]:
+    """Yield input, dimension and size for each named dimension."""
     for spec in inputs:
         for key, size in zip(spec.shape, feeds[spec.name].shape, strict=True):
             if isinstance(key, str):
@@ -369,7 +386,7 @@ def _named_sizes(inputs: Iterable[InputTensorSpec], feeds: Arrays) -> Iterator[t
 
 
 def batch_of(inputs: Sequence[InputTensorSpec], feeds: Arrays, outputs: Mapping[str, Array | None]) -> tuple[int, str]:
-    """Return how many samples one run answers, and what says so.
+    """Return the number of samples in a run, and the source of the number in words.
 
     The source is a dimension named batch. Without such a dimension, or if texts and images differ in number, the source
     is the first size shared by all inputs and outputs; without a shared size, a run counts as one sample.
@@ -461,14 +478,15 @@ def _open_file(path: Path, source: str, hint: str) -> Iterator[IO[bytes]]:
 
 
 def _damage_explained(source: str, kind: str, hint: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context that turns errors of numpy into an InputError about a damaged file."""
     return foreign_parser(f"{source}: {kind}, or damaged, or contains Python objects", hint=hint)
 
 
 def _declared_bytes(file: IO[bytes]) -> int:
-    """Return the size of the values that the header of an array declares; the file is then behind the header.
+    """Read the header of an array, and return the declared size in bytes.
 
     Raises:
-        ValueError: it is not the header of an array.
+        ValueError: the file has no header of an array.
     """
     version = np.lib.format.read_magic(file)
     if version not in _HEADER_READERS:

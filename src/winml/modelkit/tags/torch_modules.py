@@ -343,7 +343,7 @@ def add_captured_modules(trace: CallTrace, scopes: Iterable[Sequence[str]]) -> C
 
 
 def module_of_error(error: BaseException, model: nn.Module) -> str | None:
-    """Return the path of the innermost module with a method in the traceback of an error; `None` without such a module."""
+    """Return the path of the innermost module with a method in a traceback; `None` without such a module."""
     paths = {id(module): path for path, module in model.named_modules()}
     innermost_path = None
     traceback = error.__traceback__

@@ -88,7 +88,7 @@ class GraphCache:
         self._run_in_place: InPlaceRun | None = None
 
     def run_in_place(self, total: int) -> InPlaceRun:
-        """Return a run that adds to the values, with room for so many tokens per row.
+        """Return a run that extends the values in place; values are copied if memory is shared or too small.
 
         Args:
             total: Tokens per row after the run.
@@ -107,7 +107,7 @@ class GraphCache:
         return self._run_in_place
 
     def rewind(self, earlier: GraphCache) -> None:
-        """Restore the state of an earlier cache, of which this cache is a copy that was run since; in place.
+        """Restore the state of an earlier cache, in place; the cache is a copy of the earlier cache after further runs.
 
         Args:
             earlier: The earlier cache.
@@ -117,7 +117,7 @@ class GraphCache:
             self.values = dict(earlier.values)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002  # transformers' signature
-        """Return the tokens per row that the state represents."""
+        """Return the number of tokens per row in the state."""
         return self.length
 
     def reorder_cache(self, beam_idx: Any) -> None:
@@ -135,16 +135,16 @@ class GraphCache:
             self._is_shared, self._run_in_place = False, None
 
     def belongs_to(self, graph: DecoderGraph) -> bool:
-        """Return True if a graph made it."""
+        """Return True if a graph made the cache."""
         return self._graph is graph
 
     @property
     def graph_name(self) -> str:
-        """The file of the graph that made it."""
+        """The file of the cache's graph."""
         return self._graph.name
 
     def size_bytes(self) -> int:
-        """Return the memory that the tokens take, without spare room."""
+        """Return the memory of the tokens in bytes, without spare capacity."""
         size = sum(int(value.tensor_size_in_bytes()) for value in self.values.values())
         return size * self.length // self.room if self.room else size
 
@@ -256,7 +256,7 @@ class DecoderGraph:
 
     @property
     def has_cache(self) -> bool:
-        """True if a run hands anything to the next."""
+        """True if a run passes states to the next run."""
         return bool(self.states)
 
     def encode(self, inputs: Arrays) -> dict[str, Array]:  # noqa: ARG002  # read where others derive
@@ -346,7 +346,7 @@ class DecoderGraph:
         return int(np.max(np.flatnonzero((np.asarray(mask)[:, -count:] == 0).any(axis=0)), initial=-1)) + 1
 
     def _split_runs(self, count: int, past: int, padded: int = 0) -> list[tuple[int, int, DecoderGraph]]:
-        """Return start and end of the tokens of each run, and its graph; ``padded`` tokens are read singly.
+        """Return start and end of the tokens of each run, and the graph; the first ``padded`` tokens are read singly.
 
         With an empty cache the first run may be filled up with padding before its tokens. Later runs are full: tokens
         that are read singly come first.
@@ -369,7 +369,7 @@ class DecoderGraph:
         return [*padded_run, *alone, *((start, start + step, longest) for start in range(remainder, count, step))]
 
     def _refuse_beyond_held(self, count: int) -> None:
-        """Refuse more tokens than a fixed-size cache and one run hold.
+        """Refuse more tokens than fit in a fixed-size cache and a run.
 
         Raises:
             UsageError: states the maximum.
@@ -384,7 +384,7 @@ class DecoderGraph:
 
     @property
     def most_tokens(self) -> int | None:
-        """Maximum tokens of a text for a fixed-size cache and one run; None without fixed sizes."""
+        """Maximum number of tokens of a text for a fixed-size cache and a run; `None` without fixed sizes."""
         return None if self.held is None else self.held + (self.length or 1)
 
     def _run_step(self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache) -> Array:
@@ -426,6 +426,12 @@ class DecoderGraph:
     def _build_feeds(
         self, values: Array, mask: Array | None, positions: Array | None, cache: GraphCache | None
     ) -> dict[str, Array]:
+        """Return the graph inputs of one run, padded to fixed sizes.
+
+        Raises:
+            UsageError: there are too many tokens, or the mask has the wrong shape or hides tokens of a graph without a
+                mask.
+        """
         rows, count = values.shape[:2]
         past = cache.length if cache is not None else 0
         filled = count
@@ -479,6 +485,11 @@ class DecoderGraph:
         return np.full(values.shape[:2], self._plain_kind, np.int64)
 
     def _refuse_foreign_cache(self, cache: object, rows: int) -> None:
+        """Refuse a cache of another graph, or with another number of rows.
+
+        Raises:
+            UsageError: the cache does not fit.
+        """
         if cache is None:
             return
         if not isinstance(cache, GraphCache) or not cache.belongs_to(self):
@@ -496,6 +507,11 @@ class DecoderGraph:
                 )
 
     def _refuse_other_graphs(self) -> None:
+        """Refuse a graph without token input or scores, and a graph with an unknown input.
+
+        Raises:
+            InputError: the message names the inputs.
+        """
         if self.fed_input not in self._by_name or SCORES not in self._session.outputs:
             raise InputError(
                 f"{self.name} does not generate: it takes {', '.join(self._by_name) or 'nothing'} and returns "
@@ -513,7 +529,7 @@ class DecoderGraph:
 
 
 def _split_last_axis(names: Sequence[str], values: Array) -> dict[str, Array]:
-    """Return the share that each of these has of the last axis."""
+    """Split the last axis evenly: input name → share."""
     if len(names) == 1:
         return {names[0]: values}
     return dict(zip(names, np.split(values, len(names), axis=-1), strict=True))
@@ -533,7 +549,7 @@ def _refuse_padding(mask: Array, name: str) -> None:
 
 
 def _refuse_scores_of_texts(session: Session) -> None:
-    """Refuse a graph that classifies.
+    """Refuse a graph with scores of the whole text.
 
     Raises:
         InputError: its scores are not per token.
@@ -550,7 +566,11 @@ def _refuse_scores_of_texts(session: Session) -> None:
 def _complete_head_sizes(
     inputs: Sequence[InputTensorSpec], session: Session, states: Collection[str]
 ) -> tuple[InputTensorSpec, ...]:
-    """Return inputs whose states have a head size: genai's builder leaves it open, and names it in its config."""
+    """Return the inputs with fixed head sizes of states: genai's builder states the size in a config only.
+
+    Raises:
+        InputError: the config has no head size.
+    """
     is_open = [spec.name in states and len(spec.shape) == 4 and not isinstance(spec.shape[-1], int) for spec in inputs]
     config = None if session.model_path is None else session.model_path.with_name(GENAI_CONFIG_NAME)
     if not any(is_open) or config is None or library_file(config.parent, config.name) is None:
@@ -610,18 +630,20 @@ def _is_next(node: NodeSummary, past: str, present: str) -> bool:
 
 
 def _held_tokens(session: Session, axes: Mapping[str, int]) -> int | None:
+    """Return the fixed number of cached tokens; `None` if dynamic."""
     return next(
         (int(size) for name, axis in axes.items() if isinstance(size := session.input_shapes[name][axis], int)), None
     )
 
 
 def _position_rows(positions: InputTensorSpec | None) -> int | None:
+    """Return the number of positions per token, such as frame, row and column; `None` for a single one."""
     shape = () if positions is None else positions.shape
     return shape[0] if len(shape) > 2 and isinstance(shape[0], int) else None
 
 
 def _all_positions(positions: Array, several: int | None, rows: int, filled: int) -> Array:
-    """Return the positions of a run; of text alone, all of one token are equal."""
+    """Return positions padded to ``filled`` tokens: [rows, filled], or [several, rows, filled]."""
     if several is None:
         return _pad_to_length(positions, filled)
     each = np.broadcast_to(positions, (several, rows, positions.shape[-1]))
@@ -629,11 +651,13 @@ def _all_positions(positions: Array, several: int | None, rows: int, filled: int
 
 
 def _pad_to_length(array: Array, length: int) -> Array:
+    """Pad axis 1 of an array with zeros to a length."""
     missing = length - array.shape[1]
     return np.pad(array, ((0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2))) if missing > 0 else array
 
 
 def _cache_words(cache: Any) -> str:
+    """Name a cache, or the type of any other object, for messages."""
     return f"the cache of {cache.graph_name}" if isinstance(cache, GraphCache) else f"a {type(cache).__name__}"
 
 
@@ -663,7 +687,7 @@ def feeds_between(giver: Session, taker: Session) -> dict[str, str]:
 
 
 def text_tokens(decoder: Session) -> TextTokens | None:
-    """Return the start and end tokens stated in the file of a decoder, or None.
+    """Return the start and end tokens in the metadata of a decoder; `None` if not stated.
 
     Raises:
         InputError: the metadata is damaged.

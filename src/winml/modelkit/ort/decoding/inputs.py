@@ -58,7 +58,7 @@ class DecoderRun:
     """Tokens in the cache before the run."""
 
     def halve(self) -> DecoderRun:
-        """Return a run of half the length, of one token at least."""
+        """Return a run with half of the tokens, at least one."""
         return DecoderRun(max(self.tokens // 2, 1), self.cached // 2)
 
     @property
@@ -81,7 +81,7 @@ class _Axes:
 
 
 def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
-    """Return names, sizes and what the file says of the inputs of a graph, without a session; types are left out.
+    """Return the inputs of a graph with names, sizes and metadata, without a session; types are empty.
 
     Raises:
         ModelPathError: the file does not exist.
@@ -98,7 +98,8 @@ def inputs_of_file(path: Path) -> tuple[InputTensorSpec, ...]:
 
 
 def decoder_run(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> DecoderRun | None:
-    """Return the one run by which a decoder is measured: a step, or a prompt where the user gave its length.
+    """Return the run to measure a decoder with: a step, or a prompt if the prompt length is requested. `None` without a
+    cache.
 
     Args:
         inputs: The inputs of the graph.
@@ -115,7 +116,7 @@ def decoder_run(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int])
 
 
 def decoder_tokens(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> int | None:
-    """Return how many tokens a decoder is to be measured with, in a prompt and in the cache before a step.
+    """Return the number of tokens to measure a decoder with, in a prompt or in the cache before a step.
 
     Args:
         inputs: The inputs of the graph.
@@ -160,7 +161,7 @@ def decoder_feeds(
     batch_size: int | None,
     seed: int,
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """Draw values for one run; return also notes on their sizes.
+    """Draw the inputs of a run; return the inputs, and notes on default sizes.
 
     Tokens and states are random; no token is hidden, and positions continue from the cache.
 
@@ -195,7 +196,7 @@ def decoder_feeds(
 
 
 def prompt_before(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int], steps: int) -> DecoderRun:
-    """Return the prompt after which a decoder is to make so many steps.
+    """Return the prompt before a number of steps of a decoder.
 
     Args:
         inputs: The inputs of the graph.
@@ -297,7 +298,7 @@ def _open_axes(inputs: Sequence[InputTensorSpec]) -> _Axes | None:
 
 
 def empty_state_sizes(spec: InputTensorSpec, batch: Size, rows: int) -> tuple[int, ...]:
-    """Return the sizes of a state of a cache before the first token: what is open and not the batch is empty.
+    """Return the sizes of a cache state before the first token: dynamic axes other than the batch are 0.
 
     Args:
         spec: The state input.
@@ -316,9 +317,9 @@ def batch_axis(spec: InputTensorSpec, batch: Size) -> int:
 
 
 def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict[str, int]:
-    """Return input → axis of the batch, for states that summarize all tokens before: recurrent ones and convolutions.
+    """Return input → batch axis, for states that summarize all earlier tokens: recurrent states and convolutions.
 
-    Padding affects such a state, because no mask hides it.
+    Padding affects a state of constant size, because no mask hides the padding.
 
     Args:
         states: The inputs that take states.
@@ -334,7 +335,7 @@ def constant_size_states(states: Iterable[InputTensorSpec], batch: Size) -> dict
 
 
 def hold_hidden_rows(before: Array, after: Array, is_hidden: Array, axis: int) -> Array:
-    """Merge a state after a run with the earlier state of rows whose token is masked.
+    """Merge a state after a run with the earlier state of rows with a masked token.
 
     Args:
         before: The state before the run.
@@ -364,7 +365,7 @@ def state_feeds(session: Session) -> dict[str, str]:
 
 
 def _described_feeds(session: Session) -> dict[str, str]:
-    """Return the mapping stated in the file; ``{}`` without or with damaged metadata."""
+    """Return the mapping stated in the file; ``{}`` for missing or damaged metadata."""
     try:
         record = load_metadata(session.metadata.get(PART_KEY) or "{}")
         feeds_by_input = {
@@ -376,4 +377,5 @@ def _described_feeds(session: Session) -> dict[str, str]:
 
 
 def _named_feeds(session: Session) -> dict[str, str]:
+    """Return the mapping by the names used by other exporters; ``{}`` for other names."""
     return {name: _PRESENT + name.removeprefix(_PAST) for name in session.inputs if name.startswith(_PAST)}

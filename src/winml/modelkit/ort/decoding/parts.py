@@ -97,7 +97,7 @@ class Encoder:
 
     @property
     def unpadded_inputs(self) -> tuple[InputTensorSpec, ...]:
-        """Accepted inputs, dynamic along the length that :meth:`encode` pads or checks."""
+        """Accepted inputs; dynamic along the length, which :meth:`encode` pads or checks."""
         return tuple(
             spec.model_copy(update={"shape": (spec.shape[0], f"{spec.name}:1", *spec.shape[2:])})
             if self._length is not None and spec.shape[1:2] == (self._length,)
@@ -130,6 +130,11 @@ class Encoder:
         }
 
     def _refuse_padding(self, name: str, actual_length: int, length: int) -> None:
+        """Refuse an input shorter than the fixed length if padding changes the outputs.
+
+        Raises:
+            UsageError: the message has the reason.
+        """
         if self._padding_problem is not None:
             raise UsageError(
                 f"input {name!r} has a length of {actual_length}, but {self.session.name} was built for {length}: "
@@ -139,7 +144,7 @@ class Encoder:
 
     @functools.cached_property
     def _padding_problem(self) -> str | None:
-        """Reason why padding changes the outputs; None if a mask hides it.
+        """Reason why padding changes the outputs; `None` if a mask hides the padding.
 
         for: Moonshine, whose group norm takes mean and variance over the whole recording. transformers' outputs also
         change for a padded recording.
@@ -153,6 +158,11 @@ class Encoder:
         return "the model normalizes over the full length" if is_normalized else None
 
     def _fit_input(self, spec: InputTensorSpec, inputs: Arrays) -> Array:
+        """Return the array of an input in its type; a missing mask hides no position.
+
+        Raises:
+            UsageError: the input is missing, or has an unsupported shape.
+        """
         array = inputs.get(spec.name)
         if array is None and spec.name == MASK:
             tokens = next(iter(inputs.values()))
@@ -165,6 +175,7 @@ class Encoder:
         return fitted_array(spec, np.asarray(array), self.session.name, self._size_hint(spec, np.asarray(array)))
 
     def _size_hint(self, spec: InputTensorSpec, array: Array) -> str:
+        """Return advice on a wrong size of an input."""
         if (
             self._length is not None
             and spec.shape[1:2] == (self._length,)
@@ -205,6 +216,7 @@ class EncoderDecoder(DecoderGraph):
 
 
 def _length_advice(name: str, length: int) -> str:
+    """Return advice to build the model for a length, as the end of a sentence."""
     key = _LENGTH_KEYS.get(name)
     size_words = f" with {opt.shape_config} '{{\"{key}\": {length}}}'" if key else f" for {length}"
     return f", or build the model{size_words}"
@@ -329,7 +341,7 @@ class TokenEmbedder:
 
 
 class VisionLanguageDecoder(DecoderGraph):
-    """A decoder that takes token embeddings, with the graphs that compute them.
+    """A decoder of token embeddings, with the vision encoder and the embedding graph.
 
     Attributes:
         embedder: The vision encoder and embedding graph; its image features are passed to :meth:`empty_cache`.
@@ -377,8 +389,9 @@ class VisionLanguageDecoder(DecoderGraph):
     ) -> Array:
         """Compute the logits of tokens; see :meth:`DecoderGraph.run`.
 
-        The scores of image placeholders are −∞: they must not be generated, because there is no image for them. Images
-        whose placeholders were read are dropped: further placeholders need further images.
+        The scores of image placeholders are −∞: a generated placeholder would have no image. Images are dropped after
+        their
+        placeholders were read: further placeholders need further images.
         """
         logits = super().run(tokens, mask, positions, cache)
         if cache is not None and self.embedder.count_places(tokens):
@@ -405,7 +418,7 @@ class VisionLanguageDecoder(DecoderGraph):
         return kinds
 
     def token_values(self, tokens: Array, cache: GraphCache | None) -> Array:
-        """Return the embeddings of tokens, concatenated, so that they are divided into runs together.
+        """Return the embeddings of tokens, concatenated along the last axis.
 
         Args:
             tokens: Integers of shape [batch, sequence].

@@ -79,7 +79,7 @@ def carry_tags(original_model: ir.Model, carried_model: ir.Model) -> CarryReport
 
 
 def _is_matched(node: ir.Node, match: Match, inside: Container[str | None]) -> bool:
-    """Return True if a match proves that both graphs are the same model; ``inside`` holds inner values of the original."""
+    """Return True if a match proves that both graphs are one model; ``inside`` holds inner values of the original."""
     if match.way == "replaced":
         return any(value.name in inside and not value.is_graph_output() for value in node.outputs)
     return match.way not in ("neighbours", "root")
