@@ -110,7 +110,7 @@ class GraphSessions:
                 initializer.raw_data = tensor.tobytes()
                 continue
             initializer.data_location = onnx.TensorProto.EXTERNAL
-            stored = None if folder is None else _stored(tensor)
+            stored = None if folder is None else _find_stored_tensor(tensor)
             if stored is None:
                 initializer.external_data.add(key="location", value=initializer.name)
                 arrays[initializer.name] = self._computed_values(tensor)
@@ -125,9 +125,9 @@ class GraphSessions:
             assert folder is not None  # a stored one was found
             refer_to_data(initializer, values.path.relative_to(folder).as_posix(), values.offset, values.size_bytes)
         if readers:
-            written = list(sent.proto.graph.node)
+            graph_nodes = list(sent.proto.graph.node)
             del sent.proto.graph.node[:]
-            sent.proto.graph.node.extend([*readers, *written])
+            sent.proto.graph.node.extend([*readers, *graph_nodes])
         return Session(
             sent.proto.SerializeToString(),
             threads=threads,
@@ -150,7 +150,7 @@ class GraphSessions:
             return self._computed[id(tensor)]
 
 
-def _stored(tensor: ir.TensorProtocol) -> StoredTensor | None:
+def _find_stored_tensor(tensor: ir.TensorProtocol) -> StoredTensor | None:
     """Return a stored tensor that a session can read from its file, with links resolved; else None.
 
     ONNX Runtime follows no link out of a folder.
@@ -166,7 +166,7 @@ def _stored(tensor: ir.TensorProtocol) -> StoredTensor | None:
 
 def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
     """Return a common parent folder of all stored values; None if there is none."""
-    paths = {stored.source.path.parent for tensor in tensors if (stored := _stored(tensor)) is not None}
+    paths = {stored.source.path.parent for tensor in tensors if (stored := _find_stored_tensor(tensor)) is not None}
     try:
         return Path(os.path.commonpath(paths)) if paths else None
     except ValueError:  # on several drives
@@ -233,12 +233,18 @@ def open_session(
         values = {value.name: value for node in widened.graph for value in node.outputs}
         widened.graph.outputs.extend(values[name] for name in outputs)
         return session_of_graph(widened, path, optimize=not as_written)
-    place: dict[str, Any] = {"name": str(path), "providers": providers, "provider_options": provider_options}
+    session_arguments: dict[str, Any] = {
+        "name": str(path),
+        "providers": providers,
+        "provider_options": provider_options,
+    }
     if not as_written:
         is_newer = read_structure(path).ir_version > newest_ir_version()
         # Specified: where a scalar field occurs twice, protobuf uses the last.
         model = path.read_bytes() + _IR_VERSION_TAG + varint(newest_ir_version()) if is_newer else path
-        return Session(model, data_folder=path.absolute().parent if is_newer else None, source=path, **place)
+        return Session(
+            model, data_folder=path.absolute().parent if is_newer else None, source=path, **session_arguments
+        )
     # ONNX Runtime maps no weights through a symbolic link: embedded weights are in the target of the link.
     file = path.absolute() if external_files(path) else path.resolve()
     referring = read_referring(file)
@@ -247,7 +253,9 @@ def open_session(
         # ONNX Runtime infers the type.
         referring.graph.output.add().name = name
     optimize = saturates_integer_sums() and any("Integer" in node.op_type for node in referring.graph.node)
-    return Session(referring.SerializeToString(), optimize=optimize, data_folder=file.parent, source=file, **place)
+    return Session(
+        referring.SerializeToString(), optimize=optimize, data_folder=file.parent, source=file, **session_arguments
+    )
 
 
 def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:

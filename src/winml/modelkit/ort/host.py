@@ -117,11 +117,11 @@ def has_integer_dot_products() -> bool | None:
 
 def flags_have_dot_products(cpuinfo: str) -> bool | None:
     """Return True if ``/proc/cpuinfo`` lists dot product instructions; None if it lists no flags."""
-    flags = _flags(cpuinfo)
+    flags = _parse_flags(cpuinfo)
     return None if flags is None else not _DOT_PRODUCT_FLAGS.isdisjoint(flags)
 
 
-def _flags(cpuinfo: str) -> frozenset[str] | None:
+def _parse_flags(cpuinfo: str) -> frozenset[str] | None:
     """Return the flags of the first processor; None if none are listed."""
     flags = cpuinfo_value(cpuinfo, "flags", "Features")
     return None if flags is None else frozenset(flags.split())
@@ -143,7 +143,7 @@ def read_cpuinfo() -> str:
 
 def instruction_sets() -> str:
     """Return the architecture and, if known, the widest vector instructions: ``x86_64 avx512f``."""
-    flags = _flags(read_cpuinfo()) if platform.system() == "Linux" else None
+    flags = _parse_flags(read_cpuinfo()) if platform.system() == "Linux" else None
     widest = next((flag for flag in _WIDE_FLAGS if flags is not None and flag in flags), "")
     return f"{platform.machine()} {widest}".strip()
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from winml.modelkit.errors import MeasureError, opt
 from winml.modelkit.onnx.files.output_files import write_error
 
-_KERNEL_SUFFIX = "_kernel_time"
+_KERNEL_SUFFIX = "_parse_kernel"
 """Specified: the suffix of a node's name in the event of its kernel."""
 _RUN_EVENT = "model_run"
 """Specified: the event that spans one call of ``InferenceSession.run``."""
@@ -87,10 +87,10 @@ def read_profile(path: Path, *, counted_runs: int | None = None) -> RunProfile:
     inner_us = _inner_times(kernels)
     starts = [_start_us(event) for event in runs]
     kernel_times = []
-    for position, event in sorted(enumerate(kernels), key=lambda item: _start_us(item[1])):
+    for position, event in sorted(enumerate(kernels), key=lambda indexed_event: _start_us(indexed_event[1])):
         run = bisect_right(starts, _start_us(event)) - 1 - skipped_runs
         if run >= 0:
-            kernel_times.append(_kernel_time(event, run, inner_us[position]))
+            kernel_times.append(_parse_kernel(event, run, inner_us[position]))
     return RunProfile(tuple(kernel_times), tuple(float(event["dur"]) for event in runs[skipped_runs:]))
 
 
@@ -101,7 +101,7 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = json.loads(text)
     except json.JSONDecodeError:
         try:
-            events = json.loads(_BARE_NAME.sub(lambda found: json.dumps(found[1]), text))
+            events = json.loads(_BARE_NAME.sub(lambda match: json.dumps(match[1]), text))
         except json.JSONDecodeError as error:
             if not text.rstrip().endswith("]"):
                 raise write_error(path, OSError(errno.ENOSPC, "ONNX Runtime wrote only a part of it")) from error
@@ -148,7 +148,7 @@ def _end_us(event: Mapping[str, Any]) -> float:
     return _start_us(event) + float(event["dur"])
 
 
-def _kernel_time(event: Mapping[str, Any], run: int, inner_us: float) -> KernelTime:
+def _parse_kernel(event: Mapping[str, Any], run: int, inner_us: float) -> KernelTime:
     details = event.get("args", {})
     return KernelTime(
         node=event["name"].removesuffix(_KERNEL_SUFFIX),
@@ -190,7 +190,7 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
     Raises:
         MeasureError: the file does not exist, or has no node.
     """
-    parts = _executed_parts(path)
+    parts = _read_executed_parts(path)
     if not parts:
         raise MeasureError(
             f"the profile of {provider} contains no node names",
@@ -205,14 +205,14 @@ def read_device_profile(path: Path, *, counted_runs: int, provider: str) -> RunP
         rows = [row for runs in parts for row in runs[run] if row["Unit of Measurement"] == unit]
         for row in rows:
             if row["Message"] == _NODE:
-                kernels.append(_device_kernel(row, len(run_times), start, provider))
+                kernels.append(_parse_device_kernel(row, len(run_times), start, provider))
                 start += kernels[-1].self_us
         whole = sum(float(row["Time"]) for row in rows if row["Event Identifier"].startswith(_ACCELERATOR))
         run_times.append(max(whole, start - sum(run_times)))
     return RunProfile(tuple(kernels), tuple(run_times), "cycles" if in_cycles else "us")
 
 
-def _executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
+def _read_executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
     """Return the events by compiled part and execution.
 
     The events of one execution end with the event of the execution. A node is named after its node or value in the
@@ -235,7 +235,7 @@ def _executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
     return list(parts.values())
 
 
-def _device_kernel(row: Mapping[str, str], run: int, start: float, provider: str) -> KernelTime:
+def _parse_device_kernel(row: Mapping[str, str], run: int, start: float, provider: str) -> KernelTime:
     match = _IDENTIFIER.match(row["Event Identifier"])
     name = row["Event Identifier"] if match is None else match["name"] or match["number"]
     duration = float(row["Time"])

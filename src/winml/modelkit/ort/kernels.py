@@ -118,7 +118,7 @@ class KernelTable:
 
     def refusal(self, node: TypedNode) -> tuple[str, str] | None:
         """Return the reason why no kernel fits a node: ``operator`` or ``dtype``, and a text; None if a kernel fits."""
-        schema = self._schema(node)
+        schema = self._find_schema(node)
         if schema is None:
             return "operator", "ONNX Runtime does not know it"
         if self._is_composed(node, schema):
@@ -128,21 +128,23 @@ class KernelTable:
             return "operator", "no kernel"
         version = schema.since_version
         # The rule of ONNX Runtime's registry.
-        fitting = [item for item in kernels if item.first == version or item.first < version <= item.last != _NO_END]
+        fitting = [
+            kernel for kernel in kernels if kernel.first == version or kernel.first < version <= kernel.last != _NO_END
+        ]
         if not fitting:
             newest = max(kernel.first for kernel in kernels)
             return "operator", f"no kernel for its version {version}; the newest is {newest}"
         actual = _types_by_parameter(node, schema)
-        if any(_takes(kernel, actual) for kernel in fitting):
+        if any(_accepts_types(kernel, actual) for kernel in fitting):
             return None
         return "dtype", _type_words(fitting, actual)
 
-    def _schema(self, node: TypedNode) -> _Schema | None:
+    def _find_schema(self, node: TypedNode) -> _Schema | None:
         opset = self.opsets.get(node.domain, 1)
-        known = [
+        candidates = [
             schema for schema in self.schemas.get((node.domain, node.op_type), ()) if schema.since_version <= opset
         ]
-        return max(known, key=lambda schema: schema.since_version, default=None)
+        return max(candidates, key=lambda schema: schema.since_version, default=None)
 
     def _is_composed(self, node: TypedNode, schema: _Schema) -> bool:
         """Return True if ONNX Runtime expands the ONNX function body of an operator without a kernel."""
@@ -185,13 +187,15 @@ def _list_kernels(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_
     reported, _ = ask_onnxruntime({"kernels_of": provider}, provider, _SECONDS)
     for domain, name, first, last, types in reported["kernels"]:
         allowed = {key: frozenset(map(element_type, names)) for key, names in types.items()}
-        kernels[_own_domain(domain), name].append(_Kernel(first, last, allowed))
+        kernels[_normalize_domain(domain), name].append(_Kernel(first, last, allowed))
     for domain, name, since, inputs, outputs in reported["schemas"]:
-        schemas[_own_domain(domain), name].append(_Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs))))
+        schemas[_normalize_domain(domain), name].append(
+            _Schema(since, list(map(tuple, inputs)), list(map(tuple, outputs)))
+        )
     return kernels, schemas
 
 
-def _own_domain(domain: str) -> str:
+def _normalize_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
@@ -199,14 +203,14 @@ def _types_by_parameter(node: TypedNode, schema: _Schema) -> dict[str, set[str]]
     """Return the element types of a node by type parameter, and by name of the input or output."""
     types: dict[str, set[str]] = defaultdict(set)
     for values, formal in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
-        for place, dtype in enumerate(values):
+        for index, dtype in enumerate(values):
             if dtype is not None and formal:
-                for key in formal[min(place, len(formal) - 1)]:  # the last may stand for any number
+                for key in formal[min(index, len(formal) - 1)]:  # the last may stand for any number
                     types[key].add(dtype)
     return types
 
 
-def _takes(kernel: _Kernel, actual: Mapping[str, set[str]]) -> bool:
+def _accepts_types(kernel: _Kernel, actual: Mapping[str, set[str]]) -> bool:
     return all(actual.get(name, set()) <= types for name, types in kernel.types.items())
 
 
@@ -373,16 +377,16 @@ class OperatorTable(Record):
 
 def operator_table(short: str) -> OperatorTable | None:
     """Return the table of a provider by its short name; None without a table."""
-    table = _tables().get(short)
+    table = _load_tables().get(short)
     return None if table is None else OperatorTable.from_fields(table)
 
 
 def documented_providers() -> tuple[str, ...]:
     """Return the short names of the providers that have a table."""
-    return tuple(_tables())
+    return tuple(_load_tables())
 
 
 @functools.cache
-def _tables() -> dict[str, Any]:
+def _load_tables() -> dict[str, Any]:
     tables: dict[str, Any] = json.loads(_TABLES.read_text(encoding="utf-8"))
     return tables

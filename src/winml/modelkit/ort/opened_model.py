@@ -155,11 +155,11 @@ def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Val
             inputs, options.decoding, options.sizes, batch_size=options.batch_size, seed=options.seed
         )
         return Values(tuple(inputs), feeds, notes)
-    found = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
-    sizes = settle_sizes(inputs, {**found, **options.sizes}, batch_size=options.batch_size)
-    words = ", ".join(f"{name} {size}" for name, size in found.items())
-    note = f"default sizes, reduced because the model fails at larger ones: {words}"
-    notes = (*sizes.notes, *([f"{note} (change them with {opt.shape_config})"] if found else []))
+    fitting = {name: size for name, size in options.fitting_sizes.items() if name not in options.sizes}
+    sizes = settle_sizes(inputs, {**fitting, **options.sizes}, batch_size=options.batch_size)
+    size_words = ", ".join(f"{name} {size}" for name, size in fitting.items())
+    note = f"default sizes, reduced because the model fails at larger ones: {size_words}"
+    notes = (*sizes.notes, *([f"{note} (change them with {opt.shape_config})"] if fitting else []))
     return Values(tuple(inputs), draw_feeds(inputs, sizes.by_name, options.seed), notes)
 
 
@@ -206,7 +206,7 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
         return options
     inputs = graph_inputs(session)
     if options.decoding is not None:
-        return _with_fitting_run(session, options)
+        return _find_fitting_run(session, options)
     settled = settle_sizes(inputs, options.sizes, batch_size=options.batch_size)
     sizes, is_first = dict(settled.chosen), True
     while sizes:
@@ -223,10 +223,10 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
     return options
 
 
-def _with_fitting_run(session: Session, options: RunOptions) -> RunOptions:
+def _find_fitting_run(session: Session, options: RunOptions) -> RunOptions:
     """Return options with a run of a decoder that is short enough."""
     tried = options
-    while tried.decoding is not None and not _runs(session, tried):
+    while tried.decoding is not None and not _can_run(session, tried):
         shorter = tried.decoding.halve()
         if shorter == tried.decoding:
             return options
@@ -234,7 +234,7 @@ def _with_fitting_run(session: Session, options: RunOptions) -> RunOptions:
     return tried
 
 
-def _runs(session: Session, options: RunOptions) -> bool:
+def _can_run(session: Session, options: RunOptions) -> bool:
     try:
         session.run(values_for(session, options).feeds)
     except StageError:
@@ -252,8 +252,8 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[InputTensorSpe
     Raises:
         UsageError: it does.
     """
-    names = dict.fromkeys(size for item in inputs for size in item.shape if isinstance(size, str))
-    sums = {name for item in inputs for name in item.sums}
+    names = dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str))
+    sums = {name for spec in inputs for name in spec.sums}
     if names and not provider.provider.takes_dynamic:
         raise UsageError(
             f"{opt.ep} {options.ep}: {provider.provider.name} requires fixed sizes, but {options.shown} has dynamic "

@@ -20,7 +20,7 @@ _SEVERITY_VERBOSE = 0
 """Specified: some providers state only at this severity why they do not run a node."""
 
 
-def _answer(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
+def _answer_question(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
     """Answer a question.
 
     Args:
@@ -29,11 +29,11 @@ def _answer(task: Mapping[str, Any], _content: bytes) -> dict[str, object]:
             and ``embed``.
     """
     if "kernels_of" in task:
-        return _kernels(task["kernels_of"])
-    return _compilation(task) if "compile_to" in task else _assignment(task)
+        return _list_kernels(task["kernels_of"])
+    return _compile_model(task) if "compile_to" in task else _query_assignment(task)
 
 
-def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
+def _query_assignment(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
     options.log_severity_level = _SEVERITY_VERBOSE
     # Optimization level of a default session before its providers are asked; compiling asks them first.
@@ -57,7 +57,7 @@ def _assignment(task: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-def _compilation(task: Mapping[str, Any]) -> dict[str, object]:
+def _compile_model(task: Mapping[str, Any]) -> dict[str, object]:
     options = ort.SessionOptions()
     options.log_severity_level = _SEVERITY_VERBOSE
     name = task["providers"][0]
@@ -76,7 +76,7 @@ def _compilation(task: Mapping[str, Any]) -> dict[str, object]:
     return {}
 
 
-def _kernels(provider: str) -> dict[str, object]:
+def _list_kernels(provider: str) -> dict[str, object]:
     return {
         "kernels": [
             [kernel.domain, kernel.op_name, *kernel.version_range, kernel.type_constraints]
@@ -97,4 +97,4 @@ def _kernels(provider: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    answer_questions(_answer)
+    answer_questions(_answer_question)

@@ -74,8 +74,8 @@ _MISSING_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)
 """Format of ONNX Runtime's message with the operator and its version."""
 
 
-def _node_words(found: re.Match[str]) -> str:
-    operator, name, reason = found.groups()
+def _node_words(match: re.Match[str]) -> str:
+    operator, name, reason = match.groups()
     return f"node {name or 'without a name'} ({operator}): {reason}"
 
 
@@ -131,14 +131,14 @@ def _register_plug_in(provider: ExecutionProvider) -> None:
         UsageError: a user-specified library belongs to another provider.
     """
     if not provider.library:
-        _register(provider.name, provider.plug_in)
+        _register_package(provider.name, provider.plug_in)
         return
     register_library(provider.name, Path(provider.library))
-    offered = {device.ep_name for device in ort.get_ep_devices() if _is_of(device, provider.library)}
+    offered = {device.ep_name for device in ort.get_ep_devices() if _comes_from(device, provider.library)}
     if offered and provider.name not in offered:
-        other = ", ".join(sorted(offered))
+        offered_words = ", ".join(sorted(offered))
         raise UsageError(
-            f"{opt.ep_library}: {Path(provider.library).name} contains {other}, not {provider.name}",
+            f"{opt.ep_library}: {Path(provider.library).name} contains {offered_words}, not {provider.name}",
             hint=f"Use {opt.ep_library} {min(offered)}={provider.library} {opt.ep} {min(offered)}.",
         )
 
@@ -180,7 +180,7 @@ _MISSPELLED = 0.8
 
 def library_version(provider: ExecutionProvider) -> str:
     """Return the version stated by a user-specified library; ``unknown`` before it is registered."""
-    devices = (device for device in ort.get_ep_devices() if _is_of(device, provider.library))
+    devices = (device for device in ort.get_ep_devices() if _comes_from(device, provider.library))
     return next((device.ep_metadata.get("version", "unknown") for device in devices), "unknown")
 
 
@@ -190,12 +190,12 @@ def device_kinds(provider: ExecutionProvider) -> list[str]:
     return list(dict.fromkeys(map(_kind_of, _devices_of(provider.name))))
 
 
-def _is_of(device: ort.OrtEpDevice, library: str) -> bool:
+def _comes_from(device: ort.OrtEpDevice, library: str) -> bool:
     return Path(device.ep_metadata.get("library_path", "")) == Path(library)
 
 
 @functools.cache
-def _register(name: str, module: str) -> None:
+def _register_package(name: str, module: str) -> None:
     try:
         library = Path(importlib.import_module(module).get_library_path())
     except (ImportError, AttributeError) as error:
@@ -236,7 +236,7 @@ def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappi
         UsageError: the plug-in does not find the device on this machine, or refuses an option.
         StageError: its plug-in cannot be loaded.
     """
-    provider = next(item for item in EXECUTION_PROVIDERS.values() if item.name == name)
+    provider = next(candidate for candidate in EXECUTION_PROVIDERS.values() if candidate.name == name)
     _register_plug_in(provider)
     devices = _devices_of(name)
     kind = fitting_kind(provider, list(map(_kind_of, devices)), provider_options)

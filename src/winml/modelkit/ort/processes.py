@@ -98,13 +98,13 @@ def start_process(context: BaseContext, function: Callable[..., None], *argument
         EOFError, ConnectionError: the server ended while importing the preloaded modules.
     """
     process: BaseProcess = context.Process(target=function, args=arguments, daemon=True)  # type: ignore[attr-defined]
-    with _working_directory_left_out():
+    with _exclude_working_directory():
         process.start()
     return process
 
 
 @shared_by_threads
-def _working_directory_left_out() -> Iterator[None]:
+def _exclude_working_directory() -> Iterator[None]:
     """Make :mod:`multiprocessing` start its servers and processes without the working directory on their path.
 
     A new process gets the path of this process. Threads share the change.
@@ -201,11 +201,11 @@ class AnsweringProcess:
             if self._process is None or self._owner != os.getpid():
                 streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
                 self._process, self._owner = start_python(self._module, **streams, **self._settings), os.getpid()
-                self._exchange(b"", _START_SECONDS, None)
+                self._send_and_receive(b"", _START_SECONDS, None)
             line = json.dumps([question, len(content)]).encode("ascii")
-            return self._exchange(line + b"\n" + content, seconds, resident_bytes)
+            return self._send_and_receive(line + b"\n" + content, seconds, resident_bytes)
 
-    def _exchange(self, sent: bytes, seconds: float, resident_bytes: int | None) -> Any:
+    def _send_and_receive(self, sent: bytes, seconds: float, resident_bytes: int | None) -> Any:
         assert self._process is not None  # started by the caller
         process, answers, is_start = self._process, list[Any](), not sent
 
@@ -225,28 +225,28 @@ class AnsweringProcess:
         exchanging.start()
         try:
             while exchanging.is_alive():
-                left = end - time.monotonic()
-                if left <= 0:
+                remaining = end - time.monotonic()
+                if remaining <= 0:
                     raise TimeoutError(f"{seconds:g} s")
                 if resident_bytes is not None and resident_bytes_of(process.pid) > resident_bytes:
                     raise MemoryError
                 # On Windows, Ctrl-C does not interrupt a wait.
-                exchanging.join(min(left, _INTERRUPTION_SECONDS if resident_bytes is None else _CHECK_SECONDS))
+                exchanging.join(min(remaining, _INTERRUPTION_SECONDS if resident_bytes is None else _CHECK_SECONDS))
         except BaseException:
             # Also after an interruption: otherwise the next question would get this answer.
-            self._end(0)
+            self._end_process(0)
             raise
         if not answers:
-            raise ProcessEndedError(self._end(_END_SECONDS))
+            raise ProcessEndedError(self._end_process(_END_SECONDS))
         return answers[0]
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             if self._process is not None and self._owner == os.getpid():
-                self._end(_END_SECONDS)
+                self._end_process(_END_SECONDS)
 
-    def _end(self, seconds: float) -> int:
+    def _end_process(self, seconds: float) -> int:
         """End the process, by force if it takes longer; return its exit status, that of a crash if there was one."""
         assert self._process is not None
         process, self._process = self._process, None

@@ -46,7 +46,7 @@ class QuantizedStates:
             path: The file.
             session: The opened file.
         """
-        float_inputs = frozenset(name for name, words in session.inputs.items() if words == _FLOATS)
+        float_inputs = frozenset(name for name, type_name in session.inputs.items() if type_name == _FLOATS)
         if _INTEGERS not in session.inputs.values():
             return cls(float_inputs=float_inputs)
         from winml.modelkit.onnx.files.graph_reading import load_by_reference
@@ -55,8 +55,8 @@ class QuantizedStates:
         for node in load_by_reference(path).graph:
             if node.op_type != _OPERATOR or node.domain != _DOMAIN:
                 continue
-            for place, (past, present) in _STATES_OF_SCALES.items():
-                scale = node.inputs[place] if len(node.inputs) > place else None
+            for index, (past, present) in _STATES_OF_SCALES.items():
+                scale = node.inputs[index] if len(node.inputs) > index else None
                 if scale is not None and scale.const_value is not None:
                     values = (node.inputs[past], node.outputs[present])
                     names = [str(value.name) for value in values if value is not None]
@@ -69,12 +69,12 @@ class QuantizedStates:
 
         Empty states of another graph, as before a prompt, get the type of this graph.
         """
-        return {name: self._fitted(name, array) for name, array in feeds.items()}
+        return {name: self._fit_array(name, array) for name, array in feeds.items()}
 
-    def _fitted(self, name: str, array: Array) -> Array:
+    def _fit_array(self, name: str, array: Array) -> Array:
         if array.dtype == np.int8:
             return array.astype(np.float32) if not array.size and name in self.float_inputs else array
-        return array if name not in self.scales else _rounded(array, self.scales[name])
+        return array if name not in self.scales else _quantize_array(array, self.scales[name])
 
     def dequantized(self, outputs: Arrays) -> dict[str, Array]:
         """Return the outputs of a graph, with integer states dequantized."""
@@ -84,5 +84,5 @@ class QuantizedStates:
         }
 
 
-def _rounded(array: Array, scale: Array) -> Array:
+def _quantize_array(array: Array, scale: Array) -> Array:
     return np.clip(np.round(array.astype(np.float32) / scale), -128, 127).astype(np.int8)

@@ -109,7 +109,7 @@ class Session:
         self.model_path = None if isinstance(model, bytes) else Path(model)
         """The file of the graph; None if the model was passed as bytes."""
         source = self.model_path or source
-        _refuse_unknown(providers)
+        _refuse_unknown_providers(providers)
         self._adapter = None if adapter is None else ActiveAdapter(adapter)
         self._run_options = None if self._adapter is None else self._adapter.options
         self._weights = dict(weights or {})
@@ -117,8 +117,10 @@ class Session:
         self.check_seconds = 0.0
         """Duration of the crash check, in a different process."""
 
-        def opened(*, exact_sums: bool) -> ort.InferenceSession:
-            settings = _settings(optimize, threads, prepack, in_written_order, data_folder, folds_constants, exact_sums)
+        def create_session(*, exact_sums: bool) -> ort.InferenceSession:
+            settings = _make_settings(
+                optimize, threads, prepack, in_written_order, data_folder, folds_constants, exact_sums
+            )
             sent = model if isinstance(model, bytes) else os.fspath(model)
             if providers[0] in CPU:
                 started = time.perf_counter()
@@ -142,14 +144,14 @@ class Session:
                 # These versions follow links of data files anywhere.
                 _refuse_foreign_data(source)
             try:
-                self._session = opened(exact_sums=exact_sums)
+                self._session = create_session(exact_sums=exact_sums)
             except ORT_ERRORS as error:
                 # ONNX Runtime 1.31 converts a weight shared by nodes to unsigned twice, and fails.
                 if not (exact_sums and "AddInitializedOrtValue" in str(error)):
                     raise
-                self._session = opened(exact_sums=False)
+                self._session = create_session(exact_sums=False)
         except ORT_ERRORS as error:
-            if optimized_path is not None and any(words in str(error) for words in _UNWRITTEN):
+            if optimized_path is not None and any(phrase in str(error) for phrase in _UNWRITTEN):
                 raise write_error(
                     Path(optimized_path), OSError(errno.ENOSPC, "ONNX Runtime could not write it")
                 ) from error
@@ -210,14 +212,14 @@ class Session:
         return self._run_values(feeds, {}, self.outputs if output_names is None else output_names, ())[0]
 
     def run_with_states(
-        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], retained: Collection[str]
+        self, feeds: Arrays, states: Mapping[str, ort.OrtValue], resident_outputs: Collection[str]
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
         """Run the graph once on arrays and on values of earlier runs, without copying the values.
 
         Args:
             feeds: An array for each graph input that is no state.
             states: Values of earlier runs by graph input.
-            retained: Graph outputs that stay in ONNX Runtime's memory.
+            resident_outputs: Graph outputs that stay in ONNX Runtime's memory.
 
         Returns:
             The other outputs as arrays, and the retained outputs, by name.
@@ -226,14 +228,14 @@ class Session:
             UsageError: the names do not match the graph's inputs.
             StageError: ONNX Runtime refuses the values or fails; states the reason.
         """
-        return self._run_values(feeds, states, self.outputs, retained)
+        return self._run_values(feeds, states, self.outputs, resident_outputs)
 
     def _run_values(
         self,
         feeds: Arrays,
         states: Mapping[str, ort.OrtValue],
         output_names: Sequence[str],
-        retained: Collection[str],
+        resident_outputs: Collection[str],
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
         names = (*feeds, *states)
         if set(names) != set(self.inputs):
@@ -244,9 +246,9 @@ class Session:
         with _run_errors(self.name):
             values = {**{name: to_ort_value(array) for name, array in feeds.items()}, **states}
             outputs = self._session.run_with_ort_values(list(output_names), values, self._run_options)
-            named = dict(zip(output_names, outputs, strict=True))
-            arrays = {name: to_array(value) for name, value in named.items() if name not in retained}
-            return arrays, {name: value for name, value in named.items() if name in retained}
+            values_by_name = dict(zip(output_names, outputs, strict=True))
+            arrays = {name: to_array(value) for name, value in values_by_name.items() if name not in resident_outputs}
+            return arrays, {name: value for name, value in values_by_name.items() if name in resident_outputs}
 
     @property
     def takes_states_in_place(self) -> bool:
@@ -296,12 +298,12 @@ class InPlaceRun:
         self._others = [name for name in session.outputs if name not in bound]
         with _run_errors(session.name):
             self._binding = session._session.io_binding()
-            self._bind_others()  # first, so that their values come first
+            self._bind_outputs()  # first, so that their values come first
             for state, value in states.items():
                 self._binding.bind_ortvalue_input(state, value)
                 self._binding.bind_ortvalue_output(outputs[state], value)
 
-    def _bind_others(self) -> None:
+    def _bind_outputs(self) -> None:
         for name in self._others:
             self._binding.bind_output(name, "cpu")
 
@@ -325,7 +327,7 @@ class InPlaceRun:
             # Bound again: otherwise a run writes into the outputs of the run before, which a caller may hold.
             arrays = {name: np.empty_like(like[name]) for name in self._others if name in like}
             if len(arrays) < len(self._others):
-                self._bind_others()
+                self._bind_outputs()
             for name, array in arrays.items():
                 self._binding.bind_ortvalue_output(name, to_ort_value(array))
             values = {name: to_ort_value(array) for name, array in feeds.items()}  # refer to the arrays
@@ -369,7 +371,7 @@ class PreparedRun:
         with _run_errors(name):
             # These refer to the arrays, which have to stay.
             self._values = {input_name: to_ort_value(array) for input_name, array in feeds.items()}
-            self._binding = self._bind(memory)
+            self._binding = self._bind_values(memory)
         self._memory = memory
         self._run_once = self._run_on_last_outputs
 
@@ -415,7 +417,7 @@ class PreparedRun:
             self._binding.bind_output(name, kind)
         self._session.run_with_iobinding(self._binding)
 
-    def _bind(self, memory: Mapping[str, str]) -> ort.IOBinding:
+    def _bind_values(self, memory: Mapping[str, str]) -> ort.IOBinding:
         """Bind the inputs, copied to their device, and each output to a kind of memory."""
         binding = self._session.io_binding()
         for name, value in self._values.items():
@@ -428,7 +430,7 @@ class PreparedRun:
         binding = self._binding
         if self.output_memory != ("cpu",):
             with _run_errors(self._name):
-                binding = self._bind(dict.fromkeys(self._output_names, "cpu"))
+                binding = self._bind_values(dict.fromkeys(self._output_names, "cpu"))
                 self._session.run_with_iobinding(binding)
         return [to_array(value) if value.is_tensor() else None for value in binding.get_outputs()]
 
@@ -483,7 +485,7 @@ def is_onnxruntime_at_least(version: str) -> bool:
     return installed >= needed
 
 
-def _settings(
+def _make_settings(
     optimize: bool,
     threads: int | None,
     prepack: bool,
@@ -545,12 +547,12 @@ def _request_files(
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", data_name)
 
 
-def _refuse_unknown(providers: Sequence[str]) -> None:
-    known = (*ort.get_available_providers(), *installed_plug_ins())
-    if unknown := [name for name in providers if name not in known]:
+def _refuse_unknown_providers(providers: Sequence[str]) -> None:
+    available = (*ort.get_available_providers(), *installed_plug_ins())
+    if unknown := [name for name in providers if name not in available]:
         raise UsageError(
             f"execution provider {unknown[0]} is not part of the installed ONNX Runtime",
-            hint=f"Available: {', '.join(known)}.",
+            hint=f"Available: {', '.join(available)}.",
         )
 
 

@@ -325,15 +325,15 @@ class TokenEmbedder:
             UsageError: the numbers of placeholders and image embeddings differ.
             StageError: ONNX Runtime fails.
         """
-        placeholders = self.count_places(tokens)
+        slots = self.count_places(tokens)
         features = self._no_features
-        if placeholders:
+        if slots:
             features = {name: image_features.get(name, empty) for name, empty in self._no_features.items()}
             for array in features.values():
                 vectors = array.size // array.shape[-1]
-                if vectors != placeholders:
+                if vectors != slots:
                     raise UsageError(
-                        f"the tokens have {placeholders} image placeholders, but the images result in {vectors} embeddings",
+                        f"the tokens have {slots} image placeholders, but the images result in {vectors} embeddings",
                         hint="Create tokens and pixels from the same text and images with the model's processor; "
                         "after a KV cache, pass the pixels of new images only.",
                     )
