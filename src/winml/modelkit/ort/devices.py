@@ -57,7 +57,7 @@ class ChosenProvider:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The providers for a session: operators the chosen one lacks run on the CPU."""
+        """The providers for a session: operators unsupported by the chosen provider run on the CPU."""
         return tuple(dict.fromkeys((self.provider.name, *CPU)))
 
     def open(self, path: str | os.PathLike[str], **options: Any) -> Session:
@@ -191,7 +191,7 @@ def provider_version(provider: ExecutionProvider) -> str:
 
 
 def choose_compiler(ep: str | None, device: Device | None, options: Mapping[str, str]) -> ChosenProvider:
-    """Choose the provider that compiles.
+    """Choose a provider for compilation.
 
     Args:
         ep: Name of the provider, short or ONNX Runtime's.

@@ -176,7 +176,7 @@ def _windowed_tokens(specs: Sequence[InputTensorSpec], shapes: Mapping[str, tupl
 
 
 def _hide_first_tokens(mask: Array, past: int) -> Array:
-    """Return a mask that hides the same number of tokens at the start of rows.
+    """Return a mask with the same number of hidden tokens, moved to the start of rows.
 
     Only cached tokens are hidden, so that every token attends to at least one token.
     """
@@ -307,7 +307,7 @@ def _draw_integers(
 
 
 def _draw_mask(generator: np.random.Generator, shape: tuple[int, ...], *, is_plane: bool) -> Array:
-    """Return rows of ones then zeros; between half and all but one of the positions are valid."""
+    """Draw rows of ones, then zeros; at least half of the positions are valid, at least one is hidden if possible."""
     if not shape:
         return np.ones(shape, dtype=np.int64)
     length = shape[-1]

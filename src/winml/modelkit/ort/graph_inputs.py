@@ -217,12 +217,12 @@ def _all_sums(inputs: Iterable[InputTensorSpec]) -> dict[str, tuple[int | str, .
 
 
 def insert_sums(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes by name, with stated sums replaced by their values."""
+    """Return the sizes by name, with the sums stated by the inputs computed."""
     return {**sizes, **summed_sizes(_all_sums(inputs), sizes)}
 
 
 def _compute_sums(sizes: Mapping[str, int], sums: Mapping[str, Sequence[int | str]]) -> dict[str, int]:
-    """Return the sizes that are sums of other sizes.
+    """Compute the sizes stated as sums: name → size.
 
     Raises:
         UsageError: a requested size contradicts its sum.
@@ -328,9 +328,9 @@ def load_feeds(path: Path, inputs: Sequence[InputTensorSpec], option: str = "inp
 
 
 def _check_array(spec: InputTensorSpec, array: Array, source: str) -> Array:
-    """Return the array if its dtype and shape fit the input.
+    """Return an array with the dtype and shape of the input.
 
-    bfloat16 values and strings, which numpy files store untyped, are restored; no other dtype is converted.
+    bfloat16 values and strings, stored untyped in numpy files, are restored; no dtype is converted.
 
     Raises:
         UsageError: dtype or shape does not fit.

@@ -1,11 +1,13 @@
-"""Opens sessions of files and of graphs in memory, whose weights stay where they lie.
+"""Opens sessions of files and of graphs in memory, without copying weights.
 
-Weights in data files and checkpoints are mapped. Where a checkpoint has them in another type or order, the session
-computes that when it reads them, so that neither memory nor a file holds a converted copy. Other weights are computed
+Weights in data files and checkpoints are mapped. If a checkpoint has another type or order, the session converts
+weights while reading, so
+that neither memory nor a file holds a converted copy. Other weights are computed
 once for all variants of a graph. Writes no file.
 
-onnx raises the IR version for every new tensor type, and ONNX Runtime refuses files with a newer version than it knows,
-whether or not they use the new types: such a file is opened with the newest version that loads.
+onnx raises the IR version for every new tensor type, and ONNX Runtime refuses files with a newer version, even without
+new types: a newer file is opened with the newest
+supported version.
 """
 
 from __future__ import annotations
@@ -67,10 +69,10 @@ def newest_ir_version() -> int:
 
 
 class GraphSessions:
-    """Opens a graph, and graphs derived from it that share its tensors."""
+    """Opens a graph, and derived graphs with shared tensors."""
 
     def __init__(self, model: ir.Model) -> None:
-        """Refer to the tensors of a graph, which stay as long as this object."""
+        """Keep the tensors of a graph alive as long as the object."""
         tensors = (value.const_value for value in model.graph.initializers.values())
         self._shared = {id(tensor): tensor for tensor in tensors if tensor is not None}
         self._computed: dict[int, Array] = {}
@@ -142,6 +144,7 @@ class GraphSessions:
         )
 
     def _computed_values(self, tensor: ir.TensorProtocol) -> Array:
+        """Return the values of a tensor; of a shared tensor, computed once."""
         if id(tensor) not in self._shared:
             return np.ascontiguousarray(tensor.numpy())
         with self._lock:
@@ -151,7 +154,7 @@ class GraphSessions:
 
 
 def _find_stored_tensor(tensor: ir.TensorProtocol) -> StoredTensor | None:
-    """Return a stored tensor that a session can read from its file, with links resolved; else None.
+    """Return a tensor readable by a session from its file, with links resolved; `None` for other tensors.
 
     ONNX Runtime follows no link out of a folder.
     """
@@ -165,7 +168,7 @@ def _find_stored_tensor(tensor: ir.TensorProtocol) -> StoredTensor | None:
 
 
 def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
-    """Return a common parent folder of all stored values; None if there is none."""
+    """Return the common parent folder of all stored values; `None` without one."""
     paths = {stored.source.path.parent for tensor in tensors if (stored := _find_stored_tensor(tensor)) is not None}
     try:
         return Path(os.path.commonpath(paths)) if paths else None
@@ -174,7 +177,7 @@ def _folder_of(tensors: Iterable[ir.TensorProtocol]) -> Path | None:
 
 
 def _reading_nodes(name: str, tensor: StoredTensor) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes that compute a tensor of this name from its stored values."""
+    """Yield the nodes that cast and transpose stored values to a tensor with a name."""
     steps: list[tuple[str, dict[str, Any]]] = []
     if tensor.source.dtype != tensor.dtype:
         steps.append(("Cast", {"to": tensor.dtype.value}))
@@ -211,7 +214,7 @@ def open_session(
     providers: Sequence[str] = CPU,
     provider_options: Mapping[str, str] = {},
 ) -> Session:
-    """Open a file, to run it node by node as it is written or as ONNX Runtime does by default.
+    """Open a file, to run node by node as written, or optimized as ONNX Runtime does by default.
 
     Node by node, the weights are mapped in place, so that memory holds one copy while the session is created, and only
     integer products are optimized, if they saturate on this processor. A bfloat16 file is computed in float32 on the
@@ -259,13 +262,14 @@ def open_session(
 
 
 def _has_bfloat16_values(graph: onnx.GraphProto) -> bool:
+    """Return True if a value or an initializer of a graph is bfloat16."""
     values = (*graph.input, *graph.output, *graph.value_info)
     kinds = {value.type.tensor_type.elem_type for value in values} | {tensor.data_type for tensor in graph.initializer}
     return onnx.TensorProto.BFLOAT16 in kinds
 
 
 def widened_graph(path: Path) -> ir.Model | None:
-    """Return the graph of a file that computes in bfloat16 as it computes in float32; None for any other file."""
+    """Return the graph of a bfloat16 file, converted to float32; `None` for other files."""
     structure = read_structure(path)
     graphs = (structure.graph, *(graph for node in proto_nodes(structure) for graph in subgraphs(node)))
     if not any(map(_has_bfloat16_values, graphs)):

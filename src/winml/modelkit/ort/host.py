@@ -30,7 +30,7 @@ def peak_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the bytes this process may still allocate.
+    """Return the number of bytes the process may still allocate.
 
     On macOS, the total memory: the system does not count reclaimable memory as available.
     """
@@ -42,7 +42,7 @@ def available_bytes() -> int:
 
 
 def _container_available(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes a container may still take; cached files count as free."""
+    """Return the number of bytes available in a container; `None` without a limit. Cached files count as free."""
     try:
         limit = (folder / "memory.max").read_text(encoding="ascii").strip()
         used_bytes = int((folder / "memory.current").read_text(encoding="ascii"))

@@ -131,6 +131,7 @@ def _inner_times(kernels: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _enclosing_pairs(positions: Iterable[int], kernels: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Return (kernel, innermost enclosing kernel) for kernels sorted by start and duration."""
     pairs: list[tuple[int, int]] = []
     running: list[int] = []
     for position in positions:
@@ -149,6 +150,7 @@ def _end_us(event: Mapping[str, Any]) -> float:
 
 
 def _parse_kernel(event: Mapping[str, Any], run: int, inner_us: float) -> KernelTime:
+    """Parse the event of a kernel; ``inner_us`` is the time of kernels directly inside."""
     details = event.get("args", {})
     return KernelTime(
         node=event["name"].removesuffix(_KERNEL_SUFFIX),
@@ -236,6 +238,7 @@ def _read_executed_parts(path: Path) -> list[list[list[dict[str, str]]]]:
 
 
 def _parse_device_kernel(row: Mapping[str, str], run: int, start: float, provider: str) -> KernelTime:
+    """Parse a row of the device's table; ``start`` is the time since the first run."""
     match = _IDENTIFIER.match(row["Event Identifier"])
     name = row["Event Identifier"] if match is None else match["name"] or match["number"]
     duration = float(row["Time"])

@@ -65,6 +65,7 @@ def ask_onnxruntime(question: Mapping[str, object], who: str, seconds: float) ->
 
 
 def _last_line(log: Path) -> str:
+    """Return the last line of a log as a sentence; empty for an empty log."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
     return next((f"Last log line: {line.strip()[:200]}." for line in reversed(lines) if line.strip()), "")
 
@@ -89,6 +90,8 @@ class TypedNode:
 
 @dataclass(frozen=True)
 class _Kernel:
+    """A kernel of a provider: opset versions and element types."""
+
     first: int
     last: int
     types: Mapping[str, frozenset[str]]
@@ -97,6 +100,8 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class _Schema:
+    """A version of an operator: formal inputs and outputs."""
+
     since_version: int
     inputs: Sequence[tuple[str, str]]
     """Name and type parameter of each."""
@@ -117,7 +122,10 @@ class KernelTable:
     """Domain → its version in the graph."""
 
     def refusal(self, node: TypedNode) -> tuple[str, str] | None:
-        """Return the reason why no kernel fits a node: ``operator`` or ``dtype``, and a text; None if a kernel fits."""
+        """Return the reason why no kernel fits a node:
+
+        ``operator`` or ``dtype``, and a text; `None` if a kernel fits.
+        """
         schema = self._find_schema(node)
         if schema is None:
             return "operator", "ONNX Runtime does not know it"
@@ -140,6 +148,7 @@ class KernelTable:
         return "dtype", _type_words(fitting, actual)
 
     def _find_schema(self, node: TypedNode) -> _Schema | None:
+        """Return the schema of a node's operator at the graph's opset; `None` for an unknown operator."""
         opset = self.opsets.get(node.domain, 1)
         candidates = [
             schema for schema in self.schemas.get((node.domain, node.op_type), ()) if schema.since_version <= opset
@@ -167,7 +176,7 @@ def is_composed(schema: Any) -> bool:
 
 
 def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None:
-    """List the kernels of a provider; None if it has none, or does not list them.
+    """List the kernels of a provider; `None` if the provider lists no kernel.
 
     Args:
         provider: Name in ONNX Runtime.
@@ -182,6 +191,7 @@ def kernel_table(provider: str, opsets: Mapping[str, int]) -> KernelTable | None
 
 @functools.cache
 def _list_kernels(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_Operator, list[_Schema]]]:
+    """Return the kernels of a provider and all operator schemas, by operator; queried in a separate process."""
     kernels: dict[_Operator, list[_Kernel]] = defaultdict(list)
     schemas: dict[_Operator, list[_Schema]] = defaultdict(list)
     reported, _ = ask_onnxruntime({"kernels_of": provider}, provider, _SECONDS)
@@ -196,6 +206,7 @@ def _list_kernels(provider: str) -> tuple[dict[_Operator, list[_Kernel]], dict[_
 
 
 def _normalize_domain(domain: str) -> str:
+    """Return the domain as in a graph; the ONNX domain is empty."""
     return "" if domain == "ai.onnx" else domain
 
 
@@ -211,10 +222,12 @@ def _types_by_parameter(node: TypedNode, schema: _Schema) -> dict[str, set[str]]
 
 
 def _accepts_types(kernel: _Kernel, actual: Mapping[str, set[str]]) -> bool:
+    """Return True if a kernel accepts the element types of a node."""
     return all(actual.get(name, set()) <= types for name, types in kernel.types.items())
 
 
 def _type_words(kernels: Sequence[_Kernel], actual: Mapping[str, set[str]]) -> str:
+    """List the element types of the parameters for which no kernel accepts the node."""
     allowed: dict[str, set[str]] = defaultdict(set)
     for kernel in kernels:
         for name, types in kernel.types.items():
@@ -249,7 +262,7 @@ class AssignedNode:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Nodes of a graph that a provider runs."""
+    """Nodes of a graph, with their assignment to a provider."""
 
     nodes: tuple[AssignedNode, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -264,7 +277,7 @@ def reports_placement() -> bool:
 
 
 def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
-    """Find the nodes of a file that a provider runs. Compiling providers compile them, which may take long.
+    """Find the nodes of a file assigned to a provider. Compiling providers compile the nodes, which may take long.
 
     Args:
         model: An ONNX file, with its data files in the same folder.
@@ -278,6 +291,7 @@ def find_assignment(model: Path, chosen: ChosenProvider) -> Assignment:
 
 
 def _session_question(model: Path, chosen: ChosenProvider) -> dict[str, object]:
+    """Return the part of a question that describes the session."""
     return {"model": str(model.absolute()), "providers": list(chosen.names), "options": dict(chosen.options)}
 
 
@@ -357,7 +371,7 @@ class DocumentedOperator(Record):
 
 @dataclass(frozen=True)
 class OperatorTable(Record):
-    """The operators that one provider documents."""
+    """The documented operators of a provider."""
 
     source: str
     """Address of the document."""
@@ -382,7 +396,7 @@ def operator_table(short: str) -> OperatorTable | None:
 
 
 def documented_providers() -> tuple[str, ...]:
-    """Return the short names of the providers that have a table."""
+    """Return the short names of the providers with a table."""
     return tuple(_load_tables())
 
 

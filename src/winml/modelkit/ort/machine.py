@@ -116,6 +116,7 @@ def look_at_machine() -> Machine:
 
 
 def _package_version(name: str) -> str | None:
+    """Return the installed version of a distribution; `None` if not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -171,7 +172,7 @@ def _list_devices() -> Iterator[DeviceInfo]:
 
 
 def _catalogue_notes() -> Iterator[str]:
-    """Name the plug-ins of Windows ML's catalogue, where the package ``windowsml`` is installed on Windows."""
+    """Yield a note for each plug-in of Windows ML's catalogue, if the package ``windowsml`` is installed on Windows."""
     if platform.system() != "Windows" or importlib.util.find_spec("windowsml") is None:
         return
     catalogue = importlib.import_module("windowsml").EpCatalog
@@ -184,6 +185,7 @@ def _catalogue_notes() -> Iterator[str]:
 
 
 def _installation_notes() -> Iterator[str]:
+    """Warn of several packages that each contain ONNX Runtime."""
     # A plug-in is installed next to ONNX Runtime; the other packages each contain ONNX Runtime.
     with_runtime = _package_names(
         provider

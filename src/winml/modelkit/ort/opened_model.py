@@ -50,7 +50,7 @@ class RunOptions:
     """True if the file was exported from the PyTorch model that the user named."""
 
     def choose_provider(self) -> ChosenProvider:
-        """Return the execution provider named by these options.
+        """Choose the execution provider of the options.
 
         Raises:
             UsageError: the provider is unknown or not installed.
@@ -164,7 +164,7 @@ def random_values(inputs: Sequence[InputTensorSpec], options: RunOptions) -> Val
 
 
 def with_whole_prompts(inputs: Sequence[InputTensorSpec], options: RunOptions) -> RunOptions:
-    """Return options by which a decoder with a cache reads a whole prompt: nobody feeds it a random cache."""
+    """Return options with a whole prompt for a decoder with a cache, instead of a step after a random cache."""
     tokens = None if options.decoding is not None else decoder_tokens(inputs, options.sizes)
     return options if tokens is None else replace(options, decoding=DecoderRun(tokens, 0))
 
@@ -194,7 +194,7 @@ def run_at_fitting_sizes(path: Path, options: RunOptions, work: Callable[[RunOpt
 
 
 def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
-    """Return options with sizes at which the model runs, if it refuses the default sizes.
+    """Return options with supported sizes, if the model refuses the default sizes.
 
     Sizes are halved until the model runs: a position table has an end that graphs do not declare. The options are
     returned unchanged if the model runs, if no size was chosen by default, or if no size helps.
@@ -224,7 +224,7 @@ def with_fitting_sizes(session: Session, options: RunOptions) -> RunOptions:
 
 
 def _find_fitting_run(session: Session, options: RunOptions) -> RunOptions:
-    """Return options with a run of a decoder that is short enough."""
+    """Return options with a run of a decoder short enough for the model; unchanged options if no run is."""
     tried = options
     while tried.decoding is not None and not _can_run(session, tried):
         shorter = tried.decoding.halve()
@@ -235,6 +235,7 @@ def _find_fitting_run(session: Session, options: RunOptions) -> RunOptions:
 
 
 def _can_run(session: Session, options: RunOptions) -> bool:
+    """Return True if the model runs on the input values of the options."""
     try:
         session.run(values_for(session, options).feeds)
     except StageError:
@@ -250,7 +251,7 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[InputTensorSpe
     """Refuse a graph with dynamic dimensions on a provider that needs fixed sizes.
 
     Raises:
-        UsageError: it does.
+        UsageError: the message names the provider; the hint has the command that fixes the sizes.
     """
     names = dict.fromkeys(size for spec in inputs for size in spec.shape if isinstance(size, str))
     sums = {name for spec in inputs for name in spec.sums}
@@ -266,7 +267,7 @@ def refuse_dynamic_inputs(provider: ChosenProvider, inputs: tuple[InputTensorSpe
 def prepared_model(
     path: Path, options: RunOptions, provider: ChosenProvider, **session_options: object
 ) -> Iterator[PreparedModel]:
-    """Open a file and prepare its input values; a failed run inside the block is reported with those values.
+    """Open a file and prepare its input values; errors of a run inside the block state the values.
 
     Args:
         path: The file.

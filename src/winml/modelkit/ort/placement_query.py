@@ -1,6 +1,6 @@
 """Query of ONNX Runtime in a separate process for placement or kernels of a provider, or compilation.
 
-A provider that fails may end its process, and prints what it wants to; listing the kernels ends that of
+A failing provider may end its process and print anything; listing the kernels ends the process of
 onnxruntime-openvino 1.24.
 """
 
@@ -34,6 +34,7 @@ def _answer_question(task: Mapping[str, Any], _content: bytes) -> dict[str, obje
 
 
 def _query_assignment(task: Mapping[str, Any]) -> dict[str, object]:
+    """Open a session; return node assignments, or the problem of the session."""
     options = ort.SessionOptions()
     options.log_severity_level = _SEVERITY_VERBOSE
     # Optimization level of a default session before its providers are asked; compiling asks them first.
@@ -58,6 +59,7 @@ def _query_assignment(task: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _compile_model(task: Mapping[str, Any]) -> dict[str, object]:
+    """Compile a model to a file; return ``{}``, the problem, or the refusal of options."""
     options = ort.SessionOptions()
     options.log_severity_level = _SEVERITY_VERBOSE
     name = task["providers"][0]
@@ -77,6 +79,7 @@ def _compile_model(task: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _list_kernels(provider: str) -> dict[str, object]:
+    """Return the kernels of a provider, and the schemas of all operators."""
     return {
         "kernels": [
             [kernel.domain, kernel.op_name, *kernel.version_range, kernel.type_constraints]

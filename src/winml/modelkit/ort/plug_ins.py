@@ -1,6 +1,6 @@
-"""Registration of execution providers that are plug-ins for the installed ONNX Runtime, in separate packages.
+"""Registration of execution providers in separate packages, as plug-ins of the installed ONNX Runtime.
 
-A plug-in is a library that is registered once in a process and then offers its devices. ``execution_providers`` maps
+A plug-in is a library, registered once in a process; it then offers its devices. ``execution_providers`` maps
 providers to packages; ``devices`` chooses the provider of a graph.
 """
 
@@ -75,12 +75,13 @@ _MISSING_KERNEL = re.compile(r"Could not find an implementation for (\w+)\((\d+)
 
 
 def _node_words(match: re.Match[str]) -> str:
+    """Describe a failed node: name, operator and reason."""
     operator, name, reason = match.groups()
     return f"node {name or 'without a name'} ({operator}): {reason}"
 
 
 def failed_node(reason: str) -> str:
-    """Return the name of the node that a reason of :func:`ort_reason` begins with, or an empty string."""
+    """Return the name of the node in a reason of :func:`ort_reason`; ``""`` without a node."""
     match = _FAILED_NODE.search(reason)
     return match[1] if match is not None else ""
 
@@ -103,7 +104,7 @@ _SOURCE_LOCATION = re.compile(
 
 
 def installed_plug_ins() -> tuple[str, ...]:
-    """Return the names of the providers whose packages are installed as plug-ins, without loading them.
+    """Return the names of the providers installed as plug-ins, without loading the plug-ins.
 
     Providers contained in the installed ONNX Runtime are excluded.
     """
@@ -147,7 +148,7 @@ def refuse_misspelled_options(provider: ExecutionProvider, options: Mapping[str,
     """Refuse options unknown to a plug-in whose library contains a similar name.
 
     A library holds the names of its options as text. Many plug-ins, such as QNN's, ignore unknown names. A name without
-    a similar one is passed on: the library may compose it at run time.
+    a similar name is passed on: the library may compose names at run time.
 
     Args:
         provider: The provider, with its plug-in registered.
@@ -191,11 +192,17 @@ def device_kinds(provider: ExecutionProvider) -> list[str]:
 
 
 def _comes_from(device: ort.OrtEpDevice, library: str) -> bool:
+    """Return True if a device belongs to the plug-in in a library."""
     return Path(device.ep_metadata.get("library_path", "")) == Path(library)
 
 
 @functools.cache
 def _register_package(name: str, module: str) -> None:
+    """Register the library in the package of a plug-in, once in a process.
+
+    Raises:
+        StageError: the package cannot be imported, or ONNX Runtime cannot load the library.
+    """
     try:
         library = Path(importlib.import_module(module).get_library_path())
     except (ImportError, AttributeError) as error:
@@ -250,7 +257,7 @@ def _add_plug_in(options: ort.SessionOptions, name: str, provider_options: Mappi
 def named_providers(
     options: ort.SessionOptions, providers: Sequence[str], provider_options: Mapping[str, str]
 ) -> dict[str, object]:
-    """Return the session arguments that name its providers; a plug-in is added to the options instead, in place.
+    """Return the session arguments with the providers; for a plug-in, add its device to ``options`` instead, in place.
 
     Raises:
         UsageError: the plug-in finds no device, or refuses an option.
@@ -307,6 +314,7 @@ def fitting_kind(provider: ExecutionProvider, present: Sequence[str], options: M
 
 
 def _selected_kinds(provider: ExecutionProvider, options: Mapping[str, str]) -> set[str]:
+    """Return the kinds of device selected by options; empty without such an option."""
     return {kind for kind, (key, value) in provider.device_options.items() if options.get(key) == value}
 
 

@@ -124,6 +124,7 @@ def _exclude_working_directory() -> Iterator[None]:
 
 
 def _set_variable(value: str | None) -> None:
+    """Set the variable of the safe path; `None` removes the variable."""
     if value is None:
         os.environ.pop(_SAFE_PATH_VARIABLE, None)
     else:
@@ -154,14 +155,14 @@ class ProcessEndedError(Exception):
 class AnsweringProcess:
     """A separate process that answers questions, one after another; it starts with the first question.
 
-    Its module calls :func:`answer_questions`. Questions and answers are JSON values, so that nothing that foreign code
-    makes there is executed here. After an error, the next question starts another process.
+    Its module calls :func:`answer_questions`. Questions and answers are JSON values, so that no foreign object is
+    executed here. After an error, the next question starts another process.
     """
 
     def __init__(
         self, module: str, *, errors: IO[bytes] | int = subprocess.DEVNULL, folder: Path | None = None
     ) -> None:
-        """Start nothing yet.
+        """Store the settings; no process starts yet.
 
         Args:
             module: Dotted name of the module.
@@ -206,6 +207,13 @@ class AnsweringProcess:
             return self._send_and_receive(line + b"\n" + content, seconds, resident_bytes)
 
     def _send_and_receive(self, sent: bytes, seconds: float, resident_bytes: int | None) -> Any:
+        """Send a question, and wait for its answer; without ``sent``, for the start. On any error, the process is
+        ended.
+
+        Raises:
+            TimeoutError, MemoryError: a limit was exceeded.
+            ProcessEndedError: the process ended without an answer.
+        """
         assert self._process is not None  # started by the caller
         process, answers, is_start = self._process, list[Any](), not sent
 
@@ -247,7 +255,7 @@ class AnsweringProcess:
                 self._end_process(_END_SECONDS)
 
     def _end_process(self, seconds: float) -> int:
-        """End the process, by force if it takes longer; return its exit status, that of a crash if there was one."""
+        """End the process, by force after ``seconds``; return the exit status, which shows an earlier crash."""
         assert self._process is not None
         process, self._process = self._process, None
         try:
@@ -272,7 +280,7 @@ def resident_bytes_of(pid: int) -> int:
 
 
 def answer_questions(answer: Callable[[Any, bytes], object]) -> None:
-    """Answer the questions of an :class:`AnsweringProcess` in its process, until there are no more.
+    """Answer the questions of an :class:`AnsweringProcess` in its process, until its input ends.
 
     Args:
         answer: Given a question and its bytes, returns JSON values.
@@ -291,7 +299,7 @@ def answer_questions(answer: Callable[[Any, bytes], object]) -> None:
 def ask_limited(module: str, question: object, who: str, *, seconds: float, resident_bytes: int) -> Any:
     """Run a module with limits in a separate process; return its answer.
 
-    For what foreign text makes Python do, such as a template: no limit inside a process holds against all of it.
+    For foreign text run by Python, such as a template: limits inside a process do not stop all code.
 
     Args:
         module: Dotted name of the module; see :class:`AnsweringProcess`.

@@ -31,7 +31,7 @@ _FLOATS = "tensor(float)"
 
 @dataclass(frozen=True)
 class QuantizedStates:
-    """The states of a graph that are 8-bit integers."""
+    """Scales of the 8-bit states of a graph."""
 
     scales: Mapping[str, Array] = field(default_factory=dict)
     """Name of an input or output of the graph → scale of its integers, broadcast to its shape."""
@@ -72,6 +72,7 @@ class QuantizedStates:
         return {name: self._fit_array(name, array) for name, array in feeds.items()}
 
     def _fit_array(self, name: str, array: Array) -> Array:
+        """Quantize a float state; give an empty state the type of the graph. Other arrays are returned unchanged."""
         if array.dtype == np.int8:
             return array.astype(np.float32) if not array.size and name in self.float_inputs else array
         return array if name not in self.scales else _quantize_array(array, self.scales[name])
@@ -85,4 +86,5 @@ class QuantizedStates:
 
 
 def _quantize_array(array: Array, scale: Array) -> Array:
+    """Return an array as int8 for a scale."""
     return np.clip(np.round(array.astype(np.float32) / scale), -128, 127).astype(np.int8)

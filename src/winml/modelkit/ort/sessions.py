@@ -1,7 +1,7 @@
 """ONNX Runtime sessions that run on numpy arrays.
 
-All sessions that run a graph are opened here. Also supports ``ml_dtypes.bfloat16``, which ONNX Runtime's numpy
-interface does not.
+All sessions that run a graph are opened here. Also supports ``ml_dtypes.bfloat16``, unlike ONNX Runtime's numpy
+interface.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class Session:
         """Duration of the crash check, in a different process."""
 
         def create_session(*, exact_sums: bool) -> ort.InferenceSession:
+            """Check the model for crashes, and create a session."""
             settings = _make_settings(
                 optimize, threads, prepack, in_written_order, data_folder, folds_constants, exact_sums
             )
@@ -181,7 +182,7 @@ class Session:
         """Declared or inferred shapes of the outputs that are tensors."""
 
     def refuse_sizes(self, feeds: Arrays) -> None:
-        """Refuse values whose sizes are out of the graph's bounds, where its outputs may be wrong without an error.
+        """Refuse sizes beyond the bounds of the graph, with which outputs may be wrong without an error.
 
         Raises:
             UsageError: names the dimension and its bounds.
@@ -237,6 +238,12 @@ class Session:
         output_names: Sequence[str],
         resident_outputs: Collection[str],
     ) -> tuple[dict[str, Array], dict[str, ort.OrtValue]]:
+        """Run once; return all outputs except ``resident_outputs`` as arrays, and the resident outputs as values.
+
+        Raises:
+            UsageError: the names do not match the graph's inputs, or a size is beyond the stated bounds.
+            StageError: ONNX Runtime refuses the values or fails.
+        """
         names = (*feeds, *states)
         if set(names) != set(self.inputs):
             raise UsageError(
@@ -257,7 +264,7 @@ class Session:
         return providers == list(CPU)
 
     def prepare(self, feeds: Arrays, *, io_binding: bool = True) -> PreparedRun:
-        """Prepare a run on these values that can be repeated without passing them again.
+        """Prepare a repeatable run on fixed values.
 
         Args:
             feeds: One array per graph input, of its shape and dtype.
@@ -277,7 +284,7 @@ class Session:
 
 
 class InPlaceRun:
-    """A run that can be repeated with other inputs, on states that it changes in place.
+    """A run with states changed in place, repeatable with other inputs.
 
     States are bound once: their memory is neither reallocated nor copied in a step.
     """
@@ -304,6 +311,7 @@ class InPlaceRun:
                 self._binding.bind_ortvalue_output(outputs[state], value)
 
     def _bind_outputs(self) -> None:
+        """Bind the outputs other than states to new memory."""
         for name in self._others:
             self._binding.bind_output(name, "cpu")
 
@@ -387,7 +395,7 @@ class PreparedRun:
             raise _run_error(self._name, error) from error
 
     def outputs(self) -> dict[str, Array | None]:
-        """Return the outputs of the last run by name; None for an output that is no numeric tensor.
+        """Return the outputs of the last run by name; `None` for an output other than a numeric tensor.
 
         Outputs in device memory are computed by an additional run, whose outputs are copied.
 
@@ -402,6 +410,7 @@ class PreparedRun:
         }
 
     def _run_on_last_outputs(self) -> None:
+        """Run into the memory of the last outputs; after an unexpected shape, switch to new memory for good."""
         try:
             self._session.run_with_iobinding(self._binding)
         except ORT_ERRORS as error:
@@ -412,6 +421,7 @@ class PreparedRun:
             self._run_on_new_outputs()
 
     def _run_on_new_outputs(self) -> None:
+        """Run into new memory of the declared kinds."""
         self._binding.clear_binding_outputs()
         for name, kind in self._memory.items():
             self._binding.bind_output(name, kind)
@@ -427,6 +437,7 @@ class PreparedRun:
         return binding
 
     def _bound_outputs(self) -> list[Array | None]:
+        """Return the outputs as arrays; outputs in device memory are computed again on the CPU side."""
         binding = self._binding
         if self.output_memory != ("cpu",):
             with _run_errors(self._name):
@@ -462,7 +473,7 @@ def _output_memory(session: ort.InferenceSession) -> dict[str, str]:
 
 
 def _run_on_arrays(session: ort.InferenceSession, names: list[str], feeds: Arrays) -> list[Array | None]:
-    """Run once; return an array per output, None for an output that is no tensor."""
+    """Run once; return an array per output, `None` for an output other than a tensor."""
     values = session.run_with_ort_values(names, {name: to_ort_value(array) for name, array in feeds.items()})
     return [to_array(value) if value.is_tensor() else None for value in values]
 
@@ -494,6 +505,7 @@ def _make_settings(
     folds_constants: bool,
     exact_sums: bool,
 ) -> SessionSettings:
+    """Return the settings of a session for its options."""
     entries: dict[str, str] = {}
     if not (optimize and prepack):
         # Weights laid out for this processor are a second copy, which pays off after many runs only.
@@ -511,7 +523,7 @@ def _make_settings(
 def _refuse_crashing_model(
     model: str | bytes, settings: SessionSettings, name: str, weights: Mapping[str, ort.OrtValue] = {}
 ) -> None:
-    """Refuse a model that crashes ONNX Runtime, if it is of the kind that may.
+    """Refuse a model that crashes ONNX Runtime; only models with 16-bit floats are checked.
 
     Raises:
         StageError: ONNX Runtime crashes.
@@ -548,6 +560,11 @@ def _request_files(
 
 
 def _refuse_unknown_providers(providers: Sequence[str]) -> None:
+    """Refuse providers outside the installed ONNX Runtime.
+
+    Raises:
+        UsageError: the hint lists the available providers.
+    """
     available = (*ort.get_available_providers(), *installed_plug_ins())
     if unknown := [name for name in providers if name not in available]:
         raise UsageError(
@@ -557,7 +574,7 @@ def _refuse_unknown_providers(providers: Sequence[str]) -> None:
 
 
 def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
-    """Refuse a session in which ONNX Runtime replaced the preferred provider by another."""
+    """Refuse a session without the preferred provider, replaced by ONNX Runtime."""
     if provider not in (active := session.get_providers()):
         raise StageError(
             f"{provider} is installed but cannot be initialized; ONNX Runtime would use {', '.join(active)}",
@@ -566,7 +583,7 @@ def _refuse_inactive(provider: str, session: ort.InferenceSession) -> None:
 
 
 def _refuse_other_processor(name: str, reported: str | None) -> None:
-    """Refuse a file whose weights are laid out for another vector width: ONNX Runtime would read them wrongly."""
+    """Refuse a file with a weight layout for another vector width: ONNX Runtime would read wrong values."""
     try:
         opened_for = load_metadata(reported or "{}").get("processor")
     except (ValueError, AttributeError):
@@ -583,7 +600,7 @@ _EP_CONTEXT = "EPContext"
 
 
 def _refuse_other_provider(source: Path, name: str) -> None:
-    """Refuse a file that is compiled for a provider that the session does not have.
+    """Refuse a file compiled for a provider outside the session.
 
     Raises:
         StageError: names the provider and the options that select it.

@@ -1,7 +1,7 @@
 """Temporary changes to process settings or attributes of foreign objects, restored after a block.
 
-Threads that change the same setting share the change: with separate overlapping changes, the later one would restore
-the value set by the earlier.
+Threads share a change of the same setting: of two overlapping changes, the later would restore the value set by the
+earlier.
 """
 
 from __future__ import annotations

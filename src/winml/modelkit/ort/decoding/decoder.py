@@ -54,11 +54,10 @@ _SPARE_TOKENS = 128
 
 
 class GraphCache:
-    """State of a graph after its tokens, in ONNX Runtime's memory.
+    """State of a graph after a number of tokens, in ONNX Runtime's memory.
 
-    Holds one value per state of the graph. A run replaces the values or, if an operator can extend them in place,
-    writes after their content. A shallow copy is independent: memory shared by two caches is copied before a run
-    writes.
+    Holds a value for each state of the graph. A run replaces the values or, if an operator can extend them in place,
+    writes after their content. A shallow copy is independent: shared memory is copied before a run writes.
 
     Attributes:
         values: By name of the graph input they are fed to.
@@ -167,7 +166,7 @@ def _copy_with_room(state: Array, length: int, room: int) -> onnxruntime.OrtValu
 
 
 def _last_entries(value: onnxruntime.OrtValue, count: int, axis: int) -> onnxruntime.OrtValue:
-    """Return a copy of the last entries of an axis; the value itself if it has no more."""
+    """Return a copy of the last entries of an axis; the value itself if the axis is not longer."""
     array = to_array(value)
     start = array.shape[axis] - count
     return value if start <= 0 else to_ort_value(array[(slice(None),) * axis + (slice(start, None),)])
@@ -336,9 +335,9 @@ class DecoderGraph:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _padded_count(self, mask: Array | None, count: int) -> int:
-        """Return the number of new tokens that are read one by one: up to the last padding token in any row.
+        """Return the number of new tokens to read singly: up to the last padding token in any row.
 
-        A recurrent state of several tokens cannot be held back for some of them.
+        A run of several tokens cannot skip padding in a recurrent state.
         """
         slots = [self._by_name[name].cache for name in self._constant_states]
         if mask is None or all(slot is not None and slot.kind == "conv" for slot in slots):
@@ -603,7 +602,7 @@ def _growing_axes(session: Session, states: Mapping[str, str]) -> dict[str, int]
 
 
 def _adds_in_place(session: Session, states: Mapping[str, str]) -> bool:
-    """Return True if every state is read only by an operator that extends it in place and returns its next value."""
+    """Return True if the only reader of every state is an operator that extends the state in place, and returns it."""
     if not states or session.model_path is None or not session.takes_states_in_place:
         return False
     try:
@@ -662,7 +661,7 @@ def _cache_words(cache: Any) -> str:
 
 
 def rows_of(tokens: Sequence[int]) -> Array:
-    """Return tokens as one row of a batch: int64 of shape [1, tokens]."""
+    """Return tokens as a batch with a single row: int64 of shape [1, tokens]."""
     return np.array([tokens], np.int64)
 
 

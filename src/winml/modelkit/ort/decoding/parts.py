@@ -38,7 +38,7 @@ _OTHER_SIZE_HINT = "Pass that size, or build the model with a dynamic size."
 
 
 def open_decoder(files: Mapping[str, Path], open_file: Callable[[Path], Session]) -> DecoderGraph:
-    """Open the graphs of a model that generates.
+    """Open the graphs of a generative model.
 
     Args:
         files: Part → ONNX file.
@@ -377,7 +377,7 @@ class VisionLanguageDecoder(DecoderGraph):
 
     @property
     def takes_kinds(self) -> bool:
-        """True if the decoder takes token types, by which image tokens attend to each other."""
+        """True if the decoder takes token types, so that image tokens attend to each other."""
         return TOKEN_TYPES in self._by_name
 
     def run(
