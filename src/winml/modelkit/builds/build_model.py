@@ -28,7 +28,7 @@ from winml.modelkit.builds.stages import STAGES
 from winml.modelkit.errors import UsageError, opt, python_function, spell_keyword, spell_options
 from winml.modelkit.export.config import SECTION_OPTIONS, WinMLExportConfig
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
+from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.options import read_json
 from winml.modelkit.progress import StepEvent
 from winml.modelkit.version import __version__
@@ -126,7 +126,7 @@ def build_in_cache(
     identity = identify_plan(plan)
     folder = cache_folder(plan, identity)
     cache = BuildCache(identity, StageStore(cache_root()))
-    with unrecorded(), spell_options(CACHE_SPELLING):
+    with pause_recording(), spell_options(CACHE_SPELLING):
         return run_build(plan, folder, cache=cache, rebuild=rebuild, listener=listener)
 
 

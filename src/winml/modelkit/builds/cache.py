@@ -32,7 +32,7 @@ from winml.modelkit.errors import WinMLError, WriteError, first_line, spell_opti
 from winml.modelkit.file_names import BUILD_LOCK_NAME, BUILD_MANIFEST_NAME
 from winml.modelkit.models.request import ModelRequest, resolve_source
 from winml.modelkit.onnx.files.content_digest import hash_file
-from winml.modelkit.onnx.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER, cache_root, unrecorded
+from winml.modelkit.onnx.files.named_paths import CACHE_VARIABLE, COPIES_FOLDER, cache_root, pause_recording
 from winml.modelkit.onnx.files.output_files import refuse_existing
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
@@ -92,7 +92,7 @@ def file_digest(path: Path) -> str:
     is_settled = _file_state(path) == state and _is_settled(path)
     # A read-only cache only costs time.
     if is_settled and not _IS_LOOKING.get():
-        with contextlib.suppress(WriteError, OSError), unrecorded():
+        with contextlib.suppress(WriteError, OSError), pause_recording():
             write_atomically(note, json.dumps({"path": str(path), "state": state, "sha256": content_digest}))
     return content_digest
 

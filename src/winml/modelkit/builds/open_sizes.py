@@ -21,7 +21,7 @@ from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
 from winml.modelkit.export.config import configured_request
 from winml.modelkit.models.request import ModelRequest
-from winml.modelkit.onnx.files.named_paths import cache_root, unrecorded
+from winml.modelkit.onnx.files.named_paths import cache_root, pause_recording
 from winml.modelkit.onnx.files.resumable_results import write_atomically
 from winml.modelkit.options import read_json_file
 from winml.modelkit.ort.execution_providers import find_execution_provider
@@ -125,7 +125,7 @@ def build_most_open(
         if note is None:
             return result
         # A read-only cache only costs time.
-        with contextlib.suppress(errors.WriteError, OSError), unrecorded():
+        with contextlib.suppress(errors.WriteError, OSError), pause_recording():
             write_atomically(note, json.dumps(choice))
         return result
     assert last_error is not None  # every choice returns or fails

@@ -32,7 +32,7 @@ from winml.modelkit.builds.stages import (
 )
 from winml.modelkit.errors import WriteError, opt
 from winml.modelkit.file_names import ONLY_PART, SIDECAR_SUFFIX
-from winml.modelkit.onnx.files.named_paths import unrecorded
+from winml.modelkit.onnx.files.named_paths import pause_recording
 from winml.modelkit.onnx.files.output_files import OutputFiles
 from winml.modelkit.onnx.files.placing import copy_data, link_or_copy
 from winml.modelkit.onnx.files.resumable_results import write_atomically
@@ -99,7 +99,7 @@ class StageStore:
             "parts": {name: record.model_dump(mode="json") for name, record in records.items()},
         }
         # A read-only cache only costs time.
-        with contextlib.suppress(WriteError, OSError), unrecorded():
+        with contextlib.suppress(WriteError, OSError), pause_recording():
             write_atomically(self._note_path(origin), json.dumps(note))
 
     def find(

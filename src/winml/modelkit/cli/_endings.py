@@ -195,10 +195,10 @@ def _committed_words() -> str:
 
 def tell_settled() -> None:
     """Report how leftovers of killed commands were settled, and leftovers that remain."""
-    from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
+    from winml.modelkit.onnx.files.named_paths import take_recorded_reads, take_settled_changes
 
-    notes = taken_settled()
-    if paths := taken_read():
+    notes = take_settled_changes()
+    if paths := take_recorded_reads():
         from winml.modelkit.onnx.files.recovery import unfinished_notes
 
         notes += unfinished_notes(paths)

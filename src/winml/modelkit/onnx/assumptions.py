@@ -12,7 +12,7 @@ AssumptionKind = Literal["branch", "value", "size", "first_call", "constant_outp
 """A choice by the value of a tensor, values handed to Python, a size taken for a number, state of the first call, an
 output that was the same for all inputs."""
 
-Place = tuple[str, int]
+SourceLine = tuple[str, int]
 """File name and line of the user's Python."""
 
 
@@ -40,47 +40,49 @@ class Assumption(Record):
     def words(self) -> str:
         """The assumption without its sentence: ``branch at net.py:8 (x: False)``."""
         at = f" at {self.place}" if self.place else ""
-        detail = ": ".join(word for word in (self.input, self.value) if word)
+        detail = ": ".join(text for text in (self.input, self.value) if text)
         return f"{self.kind}{at}{f' ({detail})' if detail else ''}"
 
 
-def branch_taken(place: Place) -> Assumption:
+def branch_taken(source_line: SourceLine) -> Assumption:
     """Create the assumption of a line that reads a value, which the trace fixes."""
-    file, line = place
-    words = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
-    return Assumption("branch", file=file, line=line, message=words)
+    file, line = source_line
+    message = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
+    return Assumption("branch", file=file, line=line, message=message)
 
 
-def values_taken(place: Place) -> Assumption:
+def values_taken(source_line: SourceLine) -> Assumption:
     """Return the assumption of a line that makes a list or an array of NumPy of a tensor."""
-    file, line = place
-    words = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
-    return Assumption("value", file=file, line=line, message=words)
+    file, line = source_line
+    message = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
+    return Assumption("value", file=file, line=line, message=message)
 
 
-def size_taken(place: Place, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
+def size_taken(source_line: SourceLine, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
     """Create the assumption of a line that converts a dynamic size to a number, or branches on it.
 
     Args:
-        place: The line.
+        source_line: The line.
         value: The traced value.
         sizes: Names of the dynamic sizes it may depend on.
     """
-    file, line = place
+    file, line = source_line
     names = ", ".join(sorted(sizes))
     if value in ("True", "False"):
-        words = f"branches on the size{f' {names}' * bool(names)}: the graph contains the branch for the traced one."
+        message = f"branches on the size{f' {names}' * bool(names)}: the graph contains the branch for the traced one."
     else:
-        words = f"converts {f'the size {names}' if names else 'a size'} to a number: the graph contains the traced one."
-    return Assumption("size", input=names, value=value, file=file, line=line, message=f"{file}:{line} {words}")
+        message = (
+            f"converts {f'the size {names}' if names else 'a size'} to a number: the graph contains the traced one."
+        )
+    return Assumption("size", input=names, value=value, file=file, line=line, message=f"{file}:{line} {message}")
 
 
 def constant_output(name: str) -> Assumption:
     """Return the assumption of an output that no inputs changed that were tried, in PyTorch as in the file."""
-    words = f"Output {name!r} is the same for all inputs compared: the file was not verified for others."
-    return Assumption("constant_output", value=name, message=words)
+    message = f"Output {name!r} is the same for all inputs compared: the file was not verified for others."
+    return Assumption("constant_output", value=name, message=message)
 
 
 def places_of(assumed: Iterable[Assumption]) -> tuple[str, ...]:
     """Return the lines that read values."""
-    return tuple(dict.fromkeys(item.place for item in assumed if item.kind in ("branch", "value")))
+    return tuple(dict.fromkeys(assumption.place for assumption in assumed if assumption.kind in ("branch", "value")))

@@ -139,7 +139,7 @@ class CodedWeight:
             parts: Codes, scales and zero points.
             rows: Row indices, over all experts.
         """
-        values = _values_of(parts.codes[rows], self.kind, self.bits, self.depth)
+        values = _decode_values(parts.codes[rows], self.kind, self.bits, self.depth)
         if self.kind == "integer":
             if parts.zero_points is None:
                 values -= np.float32(1 << (self.bits - 1))
@@ -153,7 +153,7 @@ class CodedWeight:
         return values
 
 
-def _values_of(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array:
+def _decode_values(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array:
     if kind == "number":
         return np.ascontiguousarray(codes).view(np.float32).copy()
     if kind in _FLOAT8:
@@ -177,8 +177,8 @@ def unpack_codes(packed: Array, bits: int, count: int) -> Array:
         return packed[..., :count]
     per_byte = 8 // bits
     codes = np.empty((*packed.shape, per_byte), np.uint8)
-    for place in range(per_byte):
-        codes[..., place] = (packed >> (bits * place)) & ((1 << bits) - 1)
+    for index in range(per_byte):
+        codes[..., index] = (packed >> (bits * index)) & ((1 << bits) - 1)
     return codes.reshape(*packed.shape[:-1], -1)[..., :count]
 
 
@@ -192,45 +192,52 @@ def pack_codes(codes: Array, bits: int, fill: int = 0) -> Array:
         codes = np.pad(codes, padding, constant_values=fill)
     split = codes.reshape(*codes.shape[:-1], -1, per_byte)
     packed = split[..., 0].copy()
-    for place in range(1, per_byte):
-        packed |= split[..., place] << (bits * place)
+    for index in range(1, per_byte):
+        packed |= split[..., index] << (bits * index)
     return packed
 
 
-def stacked(members: Sequence[CodedWeight]) -> CodedWeight | None:
+def stack_weights(members: Sequence[CodedWeight]) -> CodedWeight | None:
     """Stack the weights of experts to one weight; None if they are stored differently."""
-    first = members[0]
-    if any(len(member.shape) != 2 or member.shape != first.shape for member in members) or not _are_alike(members):
+    first_member = members[0]
+    if any(len(member.shape) != 2 or member.shape != first_member.shape for member in members) or not _are_alike(
+        members
+    ):
         return None
     return replace(
-        first, shape=(len(members), *first.shape), read=lambda: _read_below_each_other(members), members=tuple(members)
+        first_member,
+        shape=(len(members), *first_member.shape),
+        read=lambda: _read_concatenated(members),
+        members=tuple(members),
     )
 
 
-def joined(weights: Sequence[CodedWeight]) -> CodedWeight | None:
+def join_weights(weights: Sequence[CodedWeight]) -> CodedWeight | None:
     """Concatenate the rows of weights, per expert; None if they are stored differently."""
-    first = weights[0]
-    if any(weight.depth != first.depth or len(weight.members) != len(first.members) for weight in weights):
+    first_weight = weights[0]
+    if any(
+        weight.depth != first_weight.depth or len(weight.members) != len(first_weight.members) for weight in weights
+    ):
         return None
-    if first.members:
-        experts = [joined(group) for group in zip(*(weight.members for weight in weights), strict=True)]
-        return None if None in experts else stacked([expert for expert in experts if expert is not None])
+    if first_weight.members:
+        experts = [join_weights(group) for group in zip(*(weight.members for weight in weights), strict=True)]
+        return None if None in experts else stack_weights([expert for expert in experts if expert is not None])
     if not _are_alike(weights):
         return None
     rows = sum(weight.rows for weight in weights)
-    return replace(first, shape=(rows, first.depth), read=lambda: _read_below_each_other(weights))
+    return replace(first_weight, shape=(rows, first_weight.depth), read=lambda: _read_concatenated(weights))
 
 
 def _are_alike(weights: Sequence[CodedWeight]) -> bool:
     """Return True if the codes of weights mean the same, in the same order of input channels."""
-    forms = {
+    storage_kinds = {
         (weight.source_format, weight.kind, weight.bits, weight.block_size, weight.has_zero_points)
         for weight in weights
     }
-    return len(forms) == 1 and all(weight.read_order is None for weight in weights)
+    return len(storage_kinds) == 1 and all(weight.read_order is None for weight in weights)
 
 
-def _read_below_each_other(weights: Sequence[CodedWeight]) -> CodedParts:
+def _read_concatenated(weights: Sequence[CodedWeight]) -> CodedParts:
     parts = [weight.read() for weight in weights]
     points = [part.zero_points for part in parts if part.zero_points is not None]
     return CodedParts(

@@ -117,7 +117,7 @@ def read_contents(model: onnx.ModelProto) -> Contents:
     contents = Contents()
     _add_graph(contents, model.graph, {}, "graph")
     for function in model.functions:
-        visible = _add_constants(contents, function.node)
+        visible = _add_constant_weights(contents, function.node)
         for node in function.node:
             _add_node(contents, node, visible, "function", (function.domain, function.name))
     return contents
@@ -127,37 +127,37 @@ def _add_graph(
     contents: Contents,
     graph: onnx.GraphProto,
     outer: Mapping[str, int],
-    place: Place,
+    location: Place,
     function: tuple[str, str] | None = None,
 ) -> None:
     visible = dict(outer)
     for weight in _read_weights(graph):
         visible[weight.name] = len(contents.weights)
         contents.weights.append(weight)
-    visible.update(_add_constants(contents, graph.node))
+    visible.update(_add_constant_weights(contents, graph.node))
     for node in graph.node:
-        _add_node(contents, node, visible, place, function)
+        _add_node(contents, node, visible, location, function)
 
 
 def _add_node(
     contents: Contents,
     node: onnx.NodeProto,
     visible: Mapping[str, int],
-    place: Place,
+    location: Place,
     function: tuple[str, str] | None = None,
 ) -> None:
     weight_inputs = tuple((position, visible[name]) for position, name in enumerate(node.input) if name in visible)
     held_weight = visible.get(node.output[0]) if _is_constant(node) else None
-    contents.nodes.append(PlacedNode(node, place, weight_inputs, held_weight, function))
+    contents.nodes.append(PlacedNode(node, location, weight_inputs, held_weight, function))
     for graph in subgraphs(node):
         _add_graph(contents, graph, visible, "function" if function else "subgraph", function)
 
 
-def _add_constants(contents: Contents, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
+def _add_constant_weights(contents: Contents, nodes: Iterable[onnx.NodeProto]) -> dict[str, int]:
     """Add the constants among nodes that are weights; return their positions by name."""
     added: dict[str, int] = {}
     for node in nodes:
-        weight = _held_weight(node) if _is_constant(node) else None
+        weight = _constant_weight(node) if _is_constant(node) else None
         if weight is not None:
             added[weight.name] = len(contents.weights)
             contents.weights.append(weight)
@@ -168,7 +168,7 @@ def _is_constant(node: onnx.NodeProto) -> bool:
     return node.op_type == "Constant" and not node.domain and len(node.output) > 0
 
 
-def _held_weight(node: onnx.NodeProto) -> Weight | None:
+def _constant_weight(node: onnx.NodeProto) -> Weight | None:
     """Return the weight in a ``Constant``: more than one value, of a type that weights have; otherwise None."""
     weight = None
     for attribute in node.attribute:
@@ -179,7 +179,7 @@ def _held_weight(node: onnx.NodeProto) -> Weight | None:
             tensor = attribute.t
             weight = _read_weight(tensor, tuple(tensor.dims), _size_bytes(tensor))
         elif attribute.name == "sparse_value":
-            weight = _read_sparse(attribute.sparse_tensor)
+            weight = _read_sparse_weight(attribute.sparse_tensor)
     if weight is None or weight.elements < 2 or not weight.dtype.startswith(_NUMBERS_OF_WEIGHTS):
         return None
     return replace(weight, name=node.output[0])
@@ -190,10 +190,10 @@ def _read_weights(graph: onnx.GraphProto) -> Iterator[Weight]:
         size = _size_bytes(tensor)
         yield _read_weight(tensor, tuple(tensor.dims), size)
     for sparse in graph.sparse_initializer:
-        yield _read_sparse(sparse)
+        yield _read_sparse_weight(sparse)
 
 
-def _read_sparse(sparse: onnx.SparseTensorProto) -> Weight:
+def _read_sparse_weight(sparse: onnx.SparseTensorProto) -> Weight:
     sizes = (_size_bytes(sparse.values), _size_bytes(sparse.indices))
     size = None if sizes[0] is None or sizes[1] is None else sizes[0] + sizes[1]
     return _read_weight(sparse.values, tuple(sparse.dims), size)
@@ -324,7 +324,7 @@ def node_signature(node: PlacedNode) -> str:
     """Return the operator with a digest of its attributes; subgraphs count by their nodes, defaults are ignored."""
     digest = hashlib.blake2b(digest_size=8)
     defaults = _default_attributes(node.proto.op_type, node.proto.domain)
-    for attribute in sorted(node.proto.attribute, key=lambda item: item.name):
+    for attribute in sorted(node.proto.attribute, key=lambda entry: entry.name):
         if attribute.HasField("g") or attribute.graphs:
             digest.update(attribute.name.encode())
         elif defaults.get(attribute.name) != (text := _attribute_bytes(attribute)):
@@ -343,8 +343,8 @@ def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
 
 
 def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
-    plain = onnx.AttributeProto()
-    plain.CopyFrom(attribute)
-    plain.ClearField("doc_string")
-    content: bytes = plain.SerializeToString(deterministic=True)
+    copy = onnx.AttributeProto()
+    copy.CopyFrom(attribute)
+    copy.ClearField("doc_string")
+    content: bytes = copy.SerializeToString(deterministic=True)
     return content

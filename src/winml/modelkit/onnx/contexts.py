@@ -103,7 +103,7 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
     if not contexts:
         return
     reported = next((entry.value for entry in model.metadata_props if entry.key == COMPILE_KEY), "")
-    source, provider = _source_of(reported, path), _value_in(reported, "provider") or "an execution provider"
+    source, provider = _find_source(reported, path), _value_in(reported, "provider") or "an execution provider"
     raise UsageError(
         f"{path}: {provider} compiled {len(contexts)} of its parts, in which modules have no separate nodes, values or "
         "times",
@@ -111,14 +111,14 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
     )
 
 
-def _source_of(record: str, path: Path) -> str:
+def _find_source(record: str, path: Path) -> str:
     """Return the source file of a compiled file, if recorded; ``""`` if unknown."""
     name = _value_in(record, "source")
     # A layout may have moved the compiled file into a folder of its own.
-    problems = {place: name_problem(place, name) for place in (path.parent, path.parent.parent)}
-    for place, problem in problems.items():
-        if problem is None and place / name != path:
-            return printable(str(place / name))
+    problems = {folder: name_problem(folder, name) for folder in (path.parent, path.parent.parent)}
+    for folder, problem in problems.items():
+        if problem is None and folder / name != path:
+            return printable(str(folder / name))
     return printable(name) if {*problems.values()} <= {None, "missing"} else ""
 
 

@@ -124,7 +124,7 @@ class Cutter:
         """Return True if the result of a node of the main graph is independent of the inputs of the model."""
         return node not in self._changing
 
-    def between(self, first_node: ir.Node, last_node: ir.Node) -> Sequence[ir.Node]:
+    def node_range(self, first_node: ir.Node, last_node: ir.Node) -> Sequence[ir.Node]:
         """Return two nodes of the main graph and all nodes between them, in graph order."""
         return self._nodes[self.position[first_node] : self.position[last_node] + 1]
 
@@ -140,10 +140,10 @@ class Cutter:
     def crossing(self) -> list[int]:
         """Return, per node, the number of values made up to this node that are read after it."""
         change = [0] * (len(self._nodes) + 1)
-        for place, node in enumerate(self._nodes):
+        for index, node in enumerate(self._nodes):
             for value in node.outputs:
-                last = max((self.position[reader] for reader in self.readers(value)), default=place)
-                change[place] += 1
+                last = max((self.position[reader] for reader in self.readers(value)), default=index)
+                change[index] += 1
                 change[last] -= 1
         return list(accumulate(change[:-1]))
 
@@ -163,22 +163,22 @@ class Cutter:
         if not core:
             return Refusal("it depends on no input of the model, so its result is a constant")
         joinable = set(may_join)
-        between = self._nodes_between(core)
+        between = self._find_nodes_between(core)
         left_out: list[ir.Node] = []
         if blocking := [node for node in between if node not in joinable and not _is_cheap(node)]:
-            left_out = self._core_nodes_needed_by(blocking, core)
+            left_out = self._find_needed_core_nodes(blocking, core)
             if len(left_out) > FEW * len(core) or not all(map(_is_light, left_out)):
                 return Refusal(
                     f"{node_words(blocking[0])} of another module lies between its nodes: it reads their outputs and "
                     "they read its output"
                 )
             core.difference_update(left_out)
-            between = self._nodes_between(core)
+            between = self._find_nodes_between(core)
         inside = core.union(between)
         for node in inside:
             if node in self._random:
                 return Refusal(f"{node_words(self._random[node])} generates random values in each run")
-        return self._with_boundary(core, inside, tuple(between), tuple(left_out))
+        return self._find_boundary(core, inside, tuple(between), tuple(left_out))
 
     def cut_exactly(self, part_nodes: Iterable[ir.Node]) -> Cut:
         """Return the boundary of exactly these nodes, regardless of nodes between them.
@@ -189,18 +189,18 @@ class Cutter:
             part_nodes: Nodes of the main graph.
         """
         inside = set(part_nodes)
-        nodes = self._in_graph_order(inside)
+        nodes = self._sort_nodes(inside)
         outer = dict.fromkeys(value for node in nodes for value in self._reads[node] if value.producer() not in inside)
         return Cut(
             nodes,
             drawn_in=(),
             left_out=(),
             inputs=tuple(value for value in outer if not value.is_initializer()),
-            outputs=self._read_outside(nodes, inside),
+            outputs=self._find_outputs(nodes, inside),
             initializers=tuple(value for value in outer if value.is_initializer()),
         )
 
-    def _read_outside(self, nodes: Iterable[ir.Node], inside: set[ir.Node]) -> tuple[ir.Value, ...]:
+    def _find_outputs(self, nodes: Iterable[ir.Node], inside: set[ir.Node]) -> tuple[ir.Value, ...]:
         """Return the values that nodes make and that are read outside, or are outputs of the graph."""
         return tuple(
             value
@@ -209,16 +209,16 @@ class Cutter:
             if value.is_graph_output() or any(reader not in inside for reader in self.readers(value))
         )
 
-    def _core_nodes_needed_by(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
+    def _find_needed_core_nodes(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
         """Return the nodes of the core that must run before one of ``nodes`` can, in graph order."""
         first_position = min(self.position[node] for node in core)
         needed_nodes = set(nodes)
         for node in reversed(self._nodes[first_position : self.position[nodes[-1]]]):
             if any(reader in needed_nodes for value in node.outputs for reader in self.readers(value)):
                 needed_nodes.add(node)
-        return [node for node in self._in_graph_order(needed_nodes) if node in core]
+        return [node for node in self._sort_nodes(needed_nodes) if node in core]
 
-    def _nodes_between(self, core: set[ir.Node]) -> list[ir.Node]:
+    def _find_nodes_between(self, core: set[ir.Node]) -> list[ir.Node]:
         """Return the outside nodes on a path between two nodes of the core, in graph order.
 
         All of them lie between the first and the last core node in graph order, so only that window is searched.
@@ -241,13 +241,13 @@ class Cutter:
                 above_core.add(node)
         return [node for node in window if node in below_core and node in above_core]
 
-    def _with_boundary(
+    def _find_boundary(
         self, core: set[ir.Node], inside: set[ir.Node], drawn_in: tuple[ir.Node, ...], left_out: tuple[ir.Node, ...]
     ) -> Cut | Refusal:
         inputs: dict[ir.Value, None] = {}
         initializers: dict[ir.Value, None] = {}
         nodes = set(inside)
-        pending = [value for node in self._in_graph_order(inside) for value in self._reads[node]][::-1]
+        pending = [value for node in self._sort_nodes(inside) for value in self._reads[node]][::-1]
         while pending:
             value = pending.pop()
             producer = value.producer()
@@ -258,15 +258,15 @@ class Cutter:
             elif producer not in nodes:
                 nodes.add(producer)
                 pending.extend(reversed(self._reads[producer]))
-        outputs = self._read_outside(self._in_graph_order(core), inside)
+        outputs = self._find_outputs(self._sort_nodes(core), inside)
         if not outputs:
             return Refusal("its outputs are not read outside")
         for value in (*inputs, *outputs):
             if value.type is not None and not isinstance(value.type, ir.TensorType):
                 return Refusal(f"value {value.name} on its boundary is {value.type}, not a tensor")
-        return Cut(self._in_graph_order(nodes), drawn_in, left_out, tuple(inputs), outputs, tuple(initializers))
+        return Cut(self._sort_nodes(nodes), drawn_in, left_out, tuple(inputs), outputs, tuple(initializers))
 
-    def _in_graph_order(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
+    def _sort_nodes(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
         return tuple(sorted(nodes, key=self.position.__getitem__))
 
 
@@ -456,7 +456,7 @@ def fused_error(option: str, owners: Sequence[str]) -> UsageError:
 
 
 def _is_within_any(tag: str, tags: Collection[str]) -> bool:
-    return any(address.is_within(tag, other) for other in tags)
+    return any(address.is_within(tag, ancestor) for ancestor in tags)
 
 
 class ModuleParts:
@@ -586,7 +586,7 @@ class ModuleParts:
         call_parts: list[Part] = []
         members = set(nodes)
         in_run = False
-        for node in self._cutter.between(nodes[0], nodes[-1]):
+        for node in self._cutter.node_range(nodes[0], nodes[-1]):
             if node in members:
                 if not in_run:
                     call_parts.append([])
@@ -600,7 +600,7 @@ class ModuleParts:
         """Divide into parts that exchange no values."""
         leader = {node: node for node in nodes}
 
-        def leader_of(node: ir.Node) -> ir.Node:
+        def find_leader(node: ir.Node) -> ir.Node:
             while leader[node] is not node:
                 leader[node] = node = leader[leader[node]]
             return node
@@ -608,10 +608,10 @@ class ModuleParts:
         for node in nodes:
             for value in self._cutter.reads(node):
                 if (producer := value.producer()) in leader:
-                    leader[leader_of(node)] = leader_of(producer)
+                    leader[find_leader(node)] = find_leader(producer)
         call_parts: dict[ir.Node, Part] = defaultdict(list)
         for node in nodes:
-            call_parts[leader_of(node)].append(node)
+            call_parts[find_leader(node)].append(node)
         return list(call_parts.values())
 
 

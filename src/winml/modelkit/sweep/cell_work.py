@@ -318,12 +318,12 @@ class _CellWork:
         from winml.modelkit.builds.plan import plan_build
         from winml.modelkit.builds.stage_walk import StageStore
         from winml.modelkit.models.request import ModelRequest
-        from winml.modelkit.onnx.files.named_paths import unrecorded
+        from winml.modelkit.onnx.files.named_paths import pause_recording
 
         config = self.order.cell.work.build.model_copy(update={"eval": None})
         plan = plan_build(config, self.request or ModelRequest(str(self.path)))
         cache = BuildCache(identify_plan(plan), StageStore(self.order.shared))
-        with unrecorded():
+        with pause_recording():
             result = run_build(plan, self.order.folder / _BUILD, cache=cache)
         self.notes = result.notes
         parts = result.manifest.parts

@@ -46,13 +46,13 @@ def command(**options: Any) -> None:
         plan = plan_tuning(request)
     end_dry_run(plan, options)
     from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.onnx.files.named_paths import taken_read
+    from winml.modelkit.onnx.files.named_paths import take_recorded_reads
 
     try:
         with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="turn") as progress:
             result = run_tuning(plan, request, None if options["quiet"] else show_step, progress)
     except KeyboardInterrupt:
-        taken_read()  # the build of a candidate is internal; the folder of the tuning is named
+        take_recorded_reads()  # the build of a candidate is internal; the folder of the tuning is named
         message = f"measurements are saved in {options['output']}; the same command resumes there"
         raise Interrupted(message) from None
     _print_result(result, options)

@@ -14,7 +14,7 @@ import pytest
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX, is_output_name
 from winml.modelkit.onnx.files.foreign_files import COMPANION_NAMES
-from winml.modelkit.onnx.files.named_paths import taken_settled
+from winml.modelkit.onnx.files.named_paths import take_settled_changes
 from winml.modelkit.onnx.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,
@@ -201,11 +201,11 @@ def test_file_that_the_user_deleted_does_not_come_back(tmp_path: Path, killed: P
 def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
     """The message names the folder and the files, and appears once."""
     assert killed.exists()
-    taken_settled()
+    take_settled_changes()
     settle_interrupted(tmp_path)
-    (words,) = taken_settled()
+    (words,) = take_settled_changes()
     assert f"{tmp_path}: an earlier command was killed; put in place a.json, b.json" == words
-    assert () == taken_settled()
+    assert () == take_settled_changes()
 
 
 def _replace_and_die(target: Path, number: int) -> None:

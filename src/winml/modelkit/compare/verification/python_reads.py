@@ -24,7 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from winml.modelkit.compare.verification.reference_run import PreparedPart, run_reference
 from winml.modelkit.errors import ExportError
 from winml.modelkit.models.source_lines import asserts_only_at, is_caught, is_of_user
-from winml.modelkit.onnx.assumptions import Place
+from winml.modelkit.onnx.assumptions import SourceLine
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _CHECK = "aten::_linalg_check_errors"
@@ -77,7 +77,7 @@ class ValueReads:
     """Inputs with a value that is read or determines a shape."""
     deciding: frozenset[str] = frozenset()
     """Inputs with a value that is read."""
-    lines: Mapping[Place, ReadLine] = field(default_factory=dict)
+    lines: Mapping[SourceLine, ReadLine] = field(default_factory=dict)
     """Source lines of the user that read a value."""
     has_run: bool = False
     """True if PyTorch ran, so that the lines are complete."""
@@ -120,7 +120,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.read: set[str] = set()
         self.deciding: set[str] = set()
-        self.lines: dict[Place, ReadLine] = {}
+        self.lines: dict[SourceLine, ReadLine] = {}
         self._thread = threading.current_thread()
         self._of_storages: dict[StorageWeakRef, frozenset[str]] = {}
         self._of_tensors: MutableMapping[torch.Tensor, frozenset[str]] = WeakIdKeyDictionary()

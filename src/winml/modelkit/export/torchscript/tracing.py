@@ -31,7 +31,7 @@ from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models.fake_parameters import is_fake
 from winml.modelkit.models.preparation import has_hooks
 from winml.modelkit.models.source_lines import asserts_only_at
-from winml.modelkit.onnx.assumptions import Place
+from winml.modelkit.onnx.assumptions import SourceLine
 from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_replaced
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags.torch_modules import module_of_error
@@ -58,9 +58,9 @@ class NumbersTaken:
     """Inputs of the model, in order."""
     open_axes: Mapping[str, Mapping[int, str]]
     """Input → axis → name, of the sizes that are left open."""
-    values: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    values: dict[SourceLine, tuple[str, frozenset[str]]] = field(default_factory=dict)
     """Source line → the number and the inputs from whose values it was computed."""
-    sizes: dict[Place, tuple[str, frozenset[str]]] = field(default_factory=dict)
+    sizes: dict[SourceLine, tuple[str, frozenset[str]]] = field(default_factory=dict)
     """Source line → the number and the names of the dynamic sizes, if computed from sizes alone."""
 
     @contextmanager
@@ -90,7 +90,7 @@ class NumbersTaken:
             self._note((Path(file).name, line), name, values, number)
         return number
 
-    def _note(self, place: Place, name: str, values: torch.Tensor, number: object) -> None:
+    def _note(self, place: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
         inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._find_origins(value)

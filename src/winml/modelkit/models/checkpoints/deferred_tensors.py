@@ -17,7 +17,7 @@ from onnx_ir import tensor_adapters
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from winml.modelkit.models.checkpoints.weight_files import StoredEntry
-from winml.modelkit.onnx.coded_weights import CodedTensor, joined, stacked
+from winml.modelkit.onnx.coded_weights import CodedTensor, join_weights, stack_weights
 from winml.modelkit.onnx.files.stored_tensors import StoredTensor, StoredValues
 
 _aten = torch.ops.aten
@@ -234,9 +234,9 @@ def _merge_codes(recorded: RecordedOperation) -> CodedTensor | None:
         return None
     weights = [origin.weight for origin in coded]
     if recorded.operation is _aten.stack.default and axis == 0:
-        merged = stacked(weights)
+        merged = stack_weights(weights)
     elif recorded.operation is _aten.cat.default and axis in (len(weights[0].shape) - 2, -2):
-        merged = joined(weights)
+        merged = join_weights(weights)
     else:
         return None
     return None if merged is None else CodedTensor(merged, dtype=coded[0].dtype)

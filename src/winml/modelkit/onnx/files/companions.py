@@ -125,12 +125,12 @@ def settled_companions(
     lost = [name for name in companions.names if (directory / name).absolute() in gave_way]
     if not lost:
         return companions
-    other = [name for name in lost if not _is_same_content(sources[name], directory / name)]
+    foreign_names = [name for name in lost if not _is_same_content(sources[name], directory / name)]
     return replace(
         companions,
         names=tuple(name for name in companions.names if name not in lost),
         size_bytes=companions.size_bytes - sum(sources[name].stat().st_size for name in lost),
-        kept=(*companions.kept, *other),
+        kept=(*companions.kept, *foreign_names),
         sha256={name: digest for name, digest in companions.sha256.items() if name not in lost},
     )
 
@@ -181,8 +181,8 @@ def earlier_companions(sidecar: Path) -> tuple[str, ...]:
         return ()
     inner_names = (name for name in names if isinstance(name, str) and lies_within(sidecar.parent, name))
     # Sidecars of earlier versions hold no digests.
-    known = digests if isinstance(digests, dict) else {}
-    return tuple(name for name in inner_names if not _is_changed(sidecar.parent / name, known.get(name)))
+    known_digests = digests if isinstance(digests, dict) else {}
+    return tuple(name for name in inner_names if not _is_changed(sidecar.parent / name, known_digests.get(name)))
 
 
 def _is_changed(path: Path, digest: str | None) -> bool:

@@ -37,24 +37,24 @@ def hash_file(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    if (known := _WRITTEN.get(_state(path))) is not None:
-        return known
+    if (known_digest := _WRITTEN.get(_file_key(path))) is not None:
+        return known_digest
     hasher = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         _hash_next(file, sys.maxsize, hasher.update)
     return hasher.hexdigest()
 
 
-def _hash_next(file: FileIO, most: int, update: Callable[[bytes], None]) -> int:
-    """Hash the next bytes of a file, ``most`` or up to its end; return how many there were."""
-    remaining = most
+def _hash_next(file: FileIO, byte_count: int, update: Callable[[bytes], None]) -> int:
+    """Hash the next bytes of a file, ``byte_count`` or up to its end; return how many there were."""
+    remaining = byte_count
     while remaining and (block := file.read(min(_BLOCK_BYTES, remaining))):
         update(block)
         remaining -= len(block)
-    return most - remaining
+    return byte_count - remaining
 
 
-def _state(path: Path) -> tuple[int, int, int, int]:
+def _file_key(path: Path) -> tuple[int, int, int, int]:
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -103,12 +103,12 @@ class WrittenFileHash(_InThreads):
         Raises:
             OSError: the file cannot be read.
         """
-        state = _state(self._path)
+        state = _file_key(self._path)
         _, _, size, _ = state
         self.complete_up_to(size)
         for run in self._runs:
             run.result()
-        if self._hashed == size >= REMEMBERED_BYTES and _state(self._path) == state:
+        if self._hashed == size >= REMEMBERED_BYTES and _file_key(self._path) == state:
             _WRITTEN[state] = self._hasher.hexdigest()
 
     def _hash_up_to(self, size: int) -> None:
@@ -125,11 +125,11 @@ def content_digest(path: Path) -> str:
     Raises:
         OSError: the file cannot be read.
     """
-    with GrowingDigest(path, threads=_processors()) as digest:
+    with GrowingDigest(path, threads=_processor_count()) as digest:
         return digest.finish()
 
 
-def _processors() -> int:
+def _processor_count() -> int:
     return os.cpu_count() or 1
 
 
@@ -144,14 +144,14 @@ class GrowingDigest(_InThreads):
             threads: Number of threads; None: half of the processors, because other threads are writing.
         """
         # Measured on two processors: with two threads beside two that write, 14.5 GB take an eighth longer.
-        count = max(1, _processors() // 2) if threads is None else threads
+        count = max(1, _processor_count() // 2) if threads is None else threads
         super().__init__(path, min(_MOST_THREADS, count))
         self._places = [path]
         self._pieces: list[Future[bytes]] = []
 
-    def is_written_at(self, place: Path) -> None:
+    def set_temporary_path(self, temporary_path: Path) -> None:
         """Set the temporary path of the file until it is complete."""
-        self._places = [place, self._path]
+        self._places = [temporary_path, self._path]
 
     def complete_up_to(self, size: int) -> None:
         """Digest the whole pieces of the first ``size`` bytes, which do not change any more."""
@@ -171,17 +171,17 @@ class GrowingDigest(_InThreads):
         return hashlib.sha256(b"".join(piece.result() for piece in self._pieces)).hexdigest()
 
 
-def _piece_digest(places: Sequence[Path], start: int) -> bytes:
+def _piece_digest(paths: Sequence[Path], start: int) -> bytes:
     hasher = hashlib.sha256()
-    with _open_first(places) as file:
+    with _open_first(paths) as file:
         file.seek(start)
         _hash_next(file, _PIECE_BYTES, hasher.update)
     return hasher.digest()
 
 
-def _open_first(places: Sequence[Path]) -> FileIO:
+def _open_first(paths: Sequence[Path]) -> FileIO:
     """Open a file at the first of its paths that exists; it may be renamed to the next path at any time."""
-    for place in places[:-1]:
+    for path in paths[:-1]:
         with contextlib.suppress(FileNotFoundError):
-            return place.open("rb", buffering=0)
-    return places[-1].open("rb", buffering=0)
+            return path.open("rb", buffering=0)
+    return paths[-1].open("rb", buffering=0)

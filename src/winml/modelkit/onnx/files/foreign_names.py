@@ -33,8 +33,8 @@ class ForeignNameError(ValueError):
         problem: Problem of the name.
     """
 
-    def __init__(self, problem: NameProblem, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, problem: NameProblem, reason: str) -> None:
+        super().__init__(reason)
         self.problem = problem
 
 
@@ -58,13 +58,13 @@ def file_below(folder: Path, name: object, *, kind: Kind = "file") -> Path:
     if _leads_out(str(name)):
         raise ForeignNameError("outside", "leads out of the folder")
     try:
-        place, target = (Path(os.path.realpath(item, strict=True)) for item in (folder, path))
+        real_folder, target = (Path(os.path.realpath(unresolved, strict=True)) for unresolved in (folder, path))
         mode = target.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise ForeignNameError("missing", f"no such {kind}") from None
     except (OSError, ValueError):  # ValueError: a character that no name has
         raise ForeignNameError("unusable", "cannot be looked up") from None
-    if not target.is_relative_to(place) and not _is_hub_blob(place, target):
+    if not target.is_relative_to(real_folder) and not _is_hub_blob(real_folder, target):
         raise ForeignNameError("outside", "is a link that leads out of the folder")
     _refuse_other_kind(mode, kind)
     return path
@@ -146,9 +146,9 @@ def _leads_out(name: str) -> bool:
     return any(path.anchor or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name)))
 
 
-def _is_hub_blob(place: Path, target: Path) -> bool:
+def _is_hub_blob(folder: Path, target: Path) -> bool:
     """Return True if a file is a blob of the repository that a folder is a snapshot of, or lies in one."""
     return any(
         above.parent.name == "snapshots" and target.parent == above.parent.parent / "blobs"
-        for above in (place, *place.parents)
+        for above in (folder, *folder.parents)
     )

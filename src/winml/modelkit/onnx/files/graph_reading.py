@@ -35,10 +35,10 @@ def graph_of(structure: onnx.ModelProto, path: Path) -> ir.Model:
     Raises:
         InputError: the structure is no valid graph.
     """
-    return reading_graph(path, lambda: _checked_graph(ir.serde.deserialize_model(structure)))
+    return reading_graph(path, lambda: _check_graph(ir.serde.deserialize_model(structure)))
 
 
-def _checked_graph(model: ir.Model) -> ir.Model:
+def _check_graph(model: ir.Model) -> ir.Model:
     """Check the lazily read tensors of a model, which would otherwise fail inside a pass.
 
     Removes damaged tags in place.
@@ -106,13 +106,13 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
     """
     proto = onnx.load(path, load_external_data=False)
     inline_module_functions(proto)
-    return _graph_beside(proto, Path(path).parent)
+    return _build_graph(proto, Path(path).parent)
 
 
-def _graph_beside(proto: onnx.ModelProto, folder: Path) -> ir.Model:
+def _build_graph(proto: onnx.ModelProto, folder: Path) -> ir.Model:
     """Return the graph of a model whose data files are in a folder."""
     merge_duplicate_keys(proto)
-    model = _checked_graph(ir.serde.deserialize_model(proto))
+    model = _check_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, folder)
     return model
 
@@ -127,16 +127,16 @@ def load_by_reference(path: Path) -> ir.Model:
         InputError: the file is no ONNX model.
         ValueError: the file is not an ONNX graph.
     """
-    model = _graph_beside(read_referring(path), path.parent)
+    model = _build_graph(read_referring(path), path.parent)
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
             if isinstance(tensor, ir.ExternalTensor) and tensor.location == path.name:
-                value.const_value = _stored_in(path, tensor)
+                value.const_value = _convert_inner_tensor(path, tensor)
     return model
 
 
-def _stored_in(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
+def _convert_inner_tensor(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
     """Convert a tensor inside a model file to a tensor that is read, not mapped: its data is not aligned.
 
     Raises:
@@ -189,7 +189,7 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
         keys = [entry.key for entry in node.metadata_props]
         if len(keys) == len(set(keys)):
             continue
-        _replace_metadata(node, _merged_metadata(node, modules))
+        _replace_metadata(node, _merge_metadata(node, modules))
         nodes += 1
     return MergedKeys(nodes, model_keys)
 
@@ -200,7 +200,7 @@ def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mappin
         holder.metadata_props.add(key=key, value=value)
 
 
-def _merged_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
+def _merge_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
     values: dict[str, list[str]] = defaultdict(list)
     for entry in node.metadata_props:
         values[entry.key].append(entry.value)

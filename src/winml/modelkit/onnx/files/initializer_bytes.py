@@ -68,49 +68,49 @@ def locate_initializers(path: Path) -> dict[str, StoredBytes]:
         InputError: a data file is missing, shorter than the model states, or outside of its folder.
     """
     return {
-        tensor.name: stored_outside(path, tensor)
+        tensor.name: locate_external(path, tensor)
         if tensor.data_location == onnx.TensorProto.EXTERNAL
-        else StoredBytes(path, inline=_small_values(tensor))
+        else StoredBytes(path, inline=_inline_bytes(tensor))
         for tensor in read_referring(path, initializers_only=True).graph.initializer
     }
 
 
-def _small_values(tensor: onnx.TensorProto) -> bytes:
+def _inline_bytes(tensor: onnx.TensorProto) -> bytes:
     if tensor.HasField("raw_data"):
         raw: bytes = tensor.raw_data
         return raw
     if tensor.string_data:
         return b"".join(b"%d:%s" % (len(text), text) for text in tensor.string_data)
-    plain = onnx.TensorProto()
-    plain.CopyFrom(tensor)
-    plain.ClearField("name")
-    plain.ClearField("doc_string")
-    content: bytes = plain.SerializeToString(deterministic=True)
+    copy = onnx.TensorProto()
+    copy.CopyFrom(tensor)
+    copy.ClearField("name")
+    copy.ClearField("doc_string")
+    content: bytes = copy.SerializeToString(deterministic=True)
     return content
 
 
-def stored_outside(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
+def locate_external(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
     """Return the location of the values of a tensor in a data file.
 
     Raises:
         InputError: the data file is missing, shorter than the model states, or outside of its folder.
     """
-    place = data_location(tensor)
-    if place.start < 0 or (place.length is not None and place.length < 0):
+    location = data_location(tensor)
+    if location.start < 0 or (location.length is not None and location.length < 0):
         raise InputError(
-            f"{path}: the place of weight {tensor.name!r} in data file {place.file!r} is no number",
+            f"{path}: the place of weight {tensor.name!r} in data file {location.file!r} is no number",
             hint="Create the file again.",
         )
-    if place.file == path.name and place.length is not None:
-        return StoredBytes(path, place.start, place.length)  # in the model itself
-    found = check_data_file(path.parent, place.file, place.start + (place.length or 0))
-    if found.problem is not None:
+    if location.file == path.name and location.length is not None:
+        return StoredBytes(path, location.start, location.length)  # in the model itself
+    data_file = check_data_file(path.parent, location.file, location.start + (location.length or 0))
+    if data_file.problem is not None:
         raise InputError(
-            f"{path}: data file {place.file!r} is {found.problem}",
+            f"{path}: data file {location.file!r} is {data_file.problem}",
             hint="Put the data file beside the model, as it was written.",
         )
-    size = (found.size_bytes or 0) - place.start if place.length is None else place.length
-    return StoredBytes(found.path, place.start, size)
+    size = (data_file.size_bytes or 0) - location.start if location.length is None else location.length
+    return StoredBytes(data_file.path, location.start, size)
 
 
 def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
@@ -121,13 +121,13 @@ def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
         return False
     if not left.length or not right.length:
         return b"".join(left.read()) == b"".join(right.read())
-    return all(first == second for first, second in zip(left.read(), right.read(), strict=True))
+    return all(left_piece == right_piece for left_piece, right_piece in zip(left.read(), right.read(), strict=True))
 
 
-def _bytes_digest(place: StoredBytes) -> str:
+def _bytes_digest(stored: StoredBytes) -> str:
     """Return a digest of the stored values."""
     digest = hashlib.blake2b(digest_size=16)
-    for piece in place.read():
+    for piece in stored.read():
         digest.update(piece)
     return digest.hexdigest()
 
@@ -139,7 +139,7 @@ class WeightEquality:
         """Store the locations of the weights of both files, by name."""
         self._before, self._after = before, after
         self._digests: dict[StoredBytes, str] = {}
-        self._total = sum(place.size_bytes for places in (before, after) for place in places.values())
+        self._total = sum(stored.size_bytes for locations in (before, after) for stored in locations.values())
         self._compared = 0
 
     def are_equal(self, before: str, after: str) -> bool:
@@ -152,9 +152,9 @@ class WeightEquality:
         self._compared = min(self._compared + left.size_bytes + right.size_bytes, self._total)
         if before == after:
             return _have_equal_bytes(left, right)
-        return left.size_bytes == right.size_bytes and self._digest(left) == self._digest(right)
+        return left.size_bytes == right.size_bytes and self._cached_digest(left) == self._cached_digest(right)
 
-    def _digest(self, place: StoredBytes) -> str:
-        if place not in self._digests:
-            self._digests[place] = _bytes_digest(place)
-        return self._digests[place]
+    def _cached_digest(self, stored: StoredBytes) -> str:
+        if stored not in self._digests:
+            self._digests[stored] = _bytes_digest(stored)
+        return self._digests[stored]

@@ -81,10 +81,10 @@ def record_committed(paths: Iterable[Path]) -> None:
         _committed.update(dict.fromkeys(paths))
 
 
-def record_settled(words: str) -> None:
+def record_settled(sentence: str) -> None:
     """Record a change made to the files of a killed command."""
     if _is_recorded.get():
-        _settled[words] = None
+        _settled[sentence] = None
 
 
 def record_read(path: Path) -> None:
@@ -95,27 +95,27 @@ def record_read(path: Path) -> None:
 
 def drop_read(folder: Path) -> None:
     """Drop a folder and its files from the recorded reads: the current command reports its own remains there."""
-    own = folder.absolute()
-    for path in [path for path in _read if own in (path.absolute(), path.absolute().parent)]:
+    absolute_folder = folder.absolute()
+    for path in [path for path in _read if absolute_folder in (path.absolute(), path.absolute().parent)]:
         del _read[path]
 
 
-def taken_read() -> tuple[Path, ...]:
+def take_recorded_reads() -> tuple[Path, ...]:
     """Return the files and folders that were read, each once."""
     paths = tuple(_read)
     _read.clear()
     return paths
 
 
-def taken_settled() -> tuple[str, ...]:
+def take_settled_changes() -> tuple[str, ...]:
     """Return and clear the recorded changes to files of killed commands; each sentence once."""
-    words = tuple(_settled)
+    sentences = tuple(_settled)
     _settled.clear()
-    return words
+    return sentences
 
 
 @contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
+def pause_recording() -> Iterator[None]:
     """Record nothing inside the block: its files are for later runs, and the user did not request them."""
     token = _is_recorded.set(False)
     try:

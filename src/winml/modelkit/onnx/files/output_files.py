@@ -86,7 +86,7 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
             raise OutputExistsError(f"output {path} is a directory", hint=f"Choose {opt.another_output}.")
     refuse_special(paths)
     if not overwrite:
-        _refuse_files(paths, waiting_files(paths))
+        _refuse_existing_files(paths, waiting_files(paths))
     for directory in dict.fromkeys(path.parent for path in paths):
         _refuse_unwritable(directory)
 
@@ -95,7 +95,10 @@ def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
     """Return the files next to these paths that a killed command finished and did not move; changes nothing."""
     directories = dict.fromkeys(path.parent for path in paths)
     return frozenset(
-        directory / name for directory in directories for item in interrupted_in(directory) for name in item.completes
+        directory / name
+        for directory in directories
+        for interruption in interrupted_in(directory)
+        for name in interruption.completes
     )
 
 
@@ -171,7 +174,7 @@ def _is_same_entry(output: Path, input_path: Path) -> bool:
         return False
 
 
-def _refuse_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None:
+def _refuse_existing_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None:
     for path in paths:
         if os.path.lexists(path) or path in waiting:
             finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
@@ -208,8 +211,8 @@ def write_error(path: Path, error: OSError) -> WriteError:
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
     is_temporary = any(part.startswith(file_names.TEMPORARY_PREFIX) for part in path.parts)
-    place = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else f"choose {opt.another_output}"
-    hint = f"{remedy}, or {place}." if remedy else f"{place[0].upper()}{place[1:]}."
+    alternative = "set another folder with TMPDIR (on Windows TEMP)" if is_temporary else f"choose {opt.another_output}"
+    hint = f"{remedy}, or {alternative}." if remedy else f"{alternative[0].upper()}{alternative[1:]}."
     return WriteError(f"cannot write {path}: {reason}", hint=hint)
 
 
@@ -237,7 +240,7 @@ def _put_aside(folder: Path, target: Path) -> Path:
     return aside
 
 
-def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
+def _undo_move(folder: Path, target: Path, temporary_path: Path, aside: Path) -> None:
     """Undo a move.
 
     The folder of the earlier file distinguishes a kill during the undo from a deletion by the user. An earlier file
@@ -248,21 +251,21 @@ def _restore(folder: Path, target: Path, place: Path, aside: Path) -> None:
         if os.path.lexists(target) and aside.samefile(target):
             aside.unlink()  # second name of a file still at its path, which another program may have open
             return
-        _put_back(folder, target, place, aside)
+        _put_back(folder, target, temporary_path, aside)
 
 
-def _take_back(target: Path, place: Path) -> None:
+def _undo_creation(target: Path, temporary_path: Path) -> None:
     """Undo the move of a new file, as far as that is possible."""
     with contextlib.suppress(OSError):
-        target.replace(place)
+        target.replace(temporary_path)
 
 
-def _put_back(folder: Path, target: Path, place: Path, aside: Path) -> None:
-    if not os.path.lexists(place):
+def _put_back(folder: Path, target: Path, temporary_path: Path, aside: Path) -> None:
+    if not os.path.lexists(temporary_path):
         moved = folder / MOVED_ASIDE / target.name
         moved.parent.mkdir(exist_ok=True)
         aside.replace(moved)
-        target.replace(place)
+        target.replace(temporary_path)
         aside = moved
     aside.replace(target)
 
@@ -274,11 +277,11 @@ def _is_torn(folder: Path, directory: Path) -> bool:
     return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
 
 
-def _drop_outdone(places: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
+def _drop_outdated(temporary_paths: Mapping[Path, Path], giving_way: Mapping[Path, State]) -> set[Path]:
     """Remove written files whose target has changed since they were reserved; return their targets."""
-    lost = {target for target, state in giving_way.items() if target in places and file_state(target) != state}
+    lost = {target for target, state in giving_way.items() if target in temporary_paths and file_state(target) != state}
     for target in lost:
-        places[target].unlink()
+        temporary_paths[target].unlink()
     return lost
 
 
@@ -318,9 +321,9 @@ class OutputFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Remove uncommitted files; errors are reported as by :meth:`explained_errors`."""
-        self._finish()
+        self._remove_temporary_files()
         if error is not None:
-            self._explain(error)
+            self._explain_error(error)
 
     @contextlib.contextmanager
     def explained_errors(self) -> Iterator[None]:
@@ -332,10 +335,10 @@ class OutputFiles:
         try:
             yield
         except (WriteError, OSError) as error:
-            self._explain(error)
+            self._explain_error(error)
             raise
 
-    def _explain(self, error: BaseException) -> None:
+    def _explain_error(self, error: BaseException) -> None:
         """Name the output in a WriteError, in place; convert a disk error about an output to a WriteError."""
         if isinstance(error, WriteError):
             # The message names the hidden folder, which no longer exists.
@@ -385,7 +388,7 @@ class OutputFiles:
 
     def written_sizes(self) -> dict[Path, int]:
         """Return the files written so far: final path → size in bytes."""
-        return {target: place.stat().st_size for target, place in self._reserved_places().items()}
+        return {target: temporary_path.stat().st_size for target, temporary_path in self._temporary_paths().items()}
 
     def commit(self, *, overwrite: bool = True) -> dict[Path, int]:
         """Move all written files to their targets; return target → size in bytes.
@@ -398,11 +401,13 @@ class OutputFiles:
             UsageError: a target has become a link, a device, a pipe or a socket.
             WriteError: a file could not be moved; all earlier files are unchanged.
         """
-        self.gave_way |= _drop_outdone(self._reserved_places(), self._giving_way)
-        reserved_places = self._reserved_places()
+        self.gave_way |= _drop_outdated(self._temporary_paths(), self._giving_way)
+        reserved_places = self._temporary_paths()
         refuse_special(reserved_places)
         if not overwrite:
-            _refuse_files(path for path in reserved_places if path in self._reserved and path not in self._giving_way)
+            _refuse_existing_files(
+                path for path in reserved_places if path in self._reserved and path not in self._giving_way
+            )
         sizes = self.written_sizes()
         unused = self._orphaned_data(reserved_places)
         with contextlib.ExitStack() as undo:
@@ -414,8 +419,8 @@ class OutputFiles:
                     # A single move is atomic, if hard links are supported.
                     if len(names) + len(unused.get(directory, ())) > 1:
                         write_journal(folder.path, folder.path / STAGED, directory, names, unused.get(directory, ()))
-                for target, place in reserved_places.items():
-                    self._move(target, place, undo)
+                for target, temporary_path in reserved_places.items():
+                    self._move_file(target, temporary_path, undo)
             except OSError as error:
                 # Leaving the stack undoes the moves, the last one first.
                 raise write_error(target or Path(), error) from error
@@ -424,19 +429,19 @@ class OutputFiles:
                 undo.pop_all()
                 self._is_committed = True
                 record_committed(reversed(sizes))  # the model is moved last
-        self._finish()
+        self._remove_temporary_files()
         return sizes
 
-    def _move(self, target: Path, place: Path, undo: contextlib.ExitStack) -> None:
+    def _move_file(self, target: Path, temporary_path: Path, undo: contextlib.ExitStack) -> None:
         """Move a file to its target, and register the undo."""
         is_there = os.path.lexists(target)
         if is_there and target in self._reserved:
             folder = self._folders[target.parent].path
-            undo.callback(_restore, folder, target, place, _put_aside(folder, target))
-        place.replace(target)
+            undo.callback(_undo_move, folder, target, temporary_path, _put_aside(folder, target))
+        temporary_path.replace(target)
         if not is_there:
             # Data is named after its content: the replaced file was equal.
-            undo.callback(_take_back, target, place)
+            undo.callback(_undo_creation, target, temporary_path)
 
     def _orphaned_data(self, targets: Iterable[Path]) -> dict[Path, list[str]]:
         """Return directory → weight files of the replaced models that may be removed."""
@@ -450,15 +455,17 @@ class OutputFiles:
             orphans.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
         return orphans
 
-    def _reserved_places(self) -> dict[Path, Path]:
+    def _temporary_paths(self) -> dict[Path, Path]:
         """Return final path → temporary path. The file reserved first is moved last, after the files it names."""
-        places = {
-            directory / place.name: place
+        temporary_paths = {
+            directory / staged_path.name: staged_path
             for directory, folder in self._folders.items()
-            for place in sorted((folder.path / STAGED).iterdir() if (folder.path / STAGED).exists() else ())
+            for staged_path in sorted((folder.path / STAGED).iterdir() if (folder.path / STAGED).exists() else ())
         }
-        companions = [path for path in places if path not in self._reserved]
-        return {path: places[path] for path in (*companions, *reversed(self._reserved)) if path in places}
+        companions = [path for path in temporary_paths if path not in self._reserved]
+        return {
+            path: temporary_paths[path] for path in (*companions, *reversed(self._reserved)) if path in temporary_paths
+        }
 
     def _make_directory(self, directory: Path) -> None:
         missing_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
@@ -471,12 +478,12 @@ class OutputFiles:
         # Of a copy, the second one is the file that is written.
         names = [name for name in (error.filename2, error.filename) if isinstance(name, (str, bytes))]
         if names:
-            place = Path(os.fsdecode(names[0]))
+            staged_path = Path(os.fsdecode(names[0]))
             staged = {folder.path / STAGED: directory for directory, folder in self._folders.items()}
-            return staged[place.parent] / place.name if place.parent in staged else None
+            return staged[staged_path.parent] / staged_path.name if staged_path.parent in staged else None
         return next(reversed(self._reserved), None) if error.errno in DISK_ERRORS else None
 
-    def _finish(self) -> None:
+    def _remove_temporary_files(self) -> None:
         """Remove temporary files; repeated after an interruption."""
         for directory, names in self._unused.items():
             from winml.modelkit.onnx.files.placing import remove_unused

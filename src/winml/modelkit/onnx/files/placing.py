@@ -166,11 +166,11 @@ def copy_data(original: Path, target: Path) -> None:
     Raises:
         OSError: the file cannot be created.
     """
-    if not _copied_by_system(original, target):
+    if not _copy_by_system(original, target):
         shutil.copyfile(original, target)
 
 
-def _copied_by_system(original: Path, target: Path) -> bool:
+def _copy_by_system(original: Path, target: Path) -> bool:
     """Copy a file by the system call that makes reflinks; return False if it is not supported."""
     if sys.platform != "linux":
         return False
@@ -202,19 +202,19 @@ def _existing_data_file(model: Path, name: str) -> Path:
 
 def _refuse_cut_off(model: Path, tensor: onnx.TensorProto) -> None:
     """Refuse a data file that ends before a tensor's values, and an invalid offset or length."""
-    needed, place = stored_bytes(tensor), data_location(tensor)
-    length = needed if place.length is None else place.length
-    if place.start < 0 or length < needed:
+    needed, location = stored_bytes(tensor), data_location(tensor)
+    length = needed if location.length is None else location.length
+    if location.start < 0 or length < needed:
         raise InputError(
             f"{model}: does not state where the {needed} bytes of tensor {tensor.name!r} lie in "
-            f"{model.parent / place.file}: { {entry.key: entry.value for entry in tensor.external_data} }",
+            f"{model.parent / location.file}: { {entry.key: entry.value for entry in tensor.external_data} }",
             hint="Export the model again.",
         )
-    end = place.start + length
-    file = check_data_file(model.parent, place.file, end)
+    end = location.start + length
+    file = check_data_file(model.parent, location.file, end)
     if file.problem == "cut off":
         raise InputError(
-            f"{model}: its data file {file.path} is cut off: tensor {tensor.name!r} lies at bytes {place.start} to "
+            f"{model}: its data file {file.path} is cut off: tensor {tensor.name!r} lies at bytes {location.start} to "
             f"{end}, and the file has {file.size_bytes}",
             hint="Download or copy the data file again, or export the model again.",
         )
@@ -231,7 +231,7 @@ def stored_bytes(tensor: onnx.TensorProto) -> int:
 
 def _context_files(model: onnx.ModelProto) -> tuple[str, ...]:
     """Return the files compiled by execution providers, as named in the model."""
-    return tuple(dict.fromkeys(item.s.decode(errors="replace") for item in context_file_attributes(model)))
+    return tuple(dict.fromkeys(attribute.s.decode(errors="replace") for attribute in context_file_attributes(model)))
 
 
 def _location_entries(model: onnx.ModelProto) -> Iterator[onnx.StringStringEntryProto]:
@@ -275,10 +275,10 @@ def replaceable_data(model: Path) -> tuple[str, ...]:
     """
     if model.suffix.lower() != MODEL_SUFFIX:
         return ()
-    return tuple(name for name in _named_data(model) or () if is_data_of(model.name, name))
+    return tuple(name for name in _read_data_names(model) or () if is_data_of(model.name, name))
 
 
-def _named_data(model: Path) -> tuple[str, ...] | None:
+def _read_data_names(model: Path) -> tuple[str, ...] | None:
     """Return the data files of a model; None if the file cannot be read as a model."""
     try:
         return data_names(model) if stat.S_ISREG(model.stat().st_mode) else ()
@@ -295,7 +295,7 @@ def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
     with contextlib.suppress(OSError):
         for model in directory.iterdir() if unused else ():
             if model.suffix.lower() == MODEL_SUFFIX:
-                names = _named_data(model)
+                names = _read_data_names(model)
                 if names is None:
                     return
                 unused -= set(names)

@@ -74,7 +74,7 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
         ModelPathError: the file is missing, is a directory or cannot be opened.
         InputError: the file is empty, cut off, or not an ONNX file.
     """
-    return _read(path, lambda *_: b"", as_written=as_written)
+    return _read_model(path, lambda *_: b"", as_written=as_written)
 
 
 def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.ModelProto:
@@ -93,17 +93,17 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
         InputError: the file is empty, cut off, or not an ONNX file.
     """
 
-    def refer(role: str, field: str, place: slice) -> bytes | None:
+    def refer(role: str, field: str, byte_range: slice) -> bytes | None:
         if role != "initializer":
             return b"" if initializers_only else None
         if field != "raw_data":
             return None
         tensor = onnx.TensorProto()
-        refer_to_data(tensor, path.name, place.start, place.stop - place.start)
+        refer_to_data(tensor, path.name, byte_range.start, byte_range.stop - byte_range.start)
         content: bytes = tensor.SerializeToString()
         return content
 
-    return _read(path, refer)
+    return _read_model(path, refer)
 
 
 def refer_to_data(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
@@ -120,7 +120,7 @@ unchanged.
 """
 
 
-def _read(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
+def _read_model(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
     model = _read_as_written(path, replace)
     if not as_written:
         inline_functions(model, path)
@@ -155,8 +155,8 @@ def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
     except _GRAPH_ERRORS as error:
         # Each outer message adds its wrapper; the innermost message is the reason.
         *_, reason = error_chain(error, with_context=False)
-        words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
-        raise InputError(f"{path}: cannot be read as a graph: {words}", hint="Export it again.") from error
+        reason_words = "it is nested too deeply" if isinstance(reason, RecursionError) else first_line(reason)
+        raise InputError(f"{path}: cannot be read as a graph: {reason_words}", hint="Export it again.") from error
 
 
 def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
@@ -185,7 +185,7 @@ def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
 def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx.ModelProto:
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(
-            _without_values(data, slice(0, len(data)), onnx.ModelProto.DESCRIPTOR, replace)
+            _replace_values(data, slice(0, len(data)), onnx.ModelProto.DESCRIPTOR, replace)
         )
     except (WireError, DecodeError) as error:
         if isinstance(error, WireError) and error.cut_off:
@@ -212,7 +212,10 @@ _LONG_DOMAIN = "ai.onnx"
 
 def _shorten_domain(model: onnx.ModelProto) -> None:
     """Replace ONNX's long domain name by ``""`` throughout a model, in place: the opset is looked up by ``""``."""
-    holders: list[Any] = [*model.opset_import, *(entry for item in model.functions for entry in item.opset_import)]
+    holders: list[Any] = [
+        *model.opset_import,
+        *(entry for function in model.functions for entry in function.opset_import),
+    ]
     graphs: list[Any] = [model.graph, *model.functions]
     while graphs:
         nodes = graphs.pop().node
@@ -245,20 +248,20 @@ def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
     )
 
 
-def _without_values(
-    data: mmap.mmap, place: slice, message: object, replace: _Replacement, role: str = "", depth: int = 0
+def _replace_values(
+    data: mmap.mmap, byte_range: slice, message: object, replace: _Replacement, role: str = "", depth: int = 0
 ) -> bytes:
     """Return the message in a range of the file, with the values of large tensors replaced.
 
     Args:
         data: The file.
-        place: Start and end of the message.
+        byte_range: Start and end of the message.
         message: Its protobuf descriptor.
         replace: Returns the replacement of values.
         role: Name of the field that contains the message.
         depth: Number of enclosing messages.
     """
-    start, end = place.start, place.stop
+    start, end = byte_range.start, byte_range.stop
     if depth > _DEEPEST:
         raise WireError
     fields = _fields_of(message)
@@ -278,7 +281,7 @@ def _without_values(
                 replacements.append(replaced)
                 copied = stop
         elif wire_type == LENGTH_DELIMITED and field.message_type is not None and stop - value >= RETAINED_BYTES:
-            inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
+            inner = _replace_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
             pieces += [
                 data[copied:at],
                 varint(number << 3 | LENGTH_DELIMITED),

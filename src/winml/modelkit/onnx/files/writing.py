@@ -30,7 +30,7 @@ from winml.modelkit.onnx.contents import data_location
 from winml.modelkit.onnx.contexts import context_file_attributes
 from winml.modelkit.onnx.files import placing
 from winml.modelkit.onnx.files.content_digest import REMEMBERED_BYTES, GrowingDigest, WrittenFileHash
-from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, stored_outside
+from winml.modelkit.onnx.files.initializer_bytes import StoredBytes, locate_external
 from winml.modelkit.onnx.files.output_files import write_error
 from winml.modelkit.onnx.files.reading import refer_to_data
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, varint, walk_fields
@@ -209,7 +209,7 @@ def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path,
             count(tensor)
             if not growing:
                 growing.append(_growing_file(unfinished))
-                digest.is_written_at(growing[0] or unfinished)
+                digest.set_temporary_path(growing[0] or unfinished)
             if growing[0] is not None:
                 written.begin(info.index, info.offset)
 
@@ -443,7 +443,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
 
 def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
     """Return the exact byte range of a tensor's values; a model may state a longer range of its data file."""
-    stored = stored_outside(model, tensor)
+    stored = locate_external(model, tensor)
     needed = 0 if 0 in tensor.dims else placing.stored_bytes(tensor) or stored.length
     return replace(stored, length=min(needed, stored.length))
 

@@ -18,7 +18,7 @@ from winml.modelkit.models.checkpoints.quantized.stored import (
     CodedEntries,
     StoredTensors,
 )
-from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, CodeKind, stacked
+from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, CodeKind, stack_weights
 from winml.modelkit.words import count_noun
 
 FLOAT8: Mapping[str, CodeKind] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
@@ -90,7 +90,7 @@ def small_float(
         CodedWeight(source_format, parameter, (rows, depth), kind, 8, layout.block_size, partial(read, expert))
         for expert in (range(experts) if len(entry.shape) == 3 else [None])
     ]
-    weight = members[0] if len(entry.shape) == 2 else stacked(members)
+    weight = members[0] if len(entry.shape) == 2 else stack_weights(members)
     assert weight is not None  # they are alike
     return CodedTensor(weight)
 
@@ -160,7 +160,7 @@ def read_mxfp4(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries
             CodedWeight("mxfp4", parameter, shape, "float4_e2m1", 4, width * 2, partial(read, expert))
             for expert in range(experts)
         ]
-        weight = stacked(members)
+        weight = stack_weights(members)
         assert weight is not None  # they are alike
         coded.tensors[parameter] = CodedTensor(weight, permutation=(0, 2, 1))
         coded.consumed.update((blocks, scales))
