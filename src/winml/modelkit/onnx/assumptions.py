@@ -18,7 +18,7 @@ SourceLine = tuple[str, int]
 
 @dataclass(frozen=True)
 class Assumption(Record):
-    """Something that held in the trace, and may not for other inputs within the ranges that the file declares."""
+    """A property of the trace, possibly false for other inputs within the declared ranges."""
 
     kind: AssumptionKind
     input: str = field(default="", metadata=entry(omit_empty=True))
@@ -45,14 +45,14 @@ class Assumption(Record):
 
 
 def branch_taken(source_line: SourceLine) -> Assumption:
-    """Create the assumption of a line that reads a value, which the trace fixes."""
+    """Create the assumption of a line that reads a value, fixed in the trace."""
     file, line = source_line
     message = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
     return Assumption("branch", file=file, line=line, message=message)
 
 
 def values_taken(source_line: SourceLine) -> Assumption:
-    """Return the assumption of a line that makes a list or an array of NumPy of a tensor."""
+    """Create the assumption of a line that converts a tensor to a list or a NumPy array."""
     file, line = source_line
     message = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
     return Assumption("value", file=file, line=line, message=message)
@@ -78,11 +78,11 @@ def size_taken(source_line: SourceLine, value: str | None = None, sizes: Iterabl
 
 
 def constant_output(name: str) -> Assumption:
-    """Return the assumption of an output that no inputs changed that were tried, in PyTorch as in the file."""
+    """Create the assumption of an output equal for all compared inputs, in PyTorch and in the file."""
     message = f"Output {name!r} is the same for all inputs compared: the file was not verified for others."
     return Assumption("constant_output", value=name, message=message)
 
 
 def places_of(assumed: Iterable[Assumption]) -> tuple[str, ...]:
-    """Return the lines that read values."""
+    """Return the source lines of assumptions on values, each once."""
     return tuple(dict.fromkeys(assumption.place for assumption in assumed if assumption.kind in ("branch", "value")))

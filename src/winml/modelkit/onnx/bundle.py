@@ -1,7 +1,7 @@
-"""Parts of one model in several files, and the outputs of a part that feed inputs of another.
+"""Parts of a model in several files, and connections from outputs to inputs of parts.
 
 Reads and describes the ``winml.part`` metadata of FORMATS, and reads ``winml.model``. A file without ``winml.part`` is
-a separate model. Does not know how the parts were made, and does not run them.
+a separate model. Neither creates parts nor runs parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PartT = TypeVar("PartT", bound=_NamedPart)
 
 @dataclass(frozen=True)
 class PartFeed(Record):
-    """An output of one part that becomes an input of another, or of the same part in its next run."""
+    """An output of a part, connected to an input of another part, or of the same part in the next run."""
 
     output: str
     part: str
@@ -129,7 +129,7 @@ def model_record(metadata: Mapping[str, str]) -> dict[str, Any]:
 
 
 def read_part_description(path: Path) -> PartDescription | None:
-    """Read the description of the part in a file; None if the file holds a whole model.
+    """Read the description of the part in a file; `None` if the file holds a whole model.
 
     Raises:
         WinMLError: the file does not exist, or is no ONNX file.

@@ -1,7 +1,7 @@
 """Quantized weights: codes, scales and zero points, read from a file on demand.
 
-A coded weight defines its storage and the conversion of its codes to floating-point numbers. In a graph it is a tensor
-of these numbers, by reference, until a step replaces its readers by operators that read the codes. Independent of
+A coded weight defines its storage and the conversion of its codes to floating-point numbers. In a graph, the numbers
+are a tensor, by reference, until a step replaces its readers by operators on codes. Independent of
 checkpoint formats and operators.
 """
 
@@ -154,6 +154,7 @@ class CodedWeight:
 
 
 def _decode_values(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array:
+    """Return the numbers of codes before zero points and scales: float32, rows × depth."""
     if kind == "number":
         return np.ascontiguousarray(codes).view(np.float32).copy()
     if kind in _FLOAT8:
@@ -166,7 +167,7 @@ def _decode_values(codes: Array, kind: CodeKind, bits: int, depth: int) -> Array
 
 
 def unpack_codes(packed: Array, bits: int, count: int) -> Array:
-    """Return codes one in each byte; packed along the last axis, the first in the lowest bits of a byte.
+    """Return codes, one in each byte, from codes packed along the last axis, the first in the lowest bits of a byte.
 
     Args:
         packed: uint8.
@@ -198,7 +199,7 @@ def pack_codes(codes: Array, bits: int, fill: int = 0) -> Array:
 
 
 def stack_weights(members: Sequence[CodedWeight]) -> CodedWeight | None:
-    """Stack the weights of experts to one weight; None if they are stored differently."""
+    """Stack the weights of experts to one weight; `None` for weights stored differently."""
     first_member = members[0]
     if any(len(member.shape) != 2 or member.shape != first_member.shape for member in members) or not _are_alike(
         members
@@ -213,7 +214,7 @@ def stack_weights(members: Sequence[CodedWeight]) -> CodedWeight | None:
 
 
 def join_weights(weights: Sequence[CodedWeight]) -> CodedWeight | None:
-    """Concatenate the rows of weights, per expert; None if they are stored differently."""
+    """Concatenate the rows of weights, per expert; `None` for weights stored differently."""
     first_weight = weights[0]
     if any(
         weight.depth != first_weight.depth or len(weight.members) != len(first_weight.members) for weight in weights
@@ -238,6 +239,7 @@ def _are_alike(weights: Sequence[CodedWeight]) -> bool:
 
 
 def _read_concatenated(weights: Sequence[CodedWeight]) -> CodedParts:
+    """Read weights with equal rows, and concatenate their codes, scales and zero points."""
     parts = [weight.read() for weight in weights]
     points = [part.zero_points for part in parts if part.zero_points is not None]
     return CodedParts(

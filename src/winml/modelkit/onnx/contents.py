@@ -50,7 +50,7 @@ class DataLocation:
 
 @dataclass(frozen=True)
 class Weight(Record):
-    """One initializer or constant, as described by its header."""
+    """An initializer or constant, without its values."""
 
     name: str
     """Name; for a constant, the name of its node's output."""
@@ -77,7 +77,7 @@ class Weight(Record):
 
 @dataclass(frozen=True)
 class PlacedNode:
-    """One node, its location, and the weights it reads."""
+    """A node, its location, and the weights read by the node."""
 
     proto: onnx.NodeProto
     place: Place
@@ -130,6 +130,7 @@ def _add_graph(
     location: Place,
     function: tuple[str, str] | None = None,
 ) -> None:
+    """Append the weights and nodes of a graph with its subgraphs; ``outer`` maps visible outer weights to positions."""
     visible = dict(outer)
     for weight in _read_weights(graph):
         visible[weight.name] = len(contents.weights)
@@ -146,6 +147,7 @@ def _add_node(
     location: Place,
     function: tuple[str, str] | None = None,
 ) -> None:
+    """Append a node, then the nodes of its subgraphs; ``visible`` maps visible weights to positions."""
     weight_inputs = tuple((position, visible[name]) for position, name in enumerate(node.input) if name in visible)
     held_weight = visible.get(node.output[0]) if _is_constant(node) else None
     contents.nodes.append(PlacedNode(node, location, weight_inputs, held_weight, function))
@@ -169,7 +171,7 @@ def _is_constant(node: onnx.NodeProto) -> bool:
 
 
 def _constant_weight(node: onnx.NodeProto) -> Weight | None:
-    """Return the weight in a ``Constant``: more than one value, of a type that weights have; otherwise None."""
+    """Return the weight in a ``Constant``: several values of a weight type; `None` for other constants."""
     weight = None
     for attribute in node.attribute:
         if attribute.name == "value_floats":
@@ -186,6 +188,7 @@ def _constant_weight(node: onnx.NodeProto) -> Weight | None:
 
 
 def _read_weights(graph: onnx.GraphProto) -> Iterator[Weight]:
+    """Yield the initializers of a graph, dense and sparse."""
     for tensor in graph.initializer:
         size = _size_bytes(tensor)
         yield _read_weight(tensor, tuple(tensor.dims), size)
@@ -251,7 +254,7 @@ def _size_bytes(tensor: onnx.TensorProto) -> int | None:
 
 
 def data_location(tensor: onnx.TensorProto) -> DataLocation:
-    """Return where the values of an external tensor lie, as the model states it."""
+    """Return the location of the values of an external tensor, as stated in the model."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     start, length = (
         int(text) if text.isdecimal() else -1 for text in (entries.get("offset") or "0", entries.get("length", ""))
@@ -290,6 +293,7 @@ def read_value_types(
 
 
 def _declared_types(graph: onnx.GraphProto) -> ValueTypes:
+    """Return the types and shapes declared in a graph, including initializers."""
     tensors = [(tensor, tensor.dims) for tensor in graph.initializer]
     tensors += [(sparse.values, sparse.dims) for sparse in graph.sparse_initializer]
     types = ValueTypes(
@@ -343,6 +347,7 @@ def _default_attributes(operator: str, domain: str) -> Mapping[str, bytes]:
 
 
 def _attribute_bytes(attribute: onnx.AttributeProto) -> bytes:
+    """Serialize an attribute without its documentation."""
     copy = onnx.AttributeProto()
     copy.CopyFrom(attribute)
     copy.ClearField("doc_string")

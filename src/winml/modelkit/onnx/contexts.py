@@ -67,7 +67,7 @@ def context_file_names(model: ir.Model) -> tuple[str, ...]:
 
 
 def rename_context_files(model: ir.Model, names: dict[str, str]) -> None:
-    """Rename files of compiled content in the nodes of a model, in place: name → new name; other names stay."""
+    """Rename files of compiled content in the nodes of a model, in place: name → new name; names not listed stay."""
     for node in context_nodes(model):
         if not node.attributes.get_int(_EMBEDS, 1) and (name := node.attributes.get_string(_CACHE, "")) in names:
             node.attributes.add(ir.AttrString(_CACHE, names[name]))
@@ -112,7 +112,7 @@ def refuse_compiled_modules(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _find_source(record: str, path: Path) -> str:
-    """Return the source file of a compiled file, if recorded; ``""`` if unknown."""
+    """Return the source file of a compiled file, looked up beside and above the file; ``""`` if unknown."""
     name = _value_in(record, "source")
     # A layout may have moved the compiled file into a folder of its own.
     problems = {folder: name_problem(folder, name) for folder in (path.parent, path.parent.parent)}

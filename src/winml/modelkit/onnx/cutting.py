@@ -1,8 +1,8 @@
 """Extraction of a part of a graph as a separate model.
 
-A part is a set of nodes of the main graph. Its inputs are the values read from outside, its outputs the values that are
-read outside. Nodes that depend on no model input are constants: they are copied into the part that reads them instead
-of becoming inputs. Weights are shared by reference and never read. ``module_parts`` decides the nodes of a module.
+A part is a set of nodes of the main graph. Its inputs are values from outside, its outputs are values read outside.
+Nodes independent of model inputs are constants: a part contains a copy of each constant instead of an input. Weights
+are shared by reference and never read. ``module_parts`` decides the nodes of a module.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Cutter:
         self._changing = self._find_changing()
 
     def _index_node(self, node: ir.Node) -> None:
+        """Record the values read by a node and its subgraphs, the owner of inner nodes, and random operators."""
         reads = dict.fromkeys(value for value in node.inputs if value is not None)
         for inner in (inner for graph in node_graphs(node) for inner in graph.all_nodes()):
             self.owners[inner] = node
@@ -108,7 +109,7 @@ class Cutter:
         self._reads[node] = tuple(reads)
 
     def _find_changing(self) -> frozenset[ir.Node]:
-        """Return the nodes whose result depends on the inputs of the model, or is random."""
+        """Return the nodes with a random result, or a result that depends on the inputs of the model."""
         changing: set[ir.Node] = set()
         for node in self.graph:
             if node in self._random or any(self._is_changing_value(value, changing) for value in self._reads[node]):
@@ -117,6 +118,7 @@ class Cutter:
 
     @staticmethod
     def _is_changing_value(value: ir.Value, changing: Iterable[ir.Node]) -> bool:
+        """Return True if a value depends on an input of the model, or on a node in ``changing``."""
         producer = value.producer()
         return producer in changing if producer is not None else not value.is_initializer()
 
@@ -138,7 +140,7 @@ class Cutter:
             yield self.owners.get(use.node, use.node)
 
     def crossing(self) -> list[int]:
-        """Return, per node, the number of values made up to this node that are read after it."""
+        """Return for each node the number of values produced up to the node and read later."""
         change = [0] * (len(self._nodes) + 1)
         for index, node in enumerate(self._nodes):
             for value in node.outputs:
@@ -181,7 +183,7 @@ class Cutter:
         return self._find_boundary(core, inside, tuple(between), tuple(left_out))
 
     def cut_exactly(self, part_nodes: Iterable[ir.Node]) -> Cut:
-        """Return the boundary of exactly these nodes, regardless of nodes between them.
+        """Return the boundary of exactly the given nodes, regardless of nodes in between.
 
         Values read from other nodes are inputs, including constants.
 
@@ -201,7 +203,7 @@ class Cutter:
         )
 
     def _find_outputs(self, nodes: Iterable[ir.Node], inside: set[ir.Node]) -> tuple[ir.Value, ...]:
-        """Return the values that nodes make and that are read outside, or are outputs of the graph."""
+        """Return the values of nodes read outside, and outputs of the graph."""
         return tuple(
             value
             for node in nodes
@@ -210,7 +212,7 @@ class Cutter:
         )
 
     def _find_needed_core_nodes(self, nodes: Sequence[ir.Node], core: set[ir.Node]) -> list[ir.Node]:
-        """Return the nodes of the core that must run before one of ``nodes`` can, in graph order."""
+        """Return the nodes of the core needed by ``nodes``, in graph order."""
         first_position = min(self.position[node] for node in core)
         needed_nodes = set(nodes)
         for node in reversed(self._nodes[first_position : self.position[nodes[-1]]]):
@@ -221,7 +223,7 @@ class Cutter:
     def _find_nodes_between(self, core: set[ir.Node]) -> list[ir.Node]:
         """Return the outside nodes on a path between two nodes of the core, in graph order.
 
-        All of them lie between the first and the last core node in graph order, so only that window is searched.
+        All such nodes lie between the first and the last core node in graph order; only this window is searched.
         """
         positions = [self.position[node] for node in core]
         first_position, last_position = min(positions), max(positions)
@@ -244,6 +246,9 @@ class Cutter:
     def _find_boundary(
         self, core: set[ir.Node], inside: set[ir.Node], drawn_in: tuple[ir.Node, ...], left_out: tuple[ir.Node, ...]
     ) -> Cut | Refusal:
+        """Return the cut of a part with all needed constants; refuse unread outputs, and boundary values other than
+        tensors.
+        """
         inputs: dict[ir.Value, None] = {}
         initializers: dict[ir.Value, None] = {}
         nodes = set(inside)
@@ -267,6 +272,7 @@ class Cutter:
         return Cut(self._sort_nodes(nodes), drawn_in, left_out, tuple(inputs), outputs, tuple(initializers))
 
     def _sort_nodes(self, nodes: Iterable[ir.Node]) -> tuple[ir.Node, ...]:
+        """Sort nodes of the main graph in graph order."""
         return tuple(sorted(nodes, key=self.position.__getitem__))
 
 
@@ -340,6 +346,7 @@ def _name_dimensions(graph: ir.Graph) -> None:
 
 
 def _as_identifier(text: str) -> str:
+    """Convert a text to a valid identifier."""
     if _IDENTIFIER.fullmatch(text):
         return text
     name = re.sub(r"\W+", "_", text).strip("_")
@@ -363,7 +370,7 @@ Part = list[ir.Node]
 
 
 class Signature(NamedTuple):
-    """The properties that corresponding nodes of two calls share."""
+    """Properties equal in corresponding nodes of two calls."""
 
     domain: str
     op_type: str
@@ -396,7 +403,7 @@ class GraphModules:
     """Name of a node that operators of several modules were fused into → their tags."""
 
     def selected_tags(self, selector: str) -> frozenset[str]:
-        """Return the tags of the modules that a selector names.
+        """Return the tags of the modules matched by a selector.
 
         Raises:
             UsageError: no module matches; the nearest addresses are listed.
@@ -409,19 +416,19 @@ class GraphModules:
         return frozenset(module.tag for module in select(self.modules, selector, self.tag_of))
 
     def does_work_of(self, name: str, tags: Collection[str]) -> bool:
-        """Return True if a node computes for a module with one of these tags, or for a module inside it."""
+        """Return True if a node computes for a module with one of the tags, or for a submodule."""
         return any(_is_within_any(tag, tags) for tag in self._working_tags(name))
 
     def works_only_for(self, name: str, tags: Collection[str]) -> bool:
-        """Return True if a node computes only for modules with these tags, or for modules inside them."""
+        """Return True if a node computes only for modules with the tags, or for submodules."""
         return all(_is_within_any(tag, tags) for tag in self._working_tags(name))
 
     def contains_any(self, name: str, tags: Collection[str]) -> bool:
-        """Return True if a node contains fused operators of a module with one of these tags."""
+        """Return True if a node contains fused operators of a module with one of the tags."""
         return any(_is_within_any(tag, tags) for tag in self.contained_tags.get(name, ()))
 
     def owners_of_fused(self, tags: Collection[str], names: Iterable[str] | None = None) -> list[str]:
-        """Return the paths of the modules whose nodes contain operators of other modules.
+        """Return the paths of the modules with nodes that contain operators of the tagged modules.
 
         Args:
             tags: Tags of the fused modules.
@@ -432,7 +439,7 @@ class GraphModules:
         return [module.path or module.tag for module in self.modules if module.tag in owners]
 
     def _working_tags(self, name: str) -> Collection[str]:
-        """Return the tags of the modules whose weights a node may have.
+        """Return the tags of the modules with weights possibly in a node.
 
         A node that contains its own module, and no module inside it, belongs to its module, as a convolution with a
         fused batch norm. Otherwise each contained module counts, as query, key and value in an Attention node.
@@ -443,7 +450,7 @@ class GraphModules:
 
 
 def fused_error(option: str, owners: Sequence[str]) -> UsageError:
-    """Return the error for a selector of a module whose operators are fused into nodes of other modules.
+    """Return the error for a selected module with all operators fused into nodes of other modules.
 
     Args:
         option: The option with the selector.
@@ -522,11 +529,12 @@ class ModuleParts:
         return [module_nodes] if not isinstance(call_parts, Refusal) and len(call_parts) == 1 else call_parts
 
     def _nodes_of(self, tag: str) -> Part:
+        """Return the nodes of a module and its submodules, in graph order."""
         nodes = [node for below in self._tags_below.get(tag, ()) for node in self._nodes_by_tag.get(below, ())]
         return sorted(nodes, key=self._cutter.position.__getitem__)
 
     def _hidden_part(self, tag: str, module_nodes: set[ir.Node]) -> Refusal | None:
-        """Return a refusal if a module runs inside a node of another module, or None."""
+        """Return a refusal if a module runs inside a node of another module; otherwise `None`."""
         for below in self._tags_below.get(tag, ()):
             owner = self._inner_owners.get(below)
             if owner is None or owner in module_nodes:
@@ -541,7 +549,7 @@ class ModuleParts:
         return None
 
     def _shared_nodes(self, tag: str) -> Part:
-        """Return the nodes of other modules with several calls: this module may call them too."""
+        """Return the nodes of other modules with several calls, possibly called by the module, too."""
         return [
             node
             for other_tag, nodes in self._nodes_by_tag.items()
@@ -576,7 +584,7 @@ class ModuleParts:
         return Signature(node.domain, node.op_type, tag.tag if tag else "", len(node.inputs), weights)
 
     def _common_content(self, nodes: Part) -> frozenset[object]:
-        """Return the content shared by any two calls of one module: its weights, or without weights its operators."""
+        """Return the content common to all calls of a module: weights, or operators of a module without weights."""
         signatures = [self._signature_of(node) for node in nodes]
         weights = frozenset(name for signature in signatures for name in signature.weights)
         return weights or frozenset(Counter(signature[:2] for signature in signatures).items())
@@ -597,10 +605,11 @@ class ModuleParts:
         return call_parts
 
     def _split_by_connection(self, nodes: Part) -> list[Part]:
-        """Divide into parts that exchange no values."""
+        """Divide into connected parts, which exchange no values."""
         leader = {node: node for node in nodes}
 
         def find_leader(node: ir.Node) -> ir.Node:
+            """Return the representative of a node's connected part; shortens paths on the way."""
             while leader[node] is not node:
                 leader[node] = node = leader[leader[node]]
             return node
@@ -626,7 +635,7 @@ def _tags_within(tags: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
 
 
 def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> list[Part]:
-    """Divide into ``count`` parts of equal length whose nodes match one by one; `[]` if they do not match."""
+    """Divide into ``count`` parts of equal length with equal signatures; `[]` if signatures differ."""
     if count < 2 or len(nodes) % count:
         return []
     length = len(nodes) // count
@@ -636,6 +645,6 @@ def _equal_parts(nodes: Part, signatures: Sequence[Signature], count: int) -> li
 
 
 def _repetition_count(signatures: Sequence[Signature]) -> int:
-    """Return the number of occurrences of every node that reads weights; 1 if they differ or no node reads weights."""
+    """Return the number of repetitions of nodes with weights: the greatest common divisor; 1 without such nodes."""
     counts = [count for signature, count in Counter(signatures).items() if signature.weights]
     return math.gcd(*counts) if counts else 1

@@ -98,7 +98,7 @@ def _may_be_json(path: Path) -> bool:
 def outdated_companions(
     directory: Path, sources: Mapping[str, Path], *, owned: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Return the names of the files that :func:`reserve_companions` would write; the arguments are the same."""
+    """Return the names of the files to be written by :func:`reserve_companions`, for the same arguments."""
     return tuple(
         name
         for name, source in sources.items()
@@ -114,7 +114,7 @@ def _can_be_ours(directory: Path, name: str, owned: Collection[str]) -> bool:
 def settled_companions(
     companions: Companions, directory: Path, sources: Mapping[str, Path], gave_way: Collection[Path]
 ) -> Companions:
-    """Return the files next to a committed model.
+    """Return the companions of a committed model, without files skipped by the commit.
 
     Args:
         companions: The reserved files.
@@ -136,9 +136,9 @@ def settled_companions(
 
 
 def remove_companions(directory: Path, names: Collection[str], models: Collection[Path]) -> None:
-    """Remove companion files of an earlier run that the current run did not write.
+    """Remove companion files of an earlier run, not written by the current run.
 
-    They stay if the directory holds another model, which may be read with them.
+    No file is removed if the directory holds another model, which may need the files.
 
     Args:
         directory: The folder of the model.
@@ -186,6 +186,7 @@ def earlier_companions(sidecar: Path) -> tuple[str, ...]:
 
 
 def _is_changed(path: Path, digest: str | None) -> bool:
+    """Return True if a file differs from a digest, or cannot be read; False without a digest or file."""
     try:
         return digest is not None and path.is_file() and hash_file(path) != digest
     except OSError:
@@ -193,6 +194,7 @@ def _is_changed(path: Path, digest: str | None) -> bool:
 
 
 def _is_same_content(source: Path, target: Path) -> bool:
+    """Return True if both files exist with equal content."""
     try:
         return target.is_file() and filecmp.cmp(source, target, shallow=False)
     except OSError:

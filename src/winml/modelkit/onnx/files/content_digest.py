@@ -55,6 +55,7 @@ def _hash_next(file: FileIO, byte_count: int, update: Callable[[bytes], None]) -
 
 
 def _file_key(path: Path) -> tuple[int, int, int, int]:
+    """Return device, inode, size and modification time of a file."""
     status = path.stat()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -112,6 +113,7 @@ class WrittenFileHash(_InThreads):
             _WRITTEN[state] = self._hasher.hexdigest()
 
     def _hash_up_to(self, size: int) -> None:
+        """Hash the bytes from the last position up to ``size``."""
         with self._path.open("rb", buffering=0) as file:
             file.seek(self._hashed)
             self._hashed += _hash_next(file, size - self._hashed, self._hasher.update)
@@ -154,7 +156,7 @@ class GrowingDigest(_InThreads):
         self._places = [temporary_path, self._path]
 
     def complete_up_to(self, size: int) -> None:
-        """Digest the whole pieces of the first ``size`` bytes, which do not change any more."""
+        """Start digests of the whole pieces in the first ``size`` bytes, which are final."""
         while (start := len(self._pieces) * _PIECE_BYTES) + _PIECE_BYTES <= size:
             self._pieces.append(self._threads.submit(_piece_digest, self._places, start))
 
@@ -172,6 +174,7 @@ class GrowingDigest(_InThreads):
 
 
 def _piece_digest(paths: Sequence[Path], start: int) -> bytes:
+    """Return the SHA-256 of a piece of a file."""
     hasher = hashlib.sha256()
     with _open_first(paths) as file:
         file.seek(start)
@@ -180,7 +183,7 @@ def _piece_digest(paths: Sequence[Path], start: int) -> bytes:
 
 
 def _open_first(paths: Sequence[Path]) -> FileIO:
-    """Open a file at the first of its paths that exists; it may be renamed to the next path at any time."""
+    """Open a file at its first existing path; a file may be renamed to the next path at any time."""
     for path in paths[:-1]:
         with contextlib.suppress(FileNotFoundError):
             return path.open("rb", buffering=0)

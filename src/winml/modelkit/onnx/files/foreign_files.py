@@ -96,12 +96,12 @@ _REMEDY = "Put a copy of the file there instead, or remove it."
 
 
 def is_companion_name(name: str) -> bool:
-    """Return True if files of this name are copied next to an ONNX file."""
+    """Return True for the name of a file to copy next to an ONNX file."""
     return name in COMPANION_NAMES or _OF_A_VERSION.fullmatch(name) is not None
 
 
 def library_file(folder: Path, name: str, *, error: type[InputError] = InputError) -> Path | None:
-    """Return a file of a folder by its name; None if it does not exist.
+    """Return a file of a folder by its name; `None` for a missing file or a folder.
 
     Args:
         folder: The folder.
@@ -124,7 +124,7 @@ def library_file(folder: Path, name: str, *, error: type[InputError] = InputErro
 
 
 def check_library_files(folder: Path, *, error: type[InputError] = InputError) -> tuple[Path, ...]:
-    """Check the files of a folder that libraries open by their names, and return them, sorted.
+    """Check the files of a folder that libraries open by name; return the files.
 
     Raises:
         InputError: a file is a link to another folder, a pipe, a device or a socket; or a config lists a file outside
@@ -145,7 +145,7 @@ def check_library_files(folder: Path, *, error: type[InputError] = InputError) -
 
 
 def _listed_names(config: Path, key: str) -> list[str]:
-    """Return the file names that a config lists under a key; `[]` for a damaged config, which its reader reports."""
+    """Return the file names under a key of a config; `[]` for a damaged config, reported by its reader."""
     from winml.modelkit.options import JsonError, read_json_file  # imports pydantic
 
     try:

@@ -39,7 +39,7 @@ class ForeignNameError(ValueError):
 
 
 def file_below(folder: Path, name: object, *, kind: Kind = "file") -> Path:
-    """Return the regular file (or the folder) below ``folder`` that a name in another file refers to.
+    """Return the regular file, or the folder, below ``folder`` for a name from another file.
 
     The name may use the separators of any system. A name that leads out of the folder is not looked up. Links are
     followed if they stay below the folder, or lead from a snapshot to a blob of the same repository in the Hub's cache.
@@ -104,7 +104,7 @@ def file_within(
 
 
 def name_problem(folder: Path, name: object, *, kind: Kind = "file") -> NameProblem | None:
-    """Return the problem of a name in another file; None if :func:`file_below` finds the file."""
+    """Return the problem of a name in another file; `None` if :func:`file_below` finds the file."""
     try:
         file_below(folder, name, kind=kind)
     except ForeignNameError as error:
@@ -128,14 +128,20 @@ def refuse_special_file(path: Path) -> None:
 def lies_within(folder: Path, name: str) -> bool:
     """Return True if a file with a name from another file may be written to, or removed from, a folder.
 
-    The name must be one that this tool writes, with ``/`` between parts, and no parent folder in it may lead out by a
-    link. The file of that name may be a link: it is replaced or removed, never followed.
+    The name must have the form of our file names, with ``/`` between parts, and no parent folder may lead out by a
+    link.
+    The file itself may be a link: a link is replaced or removed, never followed.
     """
     above = str(PurePosixPath(name).parent)
     return stays_inside(name) and name_problem(folder, above, kind="folder") in (None, "missing")
 
 
 def _refuse_other_kind(mode: int, kind: Kind) -> None:
+    """Refuse a file mode of another kind.
+
+    Raises:
+        ForeignNameError: the mode is of no regular file, or of no folder.
+    """
     if not (stat.S_ISREG(mode) if kind == "file" else stat.S_ISDIR(mode)):
         is_folder = kind == "file" and stat.S_ISDIR(mode)
         raise ForeignNameError("not regular", "is a folder" if is_folder else f"is not a {_KIND_WORDS[kind]}")
@@ -147,7 +153,7 @@ def _leads_out(name: str) -> bool:
 
 
 def _is_hub_blob(folder: Path, target: Path) -> bool:
-    """Return True if a file is a blob of the repository that a folder is a snapshot of, or lies in one."""
+    """Return True if a file is a blob of the Hub repository with a snapshot at or above a folder."""
     return any(
         above.parent.name == "snapshots" and target.parent == above.parent.parent / "blobs"
         for above in (folder, *folder.parents)

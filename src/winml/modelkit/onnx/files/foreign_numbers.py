@@ -56,6 +56,7 @@ def refuse_absurd_sizes(
 
 
 def _largest_value(key: str) -> float:
+    """Return the limit of a number by its key; infinite for unknown keys."""
     if _REPEATED.search(key):
         return _LONGEST_STACK
     if key == "num_labels":
@@ -125,6 +126,11 @@ def check_config_files(folder: Path, *, error: type[InputError] = InputError) ->
 
 
 def _refuse_absurd_processor(content: Mapping[str, object], path: Path, error: type[InputError]) -> None:
+    """Refuse absurd sizes of images, filter banks or chunks.
+
+    Raises:
+        InputError: of the type ``error``.
+    """
     numbers = list(_named_numbers(content))
     has_pixels = any(key == "longest_edge" and _LONGEST_EDGE < value <= _MOST_PIXELS for _, key, value in numbers)
     for name, key, value in numbers:

@@ -26,7 +26,7 @@ class FrontMatterError(ValueError):
 
 
 def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
-    """Return the value of a front matter key; None if the file or the key is missing.
+    """Return the value of a front matter key; `None` if the file or the key is missing.
 
     Args:
         path: The file.
@@ -56,7 +56,7 @@ def front_matter_value(path: Path, key: str, most_bytes: int) -> Any:
 
 
 def _value_text(path: Path, key: str) -> str | None:
-    """Return the lines of the last occurrence of a first-level key."""
+    """Return the lines of the last occurrence of a first-level key; `None` if the file or the key is missing."""
     try:
         refuse_special_file(path)
         with path.open("rb") as file:
@@ -82,6 +82,11 @@ def _value_text(path: Path, key: str) -> str | None:
 
 
 def _refuse_unusable(events: Any) -> None:
+    """Refuse aliases, tags and deep nesting in YAML events.
+
+    Raises:
+        FrontMatterError: the message names the problem.
+    """
     import yaml
 
     depth = 0

@@ -64,6 +64,11 @@ def _check_graph(model: ir.Model) -> ir.Model:
 
 
 def _check_tensor(tensor: Any) -> None:
+    """Refuse a tensor with an invalid type, shape or size.
+
+    Raises:
+        ValueError: the message names the tensor.
+    """
     if tensor is None:
         return
     name, dtype, sizes = tensor.name, tensor.dtype, tuple(tensor.shape)
@@ -110,7 +115,7 @@ def load_foreign(path: str | os.PathLike[str]) -> ir.Model:
 
 
 def _build_graph(proto: onnx.ModelProto, folder: Path) -> ir.Model:
-    """Return the graph of a model whose data files are in a folder."""
+    """Convert a model with data files in a folder to a graph; duplicate metadata keys are merged in ``proto``."""
     merge_duplicate_keys(proto)
     model = _check_graph(ir.serde.deserialize_model(proto))
     ir.external_data.set_base_dir(model.graph, folder)
@@ -137,7 +142,7 @@ def load_by_reference(path: Path) -> ir.Model:
 
 
 def _convert_inner_tensor(path: Path, tensor: ir.ExternalTensor) -> ir.TensorProtocol:
-    """Convert a tensor inside a model file to a tensor that is read, not mapped: its data is not aligned.
+    """Convert a tensor inside a model file to a tensor read on demand, since unaligned data cannot be mapped.
 
     Raises:
         ValueError: its size does not match its shape.
@@ -172,8 +177,8 @@ def read_foreign(path: Path) -> tuple[ir.Model, MergedKeys]:
 def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
     """Merge the duplicate metadata keys of the model and of every node, in place.
 
-    Some builds of ONNX Runtime copy the metadata of every node they fuse into the fused node, so that a key occurs
-    several times; readers then use one of the values.
+    Some builds of ONNX Runtime copy the metadata of all fused nodes into the new node, so that a key occurs several
+    times; readers then use one of the values.
 
     Different tags become the tag of the common module, with source ``merged``, the list of modules, and the module path
     if the file records it. For other keys the last value is used; torch's keys are dropped if their values differ.
@@ -195,12 +200,14 @@ def merge_duplicate_keys(model: onnx.ModelProto) -> MergedKeys:
 
 
 def _replace_metadata(holder: onnx.ModelProto | onnx.NodeProto, metadata: Mapping[str, str]) -> None:
+    """Replace all metadata of a model or a node, in place."""
     del holder.metadata_props[:]
     for key, value in metadata.items():
         holder.metadata_props.add(key=key, value=value)
 
 
 def _merge_metadata(node: onnx.NodeProto, modules: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a node with each key once; different tags become the tag of the common module."""
     values: dict[str, list[str]] = defaultdict(list)
     for entry in node.metadata_props:
         values[entry.key].append(entry.value)

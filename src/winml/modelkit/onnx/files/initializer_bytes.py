@@ -76,6 +76,7 @@ def locate_initializers(path: Path) -> dict[str, StoredBytes]:
 
 
 def _inline_bytes(tensor: onnx.TensorProto) -> bytes:
+    """Return the bytes of values inside the model; typed fields are serialized without name and documentation."""
     if tensor.HasField("raw_data"):
         raw: bytes = tensor.raw_data
         return raw
@@ -114,7 +115,7 @@ def locate_external(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
 
 
 def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
-    """Return True if two initializers of one type and shape have the same values; stops at the first difference."""
+    """Return True if two initializers of equal type and shape have equal bytes; reading stops at the first difference."""
     if left == right:
         return True  # both models refer to one data file
     if left.size_bytes != right.size_bytes:
@@ -155,6 +156,7 @@ class WeightEquality:
         return left.size_bytes == right.size_bytes and self._cached_digest(left) == self._cached_digest(right)
 
     def _cached_digest(self, stored: StoredBytes) -> str:
+        """Return the digest of stored values, computed once."""
         if stored not in self._digests:
             self._digests[stored] = _bytes_digest(stored)
         return self._digests[stored]

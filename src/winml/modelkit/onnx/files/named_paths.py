@@ -1,4 +1,4 @@
-"""Conversion of the user's text to a path, and refusal of text that no file system accepts.
+"""Conversion of the user's text to a path, and refusal of text unusable as a path.
 
 A text may be too long, contain a zero byte, name an unknown user, or lead into an unreadable folder: pathlib raises a
 different error for each at the first access. Does not check that the path exists. Also records the files that this
@@ -56,7 +56,7 @@ def cache_root() -> Path:
 
 @contextlib.contextmanager
 def restored_working_directory() -> Iterator[None]:
-    """Return to the present working directory after the block, unless it is gone by then."""
+    """Return to the present working directory after the block, unless the directory is gone."""
     try:
         folder = Path.cwd()
     except OSError:
@@ -88,20 +88,20 @@ def record_settled(sentence: str) -> None:
 
 
 def record_read(path: Path) -> None:
-    """Record a read file or folder: the user is told of unfinished work of killed commands beside it."""
+    """Record a read file or folder, to report unfinished work of killed commands beside the path."""
     if _is_recorded.get():
         _read[path] = None
 
 
 def drop_read(folder: Path) -> None:
-    """Drop a folder and its files from the recorded reads: the current command reports its own remains there."""
+    """Drop a folder and its files from the recorded reads, because the current command reports remains there itself."""
     absolute_folder = folder.absolute()
     for path in [path for path in _read if absolute_folder in (path.absolute(), path.absolute().parent)]:
         del _read[path]
 
 
 def take_recorded_reads() -> tuple[Path, ...]:
-    """Return the files and folders that were read, each once."""
+    """Return and clear the recorded reads, each path once."""
     paths = tuple(_read)
     _read.clear()
     return paths
@@ -116,7 +116,7 @@ def take_settled_changes() -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def pause_recording() -> Iterator[None]:
-    """Record nothing inside the block: its files are for later runs, and the user did not request them."""
+    """Record nothing inside the block, for files not requested by the user."""
     token = _is_recorded.set(False)
     try:
         yield

@@ -1,7 +1,7 @@
 """Writing of several output files together, or none of them.
 
-A file is written under its final name in a hidden folder beside its target, so files that refer to one another (a model
-and its external data) are consistent before and after they are moved. After a kill between two moves, the next command
+A file is written under its final name in a hidden folder beside its target, so files with references (a model and its
+external data) are consistent before and after the move. After a kill between two moves, the next command
 that writes there completes the commit (``recovery``). Standard library only: output paths are checked before any heavy
 import.
 """
@@ -92,7 +92,7 @@ def refuse_existing(paths: Iterable[Path], *, overwrite: bool) -> None:
 
 
 def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
-    """Return the files next to these paths that a killed command finished and did not move; changes nothing."""
+    """Return the files finished and not moved by a killed command, next to the paths; changes nothing."""
     directories = dict.fromkeys(path.parent for path in paths)
     return frozenset(
         directory / name
@@ -103,14 +103,14 @@ def waiting_files(paths: Iterable[Path]) -> frozenset[Path]:
 
 
 def is_waiting(path: Path, outputs: Iterable[Path]) -> bool:
-    """Return True if recovery next to the outputs would move a file to a path before the path is read."""
+    """Return True if recovery next to the outputs would first move a file to a path."""
     return path.absolute() in {waiting.absolute() for waiting in waiting_files(outputs)}
 
 
 def recover(paths: Iterable[Path]) -> None:
     """Complete or remove unfinished work of killed commands in the directories of files to write.
 
-    To be called first by readers of these directories too. Changes are reported to the user.
+    Readers of the directories also call this function first. Changes are reported to the user.
     """
     for directory in dict.fromkeys(path.parent for path in paths):
         settle_interrupted(directory)
@@ -119,7 +119,7 @@ def recover(paths: Iterable[Path]) -> None:
 def refuse_special(paths: Iterable[Path]) -> None:
     """Refuse irregular output files: replacing a device or a pipe would remove it.
 
-    Links are refused as well: writing through a link changes another file, and replacing it destroys the link.
+    Links are refused as well: a write through a link changes another file, and a replacement destroys the link.
 
     Raises:
         UsageError: names the output and its type.
@@ -175,6 +175,11 @@ def _is_same_entry(output: Path, input_path: Path) -> bool:
 
 
 def _refuse_existing_files(paths: Iterable[Path], waiting: Collection[Path] = ()) -> None:
+    """Refuse existing files, and files finished by a killed command.
+
+    Raises:
+        OutputExistsError: the message names the first file.
+    """
     for path in paths:
         if os.path.lexists(path) or path in waiting:
             finished = " (finished by a command that was killed; the next command that writes here puts it in place)"
@@ -190,6 +195,11 @@ def _refuse_existing_files(paths: Iterable[Path], waiting: Collection[Path] = ()
 
 
 def _refuse_unwritable(directory: Path) -> None:
+    """Refuse a directory without permission to create files, in it or in its nearest existing parent.
+
+    Raises:
+        WriteError: the reason is in the message.
+    """
     absolute = directory.absolute()
     nearest_existing = next((parent for parent in (directory, *absolute.parents) if os.path.lexists(parent)), None)
     if nearest_existing is None:
@@ -207,7 +217,7 @@ def _refuse_unwritable(directory: Path) -> None:
 
 
 def write_error(path: Path, error: OSError) -> WriteError:
-    """Return the error for ``path`` that cannot be written, with the reason and a remedy."""
+    """Return the error for an unwritable path, with reason and remedy."""
     reason = error.strerror or first_line(error)
     remedy = _REMEDIES.get(error.errno or 0)
     is_temporary = any(part.startswith(file_names.TEMPORARY_PREFIX) for part in path.parts)
@@ -227,7 +237,7 @@ def _link_aside(target: Path, aside: Path) -> bool:
 
 
 def _put_aside(folder: Path, target: Path) -> Path:
-    """Retain an earlier file in a hidden folder until the commit is complete; return its path there."""
+    """Link or move an earlier file into a hidden folder until the commit is complete; return its path there."""
     aside = folder / EARLIER / target.name
     if _link_aside(target, aside):
         return aside
@@ -255,12 +265,13 @@ def _undo_move(folder: Path, target: Path, temporary_path: Path, aside: Path) ->
 
 
 def _undo_creation(target: Path, temporary_path: Path) -> None:
-    """Undo the move of a new file, as far as that is possible."""
+    """Move a new file back to its temporary path, if possible."""
     with contextlib.suppress(OSError):
         target.replace(temporary_path)
 
 
 def _put_back(folder: Path, target: Path, temporary_path: Path, aside: Path) -> None:
+    """Exchange a moved file and the earlier file: the moved file returns to its temporary path."""
     if not os.path.lexists(temporary_path):
         moved = folder / MOVED_ASIDE / target.name
         moved.parent.mkdir(exist_ok=True)
@@ -271,7 +282,7 @@ def _put_back(folder: Path, target: Path, temporary_path: Path, aside: Path) -> 
 
 
 def _is_torn(folder: Path, directory: Path) -> bool:
-    """Return True if a file that was moved away is not restored."""
+    """Return True if an earlier file is not restored at its path."""
     asides = [folder / name for name in (EARLIER, MOVED_ASIDE)]
     targets = {path: directory / path.name for aside in asides if aside.exists() for path in aside.iterdir()}
     return any(not target.exists() or not aside.samefile(target) for aside, target in targets.items())
@@ -290,8 +301,9 @@ class OutputFiles:
 
     Leaving the ``with`` block without a commit removes the written files and the directories created for them, and
     leaves earlier files unchanged. Weights of a replaced model are removed with it unless another model refers to them.
-    After a kill during a commit, the next transaction in the directory completes it; each model is complete meanwhile,
-    because its data is moved before it, under a unique name. After an error, files in several directories are all
+    After a kill during a commit, the next transaction in the directory completes the commit; each model is complete
+    meanwhile, because data is moved before the model, under a unique name. After an error, files in several directories
+    are all
     unchanged; after a kill, each directory is consistent by itself.
 
     >>> import tempfile
@@ -468,13 +480,14 @@ class OutputFiles:
         }
 
     def _make_directory(self, directory: Path) -> None:
+        """Create a directory and its parents, and remember the created directories."""
         missing_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
         for parent in reversed(missing_directories):
             parent.mkdir(exist_ok=True)
             self._made_directories.append(parent)
 
     def _target_of(self, error: OSError) -> Path | None:
-        """Return the output that a system error concerns, or None."""
+        """Return the output concerned by a system error; `None` for other files."""
         # Of a copy, the second one is the file that is written.
         names = [name for name in (error.filename2, error.filename) if isinstance(name, (str, bytes))]
         if names:
@@ -506,7 +519,7 @@ class OutputFiles:
 
 @dataclass(frozen=True)
 class ExportPaths:
-    """The files one export writes."""
+    """The files written by an export."""
 
     model: Path
     sidecar: Path | None
@@ -516,7 +529,7 @@ class ExportPaths:
 
     @classmethod
     def for_output(cls, output: str | os.PathLike[str], *, with_sidecar: bool, with_report: bool) -> ExportPaths:
-        """Name the files that go with a model path.
+        """Return the paths of the files beside a model.
 
         Raises:
             UsageError: the path is a directory, is none at all, or does not end in ``.onnx``.

@@ -171,7 +171,7 @@ def copy_data(original: Path, target: Path) -> None:
 
 
 def _copy_by_system(original: Path, target: Path) -> bool:
-    """Copy a file by the system call that makes reflinks; return False if it is not supported."""
+    """Copy a file by the system call for reflinks; return False if not supported."""
     if sys.platform != "linux":
         return False
     with original.open("rb") as source_file, target.open("wb") as target_file:
@@ -187,6 +187,11 @@ def _copy_by_system(original: Path, target: Path) -> bool:
 
 
 def _existing_data_file(model: Path, name: str) -> Path:
+    """Return the path of a data file.
+
+    Raises:
+        InputError: the file is missing, or outside the model's folder.
+    """
     file = check_data_file(model.parent, name)
     if file.problem == "outside":
         raise InputError(
@@ -201,7 +206,11 @@ def _existing_data_file(model: Path, name: str) -> Path:
 
 
 def _refuse_cut_off(model: Path, tensor: onnx.TensorProto) -> None:
-    """Refuse a data file that ends before a tensor's values, and an invalid offset or length."""
+    """Refuse a data file that ends before a tensor's values, and an invalid offset or length.
+
+    Raises:
+        InputError: the message names the tensor and the file.
+    """
     needed, location = stored_bytes(tensor), data_location(tensor)
     length = needed if location.length is None else location.length
     if location.start < 0 or length < needed:
@@ -251,6 +260,7 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _tensors_in_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors of a graph: initializers, and tensors in attributes, including subgraphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -268,9 +278,10 @@ def _tensors_in_node(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def replaceable_data(model: Path) -> tuple[str, ...]:
-    """Return the names of the data files that may be removed with a model, existing or not.
+    """Return the names of the data files to remove with a model, existing or not.
 
-    These are referenced by the model and named after it. A file of another name may belong to the source of the model,
+    Such a file is referenced by the model and named after the model. A file of another name may belong to the source of
+    the model,
     such as the weights of a checkpoint. ``()`` for a file that is no model.
     """
     if model.suffix.lower() != MODEL_SUFFIX:
@@ -279,7 +290,7 @@ def replaceable_data(model: Path) -> tuple[str, ...]:
 
 
 def _read_data_names(model: Path) -> tuple[str, ...] | None:
-    """Return the data files of a model; None if the file cannot be read as a model."""
+    """Return the names of a model's data files; `None` if the file cannot be read as a model."""
     try:
         return data_names(model) if stat.S_ISREG(model.stat().st_mode) else ()
     except Exception:
@@ -287,9 +298,9 @@ def _read_data_names(model: Path) -> tuple[str, ...] | None:
 
 
 def remove_unused(directory: Path, candidates: Iterable[str]) -> None:
-    """Remove data files that no model of their folder refers to; files that cannot be removed are left.
+    """Remove data files without a reference from a model of their folder; files in use are left.
 
-    No file is removed if a model of the folder cannot be read: it may refer to any of them.
+    No file is removed if a model of the folder cannot be read, since references are then unknown.
     """
     unused = set(candidates)
     with contextlib.suppress(OSError):

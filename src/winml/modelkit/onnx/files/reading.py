@@ -94,6 +94,7 @@ def read_referring(path: Path, *, initializers_only: bool = False) -> onnx.Model
     """
 
     def refer(role: str, field: str, byte_range: slice) -> bytes | None:
+        """Replace values by a reference to their byte range in the file."""
         if role != "initializer":
             return b"" if initializers_only else None
         if field != "raw_data":
@@ -121,6 +122,7 @@ unchanged.
 
 
 def _read_model(path: Path, replace: _Replacement, *, as_written: bool = False) -> onnx.ModelProto:
+    """Read a model with replaced values, modules inlined unless ``as_written``."""
     model = _read_as_written(path, replace)
     if not as_written:
         inline_functions(model, path)
@@ -160,6 +162,12 @@ def reading_graph(path: Path, read: Callable[[], _T]) -> _T:
 
 
 def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
+    """Read a model from a mapped file, with values replaced.
+
+    Raises:
+        ModelPathError: the path is no readable regular file.
+        InputError: the file is empty, cut off or no ONNX file.
+    """
     record_read(path)
     try:
         mode = path.stat().st_mode
@@ -183,6 +191,11 @@ def _read_as_written(path: Path, replace: _Replacement) -> onnx.ModelProto:
 
 
 def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx.ModelProto:
+    """Parse a mapped file, with values replaced.
+
+    Raises:
+        InputError: the file is cut off, damaged or no ONNX file.
+    """
     try:
         model: onnx.ModelProto = onnx.ModelProto.FromString(
             _replace_values(data, slice(0, len(data)), onnx.ModelProto.DESCRIPTOR, replace)
@@ -211,7 +224,7 @@ _LONG_DOMAIN = "ai.onnx"
 
 
 def _shorten_domain(model: onnx.ModelProto) -> None:
-    """Replace ONNX's long domain name by ``""`` throughout a model, in place: the opset is looked up by ``""``."""
+    """Replace ONNX's long domain name by ``""`` throughout a model, in place."""
     holders: list[Any] = [
         *model.opset_import,
         *(entry for function in model.functions for entry in function.opset_import),
@@ -228,7 +241,7 @@ def _shorten_domain(model: onnx.ModelProto) -> None:
 
 
 def _unreadable_texts(message: Message) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of every string field that is not valid text: protobuf returns it as bytes."""
+    """Yield name and content of every invalid string field, which protobuf returns as bytes."""
     for field, value in message.ListFields():
         # Told by the value: protobuf 6.31 changed the words of the descriptor.
         if field.type == FieldDescriptor.TYPE_STRING:
@@ -251,7 +264,7 @@ def _not_onnx(data: mmap.mmap, path: Path) -> InputError:
 def _replace_values(
     data: mmap.mmap, byte_range: slice, message: object, replace: _Replacement, role: str = "", depth: int = 0
 ) -> bytes:
-    """Return the message in a range of the file, with the values of large tensors replaced.
+    """Return the bytes of a message in a range of the file, with the values of large tensors replaced.
 
     Args:
         data: The file.
@@ -295,6 +308,7 @@ def _replace_values(
 
 @functools.cache
 def _fields_of(message: Any) -> Mapping[int, Any]:
+    """Return number → field of a protobuf descriptor."""
     return {field.number: field for field in message.fields}
 
 
@@ -308,7 +322,7 @@ file. ``cut off``: the file ends before the data does.
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file as a model names it."""
+    """A data file referenced by a model."""
 
     path: Path
     size_bytes: int | None
