@@ -27,7 +27,7 @@ def decoder(mask: str, positions: int | None = 63) -> tuple[InputTensorSpec, ...
     inputs = (
         graph_input("input_ids", "int64", ("batch", "tokens"), {"value_range": (0, 9)}),
         graph_input("attention_mask", "int64", ("batch", mask)),
-        graph_input(*STATE, stated={"cache": {"kind": "key"}}),
+        graph_input(*STATE, record={"cache": {"kind": "key"}}),
     )
     if positions is None:
         return inputs
@@ -95,7 +95,7 @@ def test_prompt_beyond_the_positions_is_refused() -> None:
     "inputs",
     [
         (graph_input("input_ids", "int64", ("batch", "tokens")),),
-        (graph_input("input_ids", "int64", (1, 1)), graph_input(*STATE, stated={"cache": {"kind": "key"}})),
+        (graph_input("input_ids", "int64", (1, 1)), graph_input(*STATE, record={"cache": {"kind": "key"}})),
         (
             graph_input("input_ids", "int64", (1, "tokens")),
             graph_input("past", "float32", (1, 2, 16, 8), {"cache": {"kind": "key"}}),

@@ -57,9 +57,9 @@ class _LineWriter:
         yield f"inputs {[self._declared_text(value, with_names) for value in graph.inputs]}"
         for node in graph:
             operator = f"{node.domain}:{node.op_type}:{node.overload}"
-            input_texts = [self._used_text(value) for value in _without_trailing_gaps(node.inputs)]
+            input_texts = [self._used_text(value) for value in _trim_trailing_gaps(node.inputs)]
             output_texts = [self._declared_text(value, with_name=False) for value in node.outputs]
-            yield f"node {operator} {input_texts} {_without_trailing_gaps(output_texts)}"
+            yield f"node {operator} {input_texts} {_trim_trailing_gaps(output_texts)}"
             for name, attribute in sorted(node.attributes.items()):
                 yield from self.attribute_lines(name, attribute)
         # Their shapes were written with the nodes that produce them.
@@ -135,7 +135,7 @@ def _tensor_text(tensor: ir.TensorProtocol) -> str:
     return f"{tensor.dtype.name}{list(tensor.shape.numpy())} {hashlib.sha256(content).hexdigest()}"
 
 
-def _without_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | None]) -> list:  # type: ignore[type-arg]
+def _trim_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | None]) -> list:  # type: ignore[type-arg]
     trimmed = list(values)
     while trimmed and trimmed[-1] is None:
         trimmed.pop()
@@ -148,7 +148,7 @@ NORMALIZER_VERSION = 5
 
 def stamp(model: ir.Model) -> None:
     """Stamp the model as normalized with its present structure and names; in place."""
-    model.metadata_props[NORMALIZED_KEY] = json.dumps(_record(model))
+    model.metadata_props[NORMALIZED_KEY] = json.dumps(_stamp_record(model))
 
 
 def is_normalized(model: ir.Model) -> bool:
@@ -157,10 +157,10 @@ def is_normalized(model: ir.Model) -> bool:
         record = load_metadata(model.metadata_props.get(NORMALIZED_KEY, "null"))
     except ValueError:
         return False
-    return bool(record == _record(model))
+    return bool(record == _stamp_record(model))
 
 
-def _record(model: ir.Model) -> dict[str, str | int]:
+def _stamp_record(model: ir.Model) -> dict[str, str | int]:
     return {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model), "names": _digest_of_names(model)}
 
 

@@ -23,7 +23,7 @@ class FreshNames:
     @classmethod
     def of_graph(cls, graph: ir.Graph, *, without: Collection[ir.Node] = ()) -> FreshNames:
         """Collect the names of the values and nodes of a graph and its subgraphs, except the nodes in ``without``."""
-        return cls(_names_of(graph, without))
+        return cls(_list_names(graph, without))
 
     def take(self, wish: str) -> str:
         """Reserve and return an unused name: the wish, or the wish with a number."""
@@ -54,7 +54,7 @@ def cast_node(
     return cast
 
 
-def _names_of(graph: ir.Graph, without: Collection[ir.Node]) -> Iterator[str | None]:
+def _list_names(graph: ir.Graph, without: Collection[ir.Node]) -> Iterator[str | None]:
     for part in (graph, *graph.subgraphs()):
         yield from part.initializers
         yield from (value.name for value in part.inputs)

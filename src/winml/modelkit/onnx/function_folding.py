@@ -110,27 +110,27 @@ class _Planner:
             self.leave_out(module, "its nodes lie inside and outside of another function")
             return
         (parent,) = parents
-        retained = frozenset(nodes)
-        if between := self._find_between(retained, parent):
-            retained = self._drop_blocked(retained, between, parent)
-            if len(retained) < (1 - FEW) * len(nodes) or self._find_between(retained, parent):
-                first = min(between, key=self._cutter.position.__getitem__)
-                self.leave_out(module, _BETWEEN.format(node_words(first)))
+        function_nodes = frozenset(nodes)
+        if between := self._find_between(function_nodes, parent):
+            function_nodes = self._drop_blocked(function_nodes, between, parent)
+            if len(function_nodes) < (1 - FEW) * len(nodes) or self._find_between(function_nodes, parent):
+                blocking_node = min(between, key=self._cutter.position.__getitem__)
+                self.leave_out(module, _BETWEEN.format(node_words(blocking_node)))
                 return
-        if not self._is_read(retained):
+        if not self._is_read_elsewhere(function_nodes):
             self.leave_out(module, "its outputs are not read outside")
             return
-        if not self._reads_outside(retained):
+        if not self._reads_outside(function_nodes):
             self.leave_out(module, "it reads nothing from outside: its result is a constant")
             return
-        outside = tuple(node for node in nodes if node not in retained)
-        part = FunctionPart(module, retained, parent, outside)
+        outside = tuple(node for node in nodes if node not in function_nodes)
+        part = FunctionPart(module, function_nodes, parent, outside)
         self._parts.append(part)
         if parent is not None:
             parent.children.append(part)
-        self._innermost.update(dict.fromkeys(retained, part))
+        self._innermost.update(dict.fromkeys(function_nodes, part))
 
-    def _is_read(self, nodes: Collection[ir.Node]) -> bool:
+    def _is_read_elsewhere(self, nodes: Collection[ir.Node]) -> bool:
         return any(
             value.is_graph_output() or any(reader not in nodes for reader in self._cutter.readers(value))
             for node in nodes
@@ -142,15 +142,15 @@ class _Planner:
 
     def _find_between(self, nodes: frozenset[ir.Node], parent: FunctionPart | None) -> set[ir.Node]:
         """Return the outside nodes on a path between two of the nodes, with each function treated as one node."""
-        after = self._find_reachable(nodes, self._readers, parent, apart=nodes)
-        return after & self._find_reachable(nodes, self._makers, parent, apart=nodes) if after else after
+        after = self._find_reachable(nodes, self._reader_nodes, parent, apart=nodes)
+        return after & self._find_reachable(nodes, self._producer_nodes, parent, apart=nodes) if after else after
 
     def _drop_blocked(
         self, nodes: frozenset[ir.Node], between: set[ir.Node], parent: FunctionPart | None
     ) -> frozenset[ir.Node]:
         """Return the larger set without the nodes before, or without the nodes after, the nodes in between."""
-        needed = self._find_reachable(between, self._makers, parent, apart=between)
-        fed = self._find_reachable(between, self._readers, parent, apart=between)
+        needed = self._find_reachable(between, self._producer_nodes, parent, apart=between)
+        fed = self._find_reachable(between, self._reader_nodes, parent, apart=between)
         return max(nodes - needed, nodes - fed, key=len)
 
     def _find_reachable(
@@ -168,12 +168,12 @@ class _Planner:
             for node in neighbours(pending.pop()):
                 if node in reached or node in apart or (parent is not None and node not in parent.nodes):
                     continue
-                together = self._together(node, parent) - reached
+                together = self._expand_to_function(node, parent) - reached
                 reached |= together
                 pending += together
         return reached
 
-    def _together(self, node: ir.Node, parent: FunctionPart | None) -> frozenset[ir.Node]:
+    def _expand_to_function(self, node: ir.Node, parent: FunctionPart | None) -> frozenset[ir.Node]:
         part = self._innermost.get(node)
         if part is parent or part is None:
             return frozenset((node,))
@@ -181,10 +181,10 @@ class _Planner:
             part = part.parent
         return part.nodes
 
-    def _readers(self, node: ir.Node) -> Iterable[ir.Node]:
+    def _reader_nodes(self, node: ir.Node) -> Iterable[ir.Node]:
         return (reader for value in node.outputs for reader in self._cutter.readers(value))
 
-    def _makers(self, node: ir.Node) -> Iterable[ir.Node]:
+    def _producer_nodes(self, node: ir.Node) -> Iterable[ir.Node]:
         return (maker for value in self._cutter.reads(node) if (maker := value.producer()) is not None)
 
 
@@ -223,7 +223,7 @@ def fold_modules(model: ir.Model, modules: Iterable[ModuleAddress], sharing: Sha
     folder.fold()
     if folder.functions:
         folded.ir_version = max(folded.ir_version, FIRST_IR_VERSION)
-        _record_rest(model, folded, folder.inlined_positions())
+        _record_differences(model, folded, folder.inlined_positions())
     return FoldedModel(
         model=folded,
         plan=folder.plan,
@@ -263,8 +263,12 @@ class _Anchors:
 
     def relative_name(self, name: str) -> str:
         """Return the remainder of a name that begins with the name of the call; else the name."""
-        rest = name.removeprefix(self.name)
-        return rest if self.name and rest != name and rest.startswith(function_inlining.SCOPE_START) else name
+        remainder = name.removeprefix(self.name)
+        return (
+            remainder
+            if self.name and remainder != name and remainder.startswith(function_inlining.SCOPE_START)
+            else name
+        )
 
 
 @dataclass(eq=False)
@@ -299,22 +303,22 @@ class _Folder:
         """Replace the modules by calls, in place."""
         calls = [self._fold_part(part) for part in self.plan.parts]
         folded = {node for part in self.plan.parts for node in part.nodes}
-        nodes = self._ordered([*(node for node in self._original if node not in folded), *calls])
+        nodes = self._sort_topologically([*(node for node in self._original if node not in folded), *calls])
         self._graph.remove(list(self._graph))
         self._graph.extend(nodes)
         for function in self.functions:
-            self._define(function)
+            self._add_function(function)
         if self.functions:
             self._model.opset_imports[metadata_keys.FUNCTION_DOMAIN] = 1
 
     def inlined_positions(self) -> list[int]:
         """Return the original positions of the nodes, in the order after inlining."""
-        return [self._position[node] for node in self._expanded(list(self._graph))]
+        return [self._position[node] for node in self._expand_calls(list(self._graph))]
 
-    def _expanded(self, nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+    def _expand_calls(self, nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
         for node in nodes:
             if node in self._bodies:
-                yield from self._expanded(self._bodies[node])
+                yield from self._expand_calls(self._bodies[node])
             else:
                 yield node
 
@@ -322,7 +326,7 @@ class _Folder:
         """Replace the nodes of a part by a call, inner functions first; return the call."""
         inner = [self._fold_part(child) for child in part.children]
         folded = {node for child in part.children for node in child.nodes}
-        body = self._ordered([*(node for node in part.nodes if node not in folded), *inner])
+        body = self._sort_topologically([*(node for node in part.nodes if node not in folded), *inner])
         members = set(body)
         created = {value for node in body for value in node.outputs}
         inputs = [
@@ -330,16 +334,16 @@ class _Folder:
         ]
         outputs = [value for node in body for value in node.outputs if self._is_read_outside(value, members)]
         call = ir.Node(metadata_keys.FUNCTION_DOMAIN, "", inputs, num_outputs=len(outputs))
-        call.name = self._node_names.take(_scope(part.module.path, (node.name or "" for node in body)))
+        call.name = self._node_names.take(_call_name(part.module.path, (node.name or "" for node in body)))
         self._position[call] = min(self._position[node] for node in body)
         self._owner[call] = call
         self._bodies[call] = body
         write_tag(call, NodeTag(part.module.tag, part.module.path, "direct"))
-        if namespace := _namespace(part.module.path, body):
+        if namespace := _find_namespace(part.module.path, body):
             call.metadata_props[metadata_keys.NAMESPACE_KEY] = namespace
         for old, new in zip(outputs, call.outputs, strict=True):
             self._replace_outside(old, new, members)
-        function = self._function_for(part, call, body, self._replace_outer_values(body, inputs), outputs)
+        function = self._find_or_create_function(part, call, body, self._replace_outer_values(body, inputs), outputs)
         call.op_type = function.name
         function.instances.append(call)
         return call
@@ -362,17 +366,17 @@ class _Folder:
 
     def _replace_outer_values(self, body: Sequence[ir.Node], outer: Sequence[ir.Value]) -> list[ir.Value]:
         """Replace outside values by new inputs in the nodes of a part; return these inputs."""
-        own = {
+        new_inputs = {
             value: ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else value.shape.copy())
             for value in outer
         }
         for node in function_inlining.walk_nodes(body):
             for index, value in enumerate(node.inputs):
-                if value in own:
-                    node.replace_input_with(index, own[value])
-        return list(own.values())
+                if value in new_inputs:
+                    node.replace_input_with(index, new_inputs[value])
+        return list(new_inputs.values())
 
-    def _function_for(
+    def _find_or_create_function(
         self,
         part: FunctionPart,
         call: ir.Node,
@@ -383,10 +387,10 @@ class _Folder:
         """Return the function of a call: an existing equal function, or a new one."""
         tag, class_name = part.module.tag, part.module.class_name or address.parse_tag(part.module.tag)[-1]
         key = class_name if self._sharing == "class" else tag
-        signature = _signature(body, inputs, outputs)
-        for known in self._similar.setdefault(key, []):
-            if known.signature == signature:
-                return known
+        signature = _function_signature(body, inputs, outputs)
+        for candidate in self._similar.setdefault(key, []):
+            if candidate.signature == signature:
+                return candidate
         wish = class_name if self._sharing == "class" else tag.strip("/").replace("/", ".")
         anchors = _Anchors(
             call.name or "", tag, part.module.path, call.metadata_props.get(metadata_keys.NAMESPACE_KEY, "")
@@ -396,7 +400,7 @@ class _Folder:
         self.functions.append(function)
         return function
 
-    def _ordered(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
+    def _sort_topologically(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
         """Return nodes in topological order, and as far as that allows in the order of the graph."""
         makers = {value: node for node in nodes for value in node.outputs}
         needed = {node: [makers[value] for value in _read_values(node) if value in makers] for node in nodes}
@@ -412,7 +416,7 @@ class _Folder:
             sorter.done(ordered[-1])
         return ordered
 
-    def _define(self, function: _Function) -> None:
+    def _add_function(self, function: _Function) -> None:
         """Add a function to the model; relative to its call if it has several calls."""
         if len(function.instances) > 1:
             _make_relative(function)
@@ -430,14 +434,14 @@ class _Folder:
 def _read_values(node: ir.Node) -> list[ir.Value]:
     """Return the values a node reads, including values captured by its subgraphs."""
     nodes = list(function_inlining.walk_nodes([node]))
-    own = {value for inner in nodes[1:] for value in inner.outputs}
+    inner_values = {value for inner in nodes[1:] for value in inner.outputs}
     for graph in (graph for inner in nodes for graph in node_graphs(inner)):
-        own |= {*graph.inputs, *graph.initializers.values()}
+        inner_values |= {*graph.inputs, *graph.initializers.values()}
     values = (value for each in nodes for value in each.inputs)
-    return list(dict.fromkeys(value for value in values if value is not None and value not in own))
+    return list(dict.fromkeys(value for value in values if value is not None and value not in inner_values))
 
 
-def _scope(path: str, names: Iterable[str]) -> str:
+def _call_name(path: str, names: Iterable[str]) -> str:
     """Return the name of a call: the common prefix of a module's node names, such as ``/encoder/layer.0``."""
     for name in names:
         head = name[: len(path) + 1]
@@ -446,7 +450,7 @@ def _scope(path: str, names: Iterable[str]) -> str:
     return f"{function_inlining.SCOPE_START}{path.replace('.', '/')}"
 
 
-def _namespace(path: str, body: Sequence[ir.Node]) -> str:
+def _find_namespace(path: str, body: Sequence[ir.Node]) -> str:
     """Return the namespace of a module, from the namespace of an inner node; ``""`` if unknown."""
     for node in body:
         segments = node.metadata_props.get(metadata_keys.NAMESPACE_KEY, "").split("/")
@@ -473,25 +477,27 @@ def _make_relative(function: _Function) -> None:
         value.name = names.take(function.anchors.weight_name(value.name or "") or f"input_{number}")
 
 
-def _signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> object:
+def _function_signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> object:
     """Return a key that is equal for parts that can share a function."""
-    places: dict[ir.Value | None, object] = {value: number for number, value in enumerate(inputs)}
+    value_keys: dict[ir.Value | None, object] = {value: number for number, value in enumerate(inputs)}
     nodes = []
     for index, node in enumerate(body):
-        operands = tuple(None if value is None else places[value] for value in node.inputs)
-        attributes = sorted(ir.serde.serialize_attribute(item).SerializeToString() for item in node.attributes.values())
-        created = tuple(_described(value) for value in node.outputs)
+        operands = tuple(None if value is None else value_keys[value] for value in node.inputs)
+        attributes = sorted(
+            ir.serde.serialize_attribute(attribute).SerializeToString() for attribute in node.attributes.values()
+        )
+        created = tuple(_describe_value(value) for value in node.outputs)
         nodes.append((node.op_identifier(), node.doc_string, tuple(attributes), operands, created))
-        places.update({value: (index, output) for output, value in enumerate(node.outputs)})
-    return tuple(nodes), len(inputs), tuple(places[value] for value in outputs)
+        value_keys.update({value: (index, output) for output, value in enumerate(node.outputs)})
+    return tuple(nodes), len(inputs), tuple(value_keys[value] for value in outputs)
 
 
-def _described(value: ir.Value) -> tuple[Any, ...]:
+def _describe_value(value: ir.Value) -> tuple[Any, ...]:
     shape = None if value.shape is None else tuple(map(str, value.shape))
     return str(value.type), shape, bool(value.name), value.doc_string, tuple(sorted(value.metadata_props.items()))
 
 
-def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
+def _record_differences(original: ir.Model, folded: ir.Model, positions: Sequence[int]) -> None:
     """Record differences between the original graph and the inlined graph in the metadata, in place."""
     flat = folded.clone()
     flat.metadata_props.pop(metadata_keys.FUNCTIONS_KEY, None)
@@ -504,17 +510,17 @@ def _record_rest(original: ir.Model, folded: ir.Model, positions: Sequence[int])
         for index, (node, requested) in enumerate(
             zip(function_inlining.walk_nodes(list(flat.graph)), expected, strict=True)
         )
-        if (change := _difference(node, requested))
+        if (change := _find_changes(node, requested))
     }
     record: dict[str, object] = {"graph": function_inlining.graph_digest(flat)}
     if changes:
         record["changes"] = changes
     if list(positions) != list(range(len(originals))):
-        record["order"] = _runs(positions)
+        record["order"] = _to_runs(positions)
     folded.metadata_props[metadata_keys.FUNCTIONS_KEY] = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
 
 
-def _difference(node: ir.Node, requested: ir.Node) -> dict[str, object]:
+def _find_changes(node: ir.Node, requested: ir.Node) -> dict[str, object]:
     change: dict[str, object] = {}
     if node.name != requested.name:
         change["name"] = requested.name
@@ -528,7 +534,7 @@ def _difference(node: ir.Node, requested: ir.Node) -> dict[str, object]:
     return change
 
 
-def _runs(positions: Sequence[int]) -> list[list[int]]:
+def _to_runs(positions: Sequence[int]) -> list[list[int]]:
     """Return positions as runs of numbers that follow each other: first number and length of each."""
     runs: list[list[int]] = []
     for position in positions:

@@ -54,7 +54,7 @@ def inline_module_functions(model: onnx.ModelProto) -> int:
     functions = module_functions(model)
     if not functions:
         return 0
-    flat = ir.serde.deserialize_model(_without_weights(model))
+    flat = ir.serde.deserialize_model(_replace_weights_by_inputs(model))
     inline_calls(flat)
     restore_recorded(flat)
     graph = ir.serde.serialize_model(flat).graph
@@ -63,19 +63,19 @@ def inline_module_functions(model: onnx.ModelProto) -> int:
     del model.graph.node[:], model.graph.value_info[:]
     model.graph.node.extend(graph.node)
     model.graph.value_info.extend([*declared, *(value for value in graph.value_info if value.name in created)])
-    _keep(model.functions, [function for function in model.functions if function.domain != FUNCTION_DOMAIN])
-    _keep(model.opset_import, [entry for entry in model.opset_import if entry.domain != FUNCTION_DOMAIN])
-    _keep(model.metadata_props, [entry for entry in model.metadata_props if entry.key != FUNCTIONS_KEY])
+    _replace_entries(model.functions, [function for function in model.functions if function.domain != FUNCTION_DOMAIN])
+    _replace_entries(model.opset_import, [entry for entry in model.opset_import if entry.domain != FUNCTION_DOMAIN])
+    _replace_entries(model.metadata_props, [entry for entry in model.metadata_props if entry.key != FUNCTIONS_KEY])
     return len(functions)
 
 
-def _keep(field: Any, retained: Sequence[Any]) -> None:
-    copies = [type(item).FromString(item.SerializeToString()) for item in retained]
+def _replace_entries(field: Any, entries: Sequence[Any]) -> None:
+    copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
     del field[:]
     field.extend(copies)
 
 
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+def _replace_weights_by_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the nodes and functions of a model, with weights as inputs."""
     bare = onnx.ModelProto(ir_version=max(model.ir_version, 10))
     for field in ("opset_import", "functions", "metadata_props"):
@@ -83,7 +83,7 @@ def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     for field in ("node", "input", "output", "value_info"):
         getattr(bare.graph, field).extend(getattr(model.graph, field))
     input_names = {value.name for value in model.graph.input}
-    tensors = (*model.graph.initializer, *(item.values for item in model.graph.sparse_initializer))
+    tensors = (*model.graph.initializer, *(sparse.values for sparse in model.graph.sparse_initializer))
     for name in dict.fromkeys(tensor.name for tensor in tensors):
         if name not in input_names:
             bare.graph.input.add().name = name
@@ -104,17 +104,17 @@ def inline_calls(model: ir.Model) -> None:
             if ours:
                 raise ValueError(f"functions call themselves: {', '.join(key[1] for key in ours)}")
             break
-        _inline(model, outermost)
+        _inline_functions(model, outermost)
     model.opset_imports.pop(FUNCTION_DOMAIN, None)
 
 
-def _inline(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
+def _inline_functions(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
     """Inline functions that only the main graph calls."""
     for node in model.graph.all_nodes():
         if node.op_identifier() in functions:
             props = node.metadata_props
-            own = [node.name or "", *(props.get(key, "") for key in (TAG_KEY, MODULE_KEY, NAMESPACE_KEY))]
-            props[FUNCTION_CALL_KEY] = json.dumps(own)
+            call_values = [node.name or "", *(props.get(key, "") for key in (TAG_KEY, MODULE_KEY, NAMESPACE_KEY))]
+            props[FUNCTION_CALL_KEY] = json.dumps(call_values)
     for function in functions.values():
         returned = set(function.outputs)
         for node in function.all_nodes():
@@ -135,10 +135,10 @@ class _Names:
 
     def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node], inlined: Collection[ir.Node]) -> None:
         passed_through = set(inlined)
-        others = [node for node in nodes if node not in passed_through]
+        remaining_nodes = [node for node in nodes if node not in passed_through]
         renamed = {value for node in inlined for value in _renamed_values(node)}
         original_names = (value.name for node in nodes for value in node.outputs if value not in renamed)
-        self.nodes = FreshNames(node.name for node in others)
+        self.nodes = FreshNames(node.name for node in remaining_nodes)
         self.values = FreshNames([*(value.name for value in graph.inputs), *graph.initializers, *original_names])
 
 
@@ -204,16 +204,16 @@ def restore_recorded(model: ir.Model) -> None:
         record = load_metadata(text or "{}")
         if not isinstance(record, dict) or record.get("graph") != graph_digest(model):
             return
-        changes = _checked_changes(record.get("changes", {}), list(walk_nodes(nodes)))
+        changes = _parse_changes(record.get("changes", {}), list(walk_nodes(nodes)))
         _check_names(model.graph, changes)
-        places = _checked_places(record.get("order", [[0, len(nodes)]]), nodes)
+        positions = _parse_positions(record.get("order", [[0, len(nodes)]]), nodes)
     except (ValueError, RecursionError):
         return
     for node, change in changes.items():
-        _change(node, change)
-    if places != list(range(len(nodes))):
+        _apply_change(node, change)
+    if positions != list(range(len(nodes))):
         model.graph.remove(nodes)
-        model.graph.extend(node for _, node in sorted(zip(places, nodes, strict=True), key=lambda pair: pair[0]))
+        model.graph.extend(node for _, node in sorted(zip(positions, nodes, strict=True), key=lambda pair: pair[0]))
 
 
 def graph_digest(model: ir.Model) -> str:
@@ -230,7 +230,7 @@ def _value_names(values: Iterable[ir.Value | None]) -> list[str]:
     return ["" if value is None else value.name or "" for value in values]
 
 
-def _checked_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
+def _parse_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
     """Return the recorded change of each node; raise a ValueError for a damaged record."""
     checked: dict[ir.Node, Mapping[str, Any]] = {}
     for index, change in changes.items() if isinstance(changes, dict) else [("", changes)]:
@@ -255,7 +255,7 @@ def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) 
         raise ValueError("two values would have one name")
 
 
-def _checked_places(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
+def _parse_positions(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
     """Compute the position of each node from the recorded runs; raise a ValueError for a damaged record."""
     count = len(nodes)
     pairs: list[Any] = runs if isinstance(runs, list) and len(runs) <= count else [None]
@@ -263,18 +263,18 @@ def _checked_places(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
         raise ValueError("no runs")
     if any(not 0 <= number <= count for pair in pairs for number in pair):
         raise ValueError("no positions")
-    places = [place for start, length in pairs for place in range(start, start + length)]
-    if sorted(places) != list(range(count)):
+    positions = [position for start, length in pairs for position in range(start, start + length)]
+    if sorted(positions) != list(range(count)):
         raise ValueError("not every position once")
-    place_of: dict[ir.Node | None, int] = dict(zip(nodes, places, strict=True))
+    position_of: dict[ir.Node | None, int] = dict(zip(nodes, positions, strict=True))
     for node in nodes:
         producers = (value.producer() for inner in walk_nodes([node]) for value in inner.inputs if value is not None)
-        if any(place_of.get(maker, -1) >= place_of[node] for maker in producers):
+        if any(position_of.get(maker, -1) >= position_of[node] for maker in producers):
             raise ValueError("a node would stand before what it reads")
-    return places
+    return positions
 
 
-def _change(node: ir.Node, change: Mapping[str, Any]) -> None:
+def _apply_change(node: ir.Node, change: Mapping[str, Any]) -> None:
     node.name = change.get("name", node.name)
     for value, name in zip(node.outputs, change.get("outputs", ()), strict=False):
         value.name = name

@@ -121,44 +121,44 @@ class _BranchAdder:
     def add(self, branch: LoraBranch, nodes: Sequence[ir.Node]) -> None:
         """Add a branch in parallel to each of these nodes of its module."""
         dtype = nodes[0].outputs[0].dtype or ir.DataType.FLOAT
-        a, b = self._weights(branch, dtype)
+        a, b = self._add_weights(branch, dtype)
         for node in nodes:
-            self._add_beside(node, branch, a, b)
+            self._add_parallel_nodes(node, branch, a, b)
 
-    def _weights(self, branch: LoraBranch, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
+    def _add_weights(self, branch: LoraBranch, dtype: ir.DataType) -> tuple[ir.Value, ir.Value]:
         """Return the two weights of a branch: initializers, or inputs with an empty default."""
-        first, second = lora_names(branch.path)
+        name_a, name_b = lora_names(branch.path)
         if branch.a is not None and branch.b is not None:
-            return self._constant(first, branch.a, dtype), self._constant(second, branch.b, dtype)
+            return self._add_constant(name_a, branch.a, dtype), self._add_constant(name_b, branch.b, dtype)
         rank = f"{branch.path}.rank"
         return (
-            self._input(first, [branch.inputs, rank], np.zeros((branch.inputs, 0), dtype.numpy()), dtype),
-            self._input(second, [rank, branch.outputs], np.zeros((0, branch.outputs), dtype.numpy()), dtype),
+            self._add_input(name_a, [branch.inputs, rank], np.zeros((branch.inputs, 0), dtype.numpy()), dtype),
+            self._add_input(name_b, [rank, branch.outputs], np.zeros((0, branch.outputs), dtype.numpy()), dtype),
         )
 
-    def _constant(self, wish: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
+    def _add_constant(self, wish: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
         name = self._fresh.take(wish)
         cast = computed_tensor(lambda: tensor.numpy().astype(dtype.numpy()), dtype, tensor.shape.numpy(), name)
         return add_initializer(self._graph, cast)
 
-    def _input(self, name: str, shape: Sequence[int | str], default: Array, dtype: ir.DataType) -> ir.Value:
+    def _add_input(self, name: str, shape: Sequence[int | str], default: Array, dtype: ir.DataType) -> ir.Value:
         value = add_initializer(self._graph, ir.Tensor(default, dtype=dtype, name=name))
         value.shape = ir.Shape(shape)
         self._graph.inputs.append(value)
         return value
 
-    def _add_beside(self, node: ir.Node, branch: LoraBranch, a: ir.Value, b: ir.Value) -> None:
+    def _add_parallel_nodes(self, node: ir.Node, branch: LoraBranch, a: ir.Value, b: ir.Value) -> None:
         base = node.outputs[0]
         name = base.name or ""
         if branch.is_table:
-            first = ir.node("Gather", [a, node.inputs[1]], name=self._fresh.take(f"{node.name}/lora_A"))
+            first_product = ir.node("Gather", [a, node.inputs[1]], name=self._fresh.take(f"{node.name}/lora_A"))
         else:
-            first = ir.node("MatMul", [node.inputs[0], a], name=self._fresh.take(f"{node.name}/lora_A"))
-        second = ir.node("MatMul", [first.outputs[0], b], name=self._fresh.take(f"{node.name}/lora_B"))
-        total = ir.node("Add", [base, second.outputs[0]], name=self._fresh.take(f"{node.name}/lora_sum"))
+            first_product = ir.node("MatMul", [node.inputs[0], a], name=self._fresh.take(f"{node.name}/lora_A"))
+        second_product = ir.node("MatMul", [first_product.outputs[0], b], name=self._fresh.take(f"{node.name}/lora_B"))
+        total = ir.node("Add", [base, second_product.outputs[0]], name=self._fresh.take(f"{node.name}/lora_sum"))
         leading = None if base.shape is None else list(base.shape)[:-1]
         rank = a.shape[1] if a.shape is not None else None
-        for new, last in ((first, rank), (second, branch.outputs), (total, branch.outputs)):
+        for new, last in ((first_product, rank), (second_product, branch.outputs), (total, branch.outputs)):
             new.metadata_props.update(node.metadata_props)
             new.outputs[0].name = self._fresh.take(f"{new.name}_output")
             new.outputs[0].type = ir.TensorType(base.dtype or ir.DataType.FLOAT)
@@ -166,7 +166,7 @@ class _BranchAdder:
         is_output = base.is_graph_output()
         base.replace_all_uses_with(total.outputs[0], replace_graph_outputs=is_output)
         total.replace_input_with(0, base)
-        self._graph.insert_after(node, [first, second, total])
+        self._graph.insert_after(node, [first_product, second_product, total])
         if is_output:  # its name is the caller's
             base.name = self._fresh.take(f"{name}_base")
             total.outputs[0].name = name

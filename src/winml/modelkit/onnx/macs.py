@@ -30,7 +30,7 @@ def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
         node: The node.
         shapes: Known shapes of its inputs and outputs.
     """
-    formula = _formula_for(node)
+    formula = _find_formula(node)
     try:
         return None if formula is None else formula(_Operands(node, shapes))
     except _UnknownError:
@@ -39,7 +39,7 @@ def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
 
 def is_counted(node: onnx.NodeProto) -> bool:
     """Return True if a node may take multiply-accumulate operations; False where the count is zero for all shapes."""
-    return _formula_for(node) is not _no_macs
+    return _find_formula(node) is not _no_macs
 
 
 class _Operands:
@@ -64,13 +64,15 @@ class _Operands:
         return len(self._node.input) > index and bool(self._node.input[index])
 
     def number(self, name: str, default: int = 0) -> int:
-        return next((int(item.i) for item in self._node.attribute if item.name == name), default)
+        return next((int(attribute.i) for attribute in self._node.attribute if attribute.name == name), default)
 
     def numbers(self, name: str) -> list[int]:
-        return next((list(item.ints) for item in self._node.attribute if item.name == name), [])
+        return next((list(attribute.ints) for attribute in self._node.attribute if attribute.name == name), [])
 
     def text(self, name: str) -> str:
-        return next((item.s.decode(errors="replace") for item in self._node.attribute if item.name == name), "")
+        return next(
+            (attribute.s.decode(errors="replace") for attribute in self._node.attribute if attribute.name == name), ""
+        )
 
     @property
     def input_count(self) -> int:
@@ -93,11 +95,11 @@ def _no_macs(_: _Operands) -> int:
     return 0
 
 
-def _matrix_product_formula(left: int = 0, right: int = 1) -> _Formula:
+def _matrix_product_formula(left_input: int = 0, right_input: int = 1) -> _Formula:
     """Batches × M × N × K, from the operands: a vector is a matrix of one row or column, batches broadcast."""
 
     def formula(operands: _Operands) -> int:
-        a, b = operands.input(left), operands.input(right)
+        a, b = operands.input(left_input), operands.input(right_input)
         if not a or not b:
             raise _UnknownError
         rows, inner = (a[-2], a[-1]) if len(a) > 1 else (1, a[0])
@@ -107,7 +109,7 @@ def _matrix_product_formula(left: int = 0, right: int = 1) -> _Formula:
         if operands.number("transB") and len(b) > 1:
             columns = b[-2]
         batch_sizes = zip_longest(reversed(a[:-2]), reversed(b[:-2]), fillvalue=1)
-        batches = math.prod(second if first == 1 else first for first, second in batch_sizes)
+        batches = math.prod(right_size if left_size == 1 else left_size for left_size, right_size in batch_sizes)
         return batches * rows * columns * inner
 
     return formula
@@ -237,7 +239,7 @@ _ORT_STANDARD = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"}
 """Operators of ONNX Runtime in ONNX's domain that ONNX does not define at every opset."""
 
 
-def _formula_for(node: onnx.NodeProto) -> _Formula | None:
+def _find_formula(node: onnx.NodeProto) -> _Formula | None:
     """Return the formula of a node's operator; None if unknown."""
     formulas = _FORMULAS.get(node.domain, {})
     if node.op_type in formulas:

@@ -53,7 +53,7 @@ class ModelDescription:
             metadata_keys.TREE_KEY: self.tree.as_record(),
         }
         if self.bounds:
-            record[metadata_keys.DIMENSIONS_KEY] = [item.as_record() for item in self.bounds]
+            record[metadata_keys.DIMENSIONS_KEY] = [bound.as_record() for bound in self.bounds]
         return record if self.part is None else {**record, metadata_keys.PART_KEY: self.part.as_record()}
 
 

@@ -57,23 +57,28 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
         metadata: The model's metadata.
         root: Name of the root of a tree read from node names.
     """
-    properties = [{item.key: item.value for item in node.metadata_props} for node in nodes]
+    properties = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes]
     if any(metadata_keys.TAG_KEY in node_metadata for node_metadata in properties):
-        return _tagged_tree(properties, metadata)
+        return _build_tagged_tree(properties, metadata)
     readers: tuple[tuple[TreeSource, Callable[[], list[Scope]]], ...] = (
-        ("pkg.torch.onnx metadata", lambda: [_torch_scope(item) for item in properties]),
+        ("pkg.torch.onnx metadata", lambda: [_torch_scope(node_metadata) for node_metadata in properties]),
         ("pkg.onnxscript metadata", lambda: _absolute_scopes(map(_onnxscript_scope, properties))),
-        ("namespace", lambda: _namespace_scopes([item.get(metadata_keys.NAMESPACE_KEY, "") for item in properties])),
+        (
+            "namespace",
+            lambda: _namespace_scopes(
+                [node_metadata.get(metadata_keys.NAMESPACE_KEY, "") for node_metadata in properties]
+            ),
+        ),
         ("node names", lambda: list(map(_name_scope, nodes))),
     )
     for tree_source, reader in readers:
         scopes = reader()
         if any(scopes) and (tree_source != "node names" or any(len(scope) > 1 for scope in scopes)):
-            return _scoped_tree(tree_source, _hierarchy_scopes(scopes), root)
+            return _build_scoped_tree(tree_source, _hierarchy_scopes(scopes), root)
     return OnnxTree("none", (), ("",) * len(nodes), Coverage(len(nodes), 0, {}))
 
 
-def _tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
+def _build_tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
     modules: dict[str, ModuleAddress] = {}
     notes: list[str] = []
     tags = []
@@ -130,7 +135,7 @@ def _hierarchy_scopes(scopes: Sequence[Scope]) -> list[Scope]:
     return [tuple((path, modules[path].class_name) for path, _ in scope if path in chosen) for scope in scopes]
 
 
-def _scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
+def _build_scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: str) -> OnnxTree:
     """Build the tree from scopes, by the same rules as tags."""
     classes: dict[str, str] = {}
     parents: dict[str, str | None] = {}

@@ -84,12 +84,12 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
         model: The model, with or without the values of its weights.
     """
     contents = read_contents(model)
-    metadata = {item.key: item.value for item in model.metadata_props}
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     paths = {module.tag: module.path or module.tag for module in tree.modules}
-    made = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
-    types, notes = read_value_types(model, made, "some types are unknown")
-    places = _open_places(model.graph)
+    value_names = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
+    types, notes = read_value_types(model, value_names, "some types are unknown")
+    axes_by_dimension = _find_open_axes(model.graph)
     nodes = []
     scopes: dict[str, str] = {}
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
@@ -100,7 +100,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
         if proto.op_type == "Constant" and not proto.domain:
             continue
         names = [name for name in (*proto.input, *proto.output) if name in types.dtypes]
-        open_names, is_unknown = _open_names(map(types.shapes.get, names), places)
+        open_names, is_unknown = _find_open_dimensions(map(types.shapes.get, names), axes_by_dimension)
         nodes.append(
             NodeFacts(
                 name=proto.name,
@@ -115,21 +115,23 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
         )
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     sums = frozenset(stated_sums(metadata))
-    return GraphFacts(tuple(nodes), places, sums, opsets, scopes, notes)
+    return GraphFacts(tuple(nodes), axes_by_dimension, sums, opsets, scopes, notes)
 
 
-def _open_places(graph: onnx.GraphProto) -> dict[str, list[str]]:
+def _find_open_axes(graph: onnx.GraphProto) -> dict[str, list[str]]:
     weights = {tensor.name for tensor in graph.initializer}
-    places: dict[str, list[str]] = {}
+    axes_by_dimension: dict[str, list[str]] = {}
     for value in graph.input:
         for axis, size in enumerate(declared_shape(value.type) or ()):
             if value.name not in weights and not isinstance(size, int):
-                place = f"{value.name}:{axis}"
-                places.setdefault(size or place, []).append(place)
-    return places
+                axis_name = f"{value.name}:{axis}"
+                axes_by_dimension.setdefault(size or axis_name, []).append(axis_name)
+    return axes_by_dimension
 
 
-def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[str]]) -> tuple[set[str], bool]:
+def _find_open_dimensions(
+    shapes: Iterable[Shape | None], dimensions: Mapping[str, Sequence[str]]
+) -> tuple[set[str], bool]:
     """Return the dynamic dimensions that shapes depend on, all for an unknown size; and True if a size is unknown."""
     names: set[str] = set()
     is_unknown = False
@@ -137,7 +139,7 @@ def _open_names(shapes: Iterable[Shape | None], places: Mapping[str, Sequence[st
         for size in (None,) if shape is None else shape:
             if isinstance(size, int):
                 continue
-            size_names = {size, *_IDENTIFIER.findall(size)} & places.keys() if size else set()
-            names |= size_names or places.keys()
+            size_names = {size, *_IDENTIFIER.findall(size)} & dimensions.keys() if size else set()
+            names |= size_names or dimensions.keys()
             is_unknown = is_unknown or not size_names
     return names, is_unknown

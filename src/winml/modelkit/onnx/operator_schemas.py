@@ -38,15 +38,15 @@ def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
 
 def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema, version: str) -> str | None:
     """Return the first violation as text; None if the node fits."""
-    place = f"{node.op_type} {node.name or ''}".strip()
+    node_words = f"{node.op_type} {node.name or ''}".strip()
     if unknown := sorted(node.attributes.keys() - schema.attributes.keys()):
-        return f"{place} with attribute {unknown[0]}, which {version} does not define"
-    for kind, values, least, most in (
+        return f"{node_words} with attribute {unknown[0]}, which {version} does not define"
+    for kind, values, minimum, maximum in (
         ("inputs", node.inputs, schema.min_input, schema.max_input),
         ("outputs", node.outputs, schema.min_output, schema.max_output),
     ):
         # Omitted at the end: values that a schema with fewer values does not name.
         count = max((number for number, value in enumerate(values, 1) if value is not None), default=0)
-        if not least <= count <= most:
-            return f"{place} with {count} {kind}; {version} defines {least} to {most}"
+        if not minimum <= count <= maximum:
+            return f"{node_words} with {count} {kind}; {version} defines {minimum} to {maximum}"
     return None

@@ -18,15 +18,15 @@ def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
 
     A dimension without a name is named by its axis.
     """
-    places_by_name: dict[str, list[str]] = {}
+    axes_by_name: dict[str, list[str]] = {}
     for value in graph.inputs:
         if value.name in graph.initializers:
             continue  # a weight; files of IR version 3 list weights as inputs too
         for axis, size in enumerate(value.shape or ()):
             if isinstance(size, ir.SymbolicDim):
-                place = f"{value.name}:{axis}"
-                places_by_name.setdefault(place if size.value is None else str(size.value), []).append(place)
-    return places_by_name
+                axis_name = f"{value.name}:{axis}"
+                axes_by_name.setdefault(axis_name if size.value is None else str(size.value), []).append(axis_name)
+    return axes_by_name
 
 
 def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -40,7 +40,7 @@ def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, 
         UsageError: a dimension is unknown, or has two sizes.
     """
     dimensions = open_dimensions(graph)
-    places = {place: name for name, at_places in dimensions.items() for place in at_places}
+    places = {axis_name: name for name, at_places in dimensions.items() for axis_name in at_places}
     return resolve_names(sizes, dimensions, places)
 
 
@@ -54,23 +54,23 @@ def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
         sizes: Name → size; ``input:axis`` for a dimension without a name.
     """
     for value in model.graph.inputs:
-        value.shape = _pinned_shape(value.shape, sizes, value.name or "")
+        value.shape = _pin_shape(value.shape, sizes, value.name or "")
     outputs = {value.name for value in model.graph.outputs}
     for node in model.graph.all_nodes():
         for value in node.outputs:
             # Shape inference restores inner shapes; it could not restore the expression on an output.
-            value.shape = _pinned_shape(value.shape, sizes) if value.name in outputs else None
+            value.shape = _pin_shape(value.shape, sizes) if value.name in outputs else None
 
 
-def _pinned_shape(shape: ir.Shape | None, sizes: Mapping[str, int], input_name: str = "") -> ir.Shape | None:
+def _pin_shape(shape: ir.Shape | None, sizes: Mapping[str, int], input_name: str = "") -> ir.Shape | None:
     if shape is None:
         return None
-    return ir.Shape([_pinned_size(size, sizes, f"{input_name}:{axis}") for axis, size in enumerate(shape)])
+    return ir.Shape([_pin_size(size, sizes, f"{input_name}:{axis}") for axis, size in enumerate(shape)])
 
 
-def _pinned_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], place: str) -> int | str | None:
+def _pin_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], axis_name: str) -> int | str | None:
     if isinstance(size, int) or size.value is None:
-        return size if isinstance(size, int) else sizes.get(place)
+        return size if isinstance(size, int) else sizes.get(axis_name)
     name = str(size.value)
     if name in sizes:
         return sizes[name]

@@ -76,8 +76,8 @@ def count_parameters(contents: Contents) -> None:
             elif position in inputs.weights:
                 weight = _describe_weight(weight, node.proto)
                 scales = dict(node.weight_inputs).get(_SCALES_OF_BLOCKS) if _is_block_operator(node) else None
-                first = index if scales is None else first_packed.setdefault(scales, index)
-                is_copy = first != index and weight.size_bytes == contents.weights[first].size_bytes
+                first_index = index if scales is None else first_packed.setdefault(scales, index)
+                is_copy = first_index != index and weight.size_bytes == contents.weights[first_index].size_bytes
                 contents.weights[index] = replace(weight, parameters=0) if is_copy else weight
 
 
@@ -99,7 +99,7 @@ def _describe_weight(weight: Weight, node: onnx.NodeProto) -> Weight:
     """Return the weight of a quantized operator, with type and number of its packed values."""
     if weight.dtype.startswith(FLOATS):
         return weight
-    numbers = {item.name: item.i for item in node.attribute}
+    numbers = {attribute.name: attribute.i for attribute in node.attribute}
     if node.op_type in ("MatMulNBits", "MatMulBnb4"):
         bits = numbers.get("bits", 4)
         kind = f"uint{bits}" if node.op_type == "MatMulNBits" else "fp4 or nf4"

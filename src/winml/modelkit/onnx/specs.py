@@ -46,8 +46,8 @@ def summed_sizes(sums: Mapping[str, Sequence[int | str]], sizes: Mapping[str, in
     terms_by_name = {
         name: [sizes.get(term) if isinstance(term, str) else term for term in terms] for name, terms in sums.items()
     }
-    known = {name: [term for term in terms if term is not None] for name, terms in terms_by_name.items()}
-    return {name: sum(terms) for name, terms in known.items() if len(terms) == len(terms_by_name[name])}
+    known_terms = {name: [term for term in terms if term is not None] for name, terms in terms_by_name.items()}
+    return {name: sum(terms) for name, terms in known_terms.items() if len(terms) == len(terms_by_name[name])}
 
 
 def _check_dtype(name: str) -> str:
@@ -81,7 +81,7 @@ class _TensorSpec(Options):
     @property
     def named_shape(self) -> tuple[int | str | None, ...]:
         """The shape with None for each dynamic dimension without a name, which is ``x:0`` in the shape of ``x``."""
-        return tuple(None if size == _place(self.name, axis) else size for axis, size in enumerate(self.shape))
+        return tuple(None if size == _axis_key(self.name, axis) else size for axis, size in enumerate(self.shape))
 
     @property
     def words(self) -> str:
@@ -188,7 +188,7 @@ def graph_input(
     name: str,
     dtype: str,
     shape: Iterable[int | str | None],
-    stated: Mapping[str, Any] = {},
+    record: Mapping[str, Any] = {},
     bounds: Mapping[str, DynamicDimension] = {},
 ) -> InputTensorSpec:
     """Return the specification of an input of any graph, also with names and types that winml does not write.
@@ -197,20 +197,20 @@ def graph_input(
         name: Its name.
         dtype: Element type in numpy's words (``float32``), ``string``, or ONNX Runtime's words for what is no tensor.
         shape: Its sizes; None for a dynamic dimension without a name.
-        stated: Its entry in the metadata of the file; a damaged field is ignored.
+        record: Its entry in the metadata of the file; a damaged field is ignored.
         bounds: Bounds of the dynamic dimensions of the graph, by name.
     """
     fields = {}
     for field in STATED_FIELDS:
         with contextlib.suppress(pydantic.ValidationError):
-            if (value := stated.get(field)) is not None:
+            if (value := record.get(field)) is not None:
                 if field == "cache" and isinstance(value, dict):  # a later version may write more keys
                     value = {key: value[key] for key in CacheSlot.model_fields if key in value}
                 fields[field] = _field_reader(field).validate_python(value)
-    sizes = tuple(size if _is_stated(size) else _place(name, axis) for axis, size in enumerate(shape))
-    item = InputTensorSpec.model_construct(name=name, dtype=dtype, shape=sizes, **fields)
-    item._bounds = {size: bounds[size] for size in sizes if isinstance(size, str) and size in bounds}
-    return item
+    sizes = tuple(size if _is_stated(size) else _axis_key(name, axis) for axis, size in enumerate(shape))
+    spec = InputTensorSpec.model_construct(name=name, dtype=dtype, shape=sizes, **fields)
+    spec._bounds = {size: bounds[size] for size in sizes if isinstance(size, str) and size in bounds}
+    return spec
 
 
 def _is_stated(size: int | str | None) -> TypeGuard[int | str]:
@@ -218,7 +218,7 @@ def _is_stated(size: int | str | None) -> TypeGuard[int | str]:
     return size >= 0 if isinstance(size, int) else bool(size)
 
 
-def _place(name: str, axis: int) -> str:
+def _axis_key(name: str, axis: int) -> str:
     return f"{name}:{axis}"
 
 
@@ -229,7 +229,7 @@ def stated_inputs(metadata: Mapping[str, str]) -> dict[str, InputTensorSpec]:
 
 def stated_sums(metadata: Mapping[str, str]) -> dict[str, tuple[int | str, ...]]:
     """Return the sizes that are sums of other sizes, as stated in the metadata of a file."""
-    return {name: terms for item in stated_inputs(metadata).values() for name, terms in item.sums.items()}
+    return {name: terms for spec in stated_inputs(metadata).values() for name, terms in spec.sums.items()}
 
 
 class OutputTensorSpec(_TensorSpec):
@@ -349,8 +349,8 @@ def stated_bounds(metadata: Mapping[str, str]) -> dict[str, DynamicDimension]:
     with contextlib.suppress(ValueError, TypeError):
         for record in load_metadata(metadata.get(DIMENSIONS_KEY, "[]")):
             with contextlib.suppress(pydantic.ValidationError):
-                item = DynamicDimension.model_validate(record)
-                bounds[item.name] = item
+                bound = DynamicDimension.model_validate(record)
+                bounds[bound.name] = bound
     return bounds
 
 
@@ -377,21 +377,21 @@ UNNAMED = ""
 """Placeholder for the name of an axis: dynamic, and named by the export."""
 
 
-def _with_names(axes: object) -> Any:
+def _normalize_axes(axes: object) -> Any:
     """Convert axes to a mapping of axis to name; torch also accepts a list of axes, to be named automatically."""
     if not isinstance(axes, Mapping):
         return axes
-    return {name: _axis_names(passed) for name, passed in axes.items()}
+    return {name: _normalize_axis_names(axis_names) for name, axis_names in axes.items()}
 
 
-def _axis_names(passed: Any) -> Any:
-    if isinstance(passed, Mapping):
+def _normalize_axis_names(axes: Any) -> Any:
+    if isinstance(axes, Mapping):
         # Keys of JSON are text.
-        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in passed}
-        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in passed.items()}
+        numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in axes}
+        return {numbers[axis]: UNNAMED if symbol is None else symbol for axis, symbol in axes.items()}
     # For other items than numbers, the validator reports the expected type.
-    is_list = isinstance(passed, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in passed)
-    return dict.fromkeys(passed, UNNAMED) if is_list else passed
+    is_list = isinstance(axes, (list, tuple)) and all(isinstance(axis, (int, str)) for axis in axes)
+    return dict.fromkeys(axes, UNNAMED) if is_list else axes
 
 
 def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
@@ -408,7 +408,7 @@ def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[i
 
 
 DynamicAxes = Annotated[
-    Mapping[str, Mapping[int, str]], pydantic.BeforeValidator(_with_names), pydantic.AfterValidator(_check_axes)
+    Mapping[str, Mapping[int, str]], pydantic.BeforeValidator(_normalize_axes), pydantic.AfterValidator(_check_axes)
 ]
 """Input or output → axis, counted from 0 → name, as ``dynamic_axes`` of torch.onnx.export; or a list of axes."""
 
@@ -458,15 +458,19 @@ class DynamicRequest(Options):
             origins={**defaults.origins, **self.origins},
         )
 
-    def requested_by(self, place: str) -> DynamicRequest:
+    def requested_by(self, origin: str) -> DynamicRequest:
         """Return the same request with its origin, for messages.
 
         Args:
-            place: Origin with ``{}`` for the key: ``export.{}``.
+            origin: Origin with ``{}`` for the key: ``export.{}``.
         """
         flags = {"dynamic_batch": self.batch, "dynamic_sequence": self.sequence, "dynamic_image_size": self.image_size}
-        origins = {key: place.format(key) for key, is_not_default in flags.items() if is_not_default}
-        axes = {f"{name}:{axis}": place.format("dynamic_axes") for name, named in self.axes.items() for axis in named}
+        origins = {key: origin.format(key) for key, is_not_default in flags.items() if is_not_default}
+        axes = {
+            f"{name}:{axis}": origin.format("dynamic_axes")
+            for name, axis_names in self.axes.items()
+            for axis in axis_names
+        }
         return self.model_copy(update={"origins": {**origins, **axes}})
 
     def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
@@ -507,9 +511,9 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
 
 
 def _parse_axes(text: str) -> list[tuple[str, int, str]]:
-    items = [item for item in re.split(r"[;\s]+", text.strip()) if item]
-    if not text.lstrip().startswith("{") and items and all(_INLINE.match(item) for item in items) and "=" in text:
-        return [pair for item in items for pair in _parse_inline_axes(item)]
+    entries = [entry for entry in re.split(r"[;\s]+", text.strip()) if entry]
+    if not text.lstrip().startswith("{") and entries and all(_INLINE.match(entry) for entry in entries) and "=" in text:
+        return [pair for entry in entries for pair in _parse_inline_axes(entry)]
     value, label = read_json(text, opt.dynamic_axes)
     return [
         (name, axis, symbol)
@@ -585,9 +589,9 @@ def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
     """
     if name in names:
         return (name,)
-    alike = tuple(other for other in names if current_name(other) == current_name(name))
+    alike = tuple(graph_name for graph_name in names if current_name(graph_name) == current_name(name))
     is_general = current_name(name) == "batch_size"
-    return alike or tuple(other for other in names if is_general and counts_rows(other)) or (name,)
+    return alike or tuple(graph_name for graph_name in names if is_general and counts_rows(graph_name)) or (name,)
 
 
 def resolve_names(
@@ -627,8 +631,8 @@ def resolve_names(
 
 def _dimension_words(names: Sequence[str], places: Mapping[str, str]) -> str:
     """List every name with its axes, for messages."""
-    words = []
+    phrases = []
     for name in names:
-        others = [place for place, at_place in places.items() if at_place == name != place]
-        words.append(f"{name} ({', '.join(others)})" if others else name)
-    return ", ".join(words) or "none; all sizes are fixed"
+        axis_names = [axis_name for axis_name, at_place in places.items() if at_place == name != axis_name]
+        phrases.append(f"{name} ({', '.join(axis_names)})" if axis_names else name)
+    return ", ".join(phrases) or "none; all sizes are fixed"

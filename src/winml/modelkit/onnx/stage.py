@@ -99,16 +99,18 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
             raise failure(_failure_words(passes, position, broken))
         before = after
         changed |= result.modified
-        if result.modified and (written := nodes_against_schema(model).items() - invalid.items()):
-            invalid_graph = failure(_failure_words(passes, position, f"made {min(reason for _, reason in written)}"))
+        if result.modified and (new_violations := nodes_against_schema(model).items() - invalid.items()):
+            invalid_graph = failure(
+                _failure_words(passes, position, f"made {min(reason for _, reason in new_violations)}")
+            )
             invalid_graph.invalid_pass = declared.name
             raise invalid_graph
     return changed
 
 
-def _failure_words(passes: Sequence[DeclaredPass], position: int, what: str) -> str:
-    done = ", ".join(declared.name for declared in passes[:position]) or "none"
-    return f"step {position + 1} of {len(passes)}, {passes[position].name}, {what} (done before: {done})"
+def _failure_words(passes: Sequence[DeclaredPass], position: int, problem: str) -> str:
+    completed = ", ".join(declared.name for declared in passes[:position]) or "none"
+    return f"step {position + 1} of {len(passes)}, {passes[position].name}, {problem} (done before: {completed})"
 
 
 @dataclass(frozen=True)

@@ -32,41 +32,41 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
     Subgraphs are included, and functions that call themselves.
     """
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        loop, _ = _loop_and_free_names(nodes)
+        loop, _ = _find_loop_and_free_names(nodes)
         if loop:
-            return f"nodes form a cycle: {_shown([_node_words(node) for node in loop])}"
+            return f"nodes form a cycle: {_list_briefly([_node_words(node) for node in loop])}"
     functions = {(function.domain, function.name): function for function in model.functions}
 
     def called(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
-        return (call for call in _calls(functions[key].node) if call in functions)
+        return (call for call in _list_calls(functions[key].node) if call in functions)
 
     if calls := find_loop(functions, called):
-        return f"functions call themselves: {_shown(['::'.join(key) for key in calls])}"
+        return f"functions call themselves: {_list_briefly(['::'.join(key) for key in calls])}"
     return None
 
 
 def find_loop(
-    items: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]], done: dict[_Item, None] | None = None
+    vertices: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]], finished: dict[_Item, None] | None = None
 ) -> list[_Item]:
     """Return the items of a dependency cycle, each followed by an item it needs; ``[]`` without a cycle.
 
     Iterative, since graphs are deeper than Python's stack.
 
     Args:
-        items: Items to visit, depth first.
+        vertices: Items to visit, depth first.
         needed: Item → items that it needs.
-        done: Receives the visited items, each after all items that it needs.
+        finished: Receives the visited items, each after all items that it needs.
     """
-    done = {} if done is None else done
-    for item in items:
-        if item in done:
+    finished = {} if finished is None else finished
+    for vertex in vertices:
+        if vertex in finished:
             continue
-        path = {item: needed(item)}
+        path = {vertex: needed(vertex)}
         while path:
             last = next(reversed(path))
-            following = next((other for other in path[last] if other not in done), None)
+            following = next((dependency for dependency in path[last] if dependency not in finished), None)
             if following is None:
-                done[last] = None
+                finished[last] = None
                 del path[last]
             elif following in path:
                 members = list(path)
@@ -76,41 +76,41 @@ def find_loop(
     return []
 
 
-def _loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], set[str]]:
+def _find_loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], set[str]]:
     """Return the nodes of a cycle (``[]`` without a cycle) and the names that are read but produced outside."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     reads: list[set[str]] = []
     for node in nodes:
         names = {name for name in node.input if name}
         for graph in subgraphs(node):
-            loop, free = _loop_and_free_names(graph.node)
+            loop, free = _find_loop_and_free_names(graph.node)
             if loop:
                 return loop, set()
-            own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+            inner_names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
             created = {name for inner in graph.node for name in inner.output}
             # A subgraph may return a value of the graph around it.
-            names |= (free | ({value.name for value in graph.output} - created)) - own
+            names |= (free | ({value.name for value in graph.output} - created)) - inner_names
         reads.append(names)
     indices = find_loop(range(len(nodes)), lambda index: (makers[name] for name in reads[index] if name in makers))
     return [nodes[index] for index in indices], set().union(*reads) - makers.keys()
 
 
-def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+def _list_calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
     for node in nodes:
         yield node.domain, node.op_type
         for graph in subgraphs(node):
-            yield from _calls(graph.node)
+            yield from _list_calls(graph.node)
 
 
 def _node_words(node: onnx.NodeProto) -> str:
     module = next((entry.value for entry in node.metadata_props if entry.key == MODULE_KEY), None)
-    place = "" if module is None else f", in module {module or '(the root)'}"
-    return f"{node.name or 'a node without a name'} ({node.op_type}{place})"
+    module_words = "" if module is None else f", in module {module or '(the root)'}"
+    return f"{node.name or 'a node without a name'} ({node.op_type}{module_words})"
 
 
-def _shown(names: Sequence[str]) -> str:
-    more = f", and {len(names) - DISPLAYED} more" if len(names) > DISPLAYED else ""
-    return f"{', '.join(names[:DISPLAYED])}{more}"
+def _list_briefly(names: Sequence[str]) -> str:
+    rest_words = f", and {len(names) - DISPLAYED} more" if len(names) > DISPLAYED else ""
+    return f"{', '.join(names[:DISPLAYED])}{rest_words}"
 
 
 def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
@@ -127,7 +127,7 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
     _refuse_unknown_opset(model, path)
     problem = next(_undefined_reads(model.graph, frozenset()), None)
     for function in model.functions:
-        known_names = {*function.input, *_names_made_by(function.node)}
+        known_names = {*function.input, *_output_names(function.node)}
         problem = problem or next(_undefined_inputs(function.node, known_names), None)
         problem = problem or _undefined_output(function.output, known_names)
     refuse_cycles(model, path)
@@ -172,7 +172,7 @@ def _undefined_reads(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[
         *(value.name for value in graph.input),
         *(tensor.name for tensor in graph.initializer),
         *(tensor.values.name for tensor in graph.sparse_initializer),
-        *_names_made_by(graph.node),
+        *_output_names(graph.node),
     }
     yield from _undefined_inputs(graph.node, known_names)
     if problem := _undefined_output((value.name for value in graph.output), known_names):
@@ -192,5 +192,5 @@ def _undefined_output(names: Iterable[str], known_names: set[str]) -> str:
     return next((f"its output is {name!r}" for name in names if name not in known_names), "")
 
 
-def _names_made_by(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+def _output_names(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     return (name for node in nodes for name in node.output if name)

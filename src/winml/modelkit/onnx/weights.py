@@ -49,11 +49,13 @@ def drop_unused_initializers(graph: ir.Graph, values: Iterable[ir.Value]) -> Non
             graph.initializers.pop(value.name or "", None)
 
 
-def computed_tensor(read: Callable[[], Array], dtype: ir.DataType, shape: Iterable[int], name: str) -> ir.LazyTensor:
+def computed_tensor(
+    compute_values: Callable[[], Array], dtype: ir.DataType, shape: Iterable[int], name: str
+) -> ir.LazyTensor:
     """Return a tensor whose values are computed on each read, and not held."""
 
     def compute() -> ir.TensorProtocol:
-        return ir.Tensor(np.asarray(read(), order="C"), dtype=dtype, name=name)
+        return ir.Tensor(np.asarray(compute_values(), order="C"), dtype=dtype, name=name)
 
     return ir.LazyTensor(compute, dtype, ir.Shape(shape), name=name)
 
@@ -102,11 +104,11 @@ def give_products_own_weights(model: ir.Model, names: Container[str | None]) -> 
             assert tensor is not None  # transposed_weight looked at it
             transposed = transposed_tensor(tensor, fresh.take(f"{weight.name}_transposed"))
             created[weight] = add_initializer(graph, transposed)
-        read = node.inputs[1]
-        assert read is not None  # transposed_weight looked at it
-        transpose = read.producer()
+        transposed_value = node.inputs[1]
+        assert transposed_value is not None  # transposed_weight looked at it
+        transpose = transposed_value.producer()
         node.replace_input_with(1, created[weight])
-        if transpose is not None and not read.uses() and not read.is_graph_output():
+        if transpose is not None and not transposed_value.uses() and not transposed_value.is_graph_output():
             graph.remove(transpose, safe=True)
     drop_unused_initializers(graph, created)
 
@@ -140,7 +142,7 @@ def idle_weight_bytes(model: ir.Model) -> int:
             read_names.add(value.name or "")
         elif node not in visited and node.op_type not in _ASKS_SIZES:
             visited.add(node)
-            waiting += [item for item in node.inputs if item is not None]
+            waiting += [input_value for input_value in node.inputs if input_value is not None]
             waiting += _captured_values(node)
     tensors = (value.const_value for name, value in model.graph.initializers.items() if name not in read_names)
     # Shapes and axes are small compared with weights.

@@ -229,10 +229,10 @@ def _read_journal(path: Path) -> _Journal:
         if record["version"] != _VERSION:
             raise ValueError(record["version"])
         moves = {
-            _output_name(entry["name"]): (int(entry["size_bytes"]), _state(entry["replaces"]))
+            _output_name(entry["name"]): (int(entry["size_bytes"]), _parse_state(entry["replaces"]))
             for entry in record["moves"]
         }
-        removals = {_output_name(entry["name"]): _state(entry["state"]) for entry in record["removals"]}
+        removals = {_output_name(entry["name"]): _parse_state(entry["state"]) for entry in record["removals"]}
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(path) from error
     models = [name for name in moves if name.lower().endswith(file_names.MODEL_SUFFIX)]
@@ -253,7 +253,7 @@ def _output_name(name: object) -> str:
     return name
 
 
-def _state(value: Any) -> State:
+def _parse_state(value: Any) -> State:
     return None if value is None else (int(value[0]), int(value[1]))
 
 
@@ -268,14 +268,14 @@ def interruptions_held() -> Iterator[None]:
         return
     received: list[int] = []
 
-    def note(number: int, _frame: object) -> None:
+    def record_signal(number: int, _frame: object) -> None:
         received.append(number)
 
     # Handlers set outside Python (None) and ignored signals stay unchanged.
     handlers = {number: signal.getsignal(number) for number in _HELD}
     replaced = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in replaced:
-        signal.signal(number, note)
+        signal.signal(number, record_signal)
     try:
         yield
     finally:
@@ -316,7 +316,7 @@ class OwnedFolder:
         while True:
             path = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
             try:
-                lock = _acquire(path)
+                lock = _acquire_lock(path)
             except (OSError, NotImplementedError):
                 if path.exists():
                     return cls(path, None)  # locks are not supported here: no other process can detect our end
@@ -397,7 +397,7 @@ def _take_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
                 return None
             if not is_forgotten:
                 return None
-        lock = _acquire(path)
+        lock = _acquire_lock(path)
     except (OSError, NotImplementedError) as error:
         # If no owner could lock it either, only the age decides.
         has_no_locks = isinstance(error, NotImplementedError) or error.errno in _NO_LOCKS
@@ -419,7 +419,7 @@ def _has_lock_file(path: Path) -> bool:
     return True
 
 
-def _acquire(path: Path) -> filelock.BaseFileLock | None:
+def _acquire_lock(path: Path) -> filelock.BaseFileLock | None:
     """Acquire the lock of a folder; None if another process holds it.
 
     Raises:
@@ -451,7 +451,7 @@ def settle_interrupted(directory: Path) -> tuple[Path, ...]:
     placed: list[Path] = []
     for folder in abandoned_folders(directory, file_names.PARTIAL_PREFIX, with_unlocked=True):
         settled, earlier = _settle_folder(folder.path, directory)
-        _note(directory, settled or _Settled(), earlier)
+        _record_changes(directory, settled or _Settled(), earlier)
         if settled is None:
             folder.release()
             continue
@@ -543,11 +543,11 @@ def _settle_folder(folder: Path, directory: Path) -> tuple[_Settled | None, tupl
         return None, ()
 
 
-def _note(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
+def _record_changes(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
     changes = {"put in place": settled.placed, "removed": settled.removed, "put back": earlier}
-    words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in changes.items() if names)
-    if words:
-        record_settled(f"{directory}: an earlier command was killed; {words}")
+    change_words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in changes.items() if names)
+    if change_words:
+        record_settled(f"{directory}: an earlier command was killed; {change_words}")
 
 
 @contextmanager

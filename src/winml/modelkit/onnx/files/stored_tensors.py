@@ -84,7 +84,7 @@ class StoredValues:
         values: Array = np.empty(count, self.dtype.numpy())
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset + start * values.itemsize)
-            self._fill(values, file)
+            self._fill_from(values, file)
         return values
 
     def copy_to(self, file: BinaryIO) -> None:
@@ -94,7 +94,7 @@ class StoredValues:
             CheckpointError: the file became shorter.
         """
         if self.offset + self.size_bytes > self.path.stat().st_size:
-            raise self._too_short()
+            raise self._truncation_error()
         shape = ir.Shape(self.shape)
         ir.ExternalTensor(str(self.path), self.offset, self.size_bytes, self.dtype, shape=shape, name=self.key).tofile(
             file
@@ -110,7 +110,7 @@ class StoredValues:
             file.seek(self.offset)
             for start in range(0, self.size, elements):
                 piece: Array = np.empty(min(elements, self.size - start), self.dtype.numpy())
-                self._fill(piece, file)
+                self._fill_from(piece, file)
                 yield piece
 
     def read_into(self, values: Array) -> None:
@@ -121,17 +121,17 @@ class StoredValues:
         """
         with self.path.open("rb", buffering=0) as file:
             file.seek(self.offset)
-            self._fill(values, file)
+            self._fill_from(values, file)
 
-    def _fill(self, values: Array, file: RawIOBase) -> None:
+    def _fill_from(self, values: Array, file: RawIOBase) -> None:
         view = values.view(np.uint8).data
         while view:
             count = file.readinto(view)
             if not count:
-                raise self._too_short()
+                raise self._truncation_error()
             view = view[count:]
 
-    def _too_short(self) -> CheckpointError:
+    def _truncation_error(self) -> CheckpointError:
         return CheckpointError(
             f"{self.path}: ends inside tensor {self.key!r}, but was complete when the command began",
             hint="It may have been replaced: download or save the checkpoint again.",
@@ -231,8 +231,8 @@ def _contiguous_copy(values: Array) -> Array:
         return np.ascontiguousarray(values)
     copy = np.empty_like(values, order="C")
     # As unsigned integers: numpy copies values of types it does not know, such as bfloat16, one by one.
-    plain = np.dtype(f"u{values.itemsize}") if values.itemsize <= 8 else values.dtype
-    source, target = values.view(plain), copy.view(plain)
+    word_type = np.dtype(f"u{values.itemsize}") if values.itemsize <= 8 else values.dtype
+    source, target = values.view(word_type), copy.view(word_type)
     for column in range(0, values.shape[1], _STRIP):
         strip = np.s_[:, column : column + _STRIP]
         target[strip] = source[strip]

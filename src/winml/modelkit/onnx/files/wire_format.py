@@ -91,7 +91,7 @@ def node_summaries(path: Path) -> list[NodeSummary]:
         WireError: the file is no ONNX file.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return [_summary(data, *node) for node in _messages(data, 0, len(data), _MODEL_GRAPH, _GRAPH_NODE)]
+        return [_summarize_node(data, *node) for node in _find_messages(data, 0, len(data), _MODEL_GRAPH, _GRAPH_NODE)]
 
 
 _HALF_FLOATS = (10, 16)
@@ -126,19 +126,19 @@ def has_half_floats(model: str | bytes) -> bool:
 
 def _model_has_halves(data: mmap.mmap | bytes) -> bool:
     end = len(data)
-    nodes = _messages(data, 0, end, _MODEL_FUNCTION, _FUNCTION_NODE)
-    return any(_graph_has_halves(data, *graph) for graph in _messages(data, 0, end, _MODEL_GRAPH)) or any(
+    nodes = _find_messages(data, 0, end, _MODEL_FUNCTION, _FUNCTION_NODE)
+    return any(_graph_has_halves(data, *graph) for graph in _find_messages(data, 0, end, _MODEL_GRAPH)) or any(
         _node_has_halves(data, *node) for node in nodes
     )
 
 
 def _graph_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
-    weights = _messages(data, start, end, _GRAPH_INITIALIZER)
-    inputs = _messages(data, start, end, _GRAPH_INPUT, _VALUE_TYPE, _TYPE_TENSOR)
+    weights = _find_messages(data, start, end, _GRAPH_INITIALIZER)
+    inputs = _find_messages(data, start, end, _GRAPH_INPUT, _VALUE_TYPE, _TYPE_TENSOR)
     return (
-        any(_number(data, *weight, _TENSOR_DATA_TYPE) in _HALF_FLOATS for weight in weights)
-        or any(_number(data, *tensor, _TENSOR_ELEMENT) in _HALF_FLOATS for tensor in inputs)
-        or any(_node_has_halves(data, *node) for node in _messages(data, start, end, _GRAPH_NODE))
+        any(_find_varint(data, *weight, _TENSOR_DATA_TYPE) in _HALF_FLOATS for weight in weights)
+        or any(_find_varint(data, *tensor, _TENSOR_ELEMENT) in _HALF_FLOATS for tensor in inputs)
+        or any(_node_has_halves(data, *node) for node in _find_messages(data, start, end, _GRAPH_NODE))
     )
 
 
@@ -146,22 +146,24 @@ def _node_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
     """Return True if a node creates such values: by a dtype attribute, a constant, or inside a subgraph."""
     if all(data.find(field, start, end) < 0 for field in _HALF_FIELDS):
         return False
-    return any(_attribute_has_halves(data, *attribute) for attribute in _messages(data, start, end, _NODE_ATTRIBUTE))
-
-
-def _attribute_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
-    name = next((data[value:stop] for value, stop in _messages(data, start, end, _ATTRIBUTE_NAME)), b"")
-    return (
-        (name in _DTYPE_ATTRIBUTES and _number(data, start, end, _ATTRIBUTE_INT) in _HALF_FLOATS)
-        or any(
-            _number(data, *tensor, _TENSOR_DATA_TYPE) in _HALF_FLOATS
-            for tensor in _messages(data, start, end, _ATTRIBUTE_TENSOR)
-        )
-        or any(_graph_has_halves(data, *graph) for graph in _messages(data, start, end, _ATTRIBUTE_GRAPH))
+    return any(
+        _attribute_has_halves(data, *attribute) for attribute in _find_messages(data, start, end, _NODE_ATTRIBUTE)
     )
 
 
-def _number(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> int | None:
+def _attribute_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
+    name = next((data[value:stop] for value, stop in _find_messages(data, start, end, _ATTRIBUTE_NAME)), b"")
+    return (
+        (name in _DTYPE_ATTRIBUTES and _find_varint(data, start, end, _ATTRIBUTE_INT) in _HALF_FLOATS)
+        or any(
+            _find_varint(data, *tensor, _TENSOR_DATA_TYPE) in _HALF_FLOATS
+            for tensor in _find_messages(data, start, end, _ATTRIBUTE_TENSOR)
+        )
+        or any(_graph_has_halves(data, *graph) for graph in _find_messages(data, start, end, _ATTRIBUTE_GRAPH))
+    )
+
+
+def _find_varint(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> int | None:
     """Return the value of a varint field; ``None`` if the message does not have the field."""
     fields = walk_fields(data, start, end)
     return next(
@@ -174,18 +176,18 @@ def _number(data: mmap.mmap | bytes, start: int, end: int, requested: int) -> in
     )
 
 
-def _messages(data: mmap.mmap | bytes, start: int, end: int, *path: int) -> Iterator[tuple[int, int]]:
+def _find_messages(data: mmap.mmap | bytes, start: int, end: int, *path: int) -> Iterator[tuple[int, int]]:
     """Yield start and end of the messages on a path of fields through a message."""
-    number, *rest = path
+    number, *remaining_path = path
     for field_number, wire_type, _, value, stop in walk_fields(data, start, end):
         if field_number == number and wire_type == LENGTH_DELIMITED:
-            if rest:
-                yield from _messages(data, value, stop, *rest)
+            if remaining_path:
+                yield from _find_messages(data, value, stop, *remaining_path)
             else:
                 yield value, stop
 
 
-def _summary(data: mmap.mmap | bytes, start: int, end: int) -> NodeSummary:
+def _summarize_node(data: mmap.mmap | bytes, start: int, end: int) -> NodeSummary:
     texts: dict[int, list[str]] = {number: [] for number in (_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_DOMAIN)}
     for number, _, _, value, stop in walk_fields(data, start, end):
         if number in texts:

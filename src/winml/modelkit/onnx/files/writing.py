@@ -187,11 +187,11 @@ def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
     files = [path]
     if outside:
         distinct = _distinct_tensors(outside.values())
-        data, places = _write_data(list(distinct.values()), path)
-        place_of = dict(zip(distinct, places, strict=True))
+        data, references = _write_data(list(distinct.values()), path)
+        reference_of = dict(zip(distinct, references, strict=True))
         for value, tensor in outside.items():
-            place = place_of[_bytes_key(tensor)]
-            replaced[value] = placed_tensor(value, tensor, data.name, place.offset, place.length)
+            reference = reference_of[_bytes_key(tensor)]
+            replaced[value] = placed_tensor(value, tensor, data.name, reference.offset, reference.length)
         files.append(data)
     with replaced_tensors(replaced):
         path.write_bytes(ir.serde.serialize_model(model).SerializeToString())
@@ -202,18 +202,18 @@ def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path,
     """Write the data file of a model; return its path and a reference for each tensor."""
     unfinished = unfinished_data_path(path)
     with GrowingDigest(unfinished) as digest:
-        count, written = _counting_bytes(tensors), _WrittenTensors(digest.complete_up_to)
+        count, written_tensors = _counting_bytes(tensors), _WrittenTensors(digest.complete_up_to)
         growing: list[Path | None] = []
 
         def before_each(tensor: ir.TensorProtocol, info: CallbackInfo) -> None:
             count(tensor)
             if not growing:
-                growing.append(_growing_file(unfinished))
+                growing.append(_find_growing_file(unfinished))
                 digest.set_temporary_path(growing[0] or unfinished)
             if growing[0] is not None:
-                written.begin(info.index, info.offset)
+                written_tensors.begin(info.index, info.offset)
 
-        places = ir.external_data.convert_tensors_to_external(
+        references = ir.external_data.convert_tensors_to_external(
             tensors,
             path.parent,
             unfinished.name,
@@ -223,16 +223,16 @@ def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path,
             alignment=_ALIGNMENT_BYTES,
             align_threshold=_ALIGNED_BYTES,
         )
-        return placing.name_data(unfinished, path, digest.finish()), places
+        return placing.name_data(unfinished, path, digest.finish()), references
 
 
-def _growing_file(data: Path) -> Path | None:
+def _find_growing_file(data: Path) -> Path | None:
     """Return the path in a hidden folder where onnx_ir writes an incomplete data file; None if not found."""
     if sys.platform == "win32":  # renames no file that is being read
         return None
     name = glob.escape(data.name)
-    places = list(data.parent.glob(f".{name}.*/{name}"))
-    return places[0] if len(places) == 1 else None
+    paths = list(data.parent.glob(f".{name}.*/{name}"))
+    return paths[0] if len(paths) == 1 else None
 
 
 class _WrittenTensors:
@@ -428,10 +428,10 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
     streamed = {}
     for tensor in model.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            streamed[tensor.name] = _file_tensor(_values(original, tensor), tensor.name)
+            streamed[tensor.name] = _file_tensor(_locate_values(original, tensor), tensor.name)
             tensor.ClearField("data_location")
     for tensor in placing.external_tensors(model):  # tensors of subgraphs, functions and attributes are small
-        tensor.raw_data = b"".join(_values(original, tensor).read())
+        tensor.raw_data = b"".join(_locate_values(original, tensor).read())
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
     framing = _ModelFraming(model, streamed)
@@ -441,7 +441,7 @@ def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
     return True
 
 
-def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
+def _locate_values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
     """Return the exact byte range of a tensor's values; a model may state a longer range of its data file."""
     stored = locate_external(model, tensor)
     needed = 0 if 0 in tensor.dims else placing.stored_bytes(tensor) or stored.length
@@ -450,8 +450,8 @@ def _values(model: Path, tensor: onnx.TensorProto) -> StoredBytes:
 
 def _file_tensor(stored: StoredBytes, name: str) -> ir.ExternalTensor:
     """Return bytes of a file as a tensor."""
-    place = (str(stored.path), stored.start, stored.length)
-    return ir.ExternalTensor(*place, ir.DataType.UINT8, shape=ir.Shape([stored.length]), name=name)
+    byte_range = (str(stored.path), stored.start, stored.length)
+    return ir.ExternalTensor(*byte_range, ir.DataType.UINT8, shape=ir.Shape([stored.length]), name=name)
 
 
 _CHUNK_BYTES = 1 << 24
@@ -539,7 +539,7 @@ class _Rewriting:
     def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
         """Return the message between two positions with its metadata replaced."""
         if message is onnx.StringStringEntryProto.DESCRIPTOR:
-            return [self._renamed_entry(start, end)]
+            return [self._rename_entry(start, end)]
         new_metadata = self._new_metadata(message, in_function)
         holders = _HOLDS_NODES.get(message, ())
         if self._locations:
@@ -566,7 +566,7 @@ class _Rewriting:
             spans.append(new_metadata)
         return [span for span in spans if len(span)]
 
-    def _renamed_entry(self, start: int, end: int) -> bytes:
+    def _rename_entry(self, start: int, end: int) -> bytes:
         """Return an entry of a tensor's external data, with the new name of its file."""
         entry = onnx.StringStringEntryProto.FromString(self._data[start:end])
         if entry.key == _LOCATION:
@@ -576,16 +576,16 @@ class _Rewriting:
     def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
         """Return the new metadata of a message in wire format; None if its metadata is unchanged."""
         if message is onnx.ModelProto.DESCRIPTOR:
-            return _serialized_metadata(onnx.ModelProto(), self._model)
+            return _serialize_metadata(onnx.ModelProto(), self._model)
         if message is not onnx.NodeProto.DESCRIPTOR:
             return None
         metadata = next(self.function_nodes if in_function else self.nodes, None)
         if metadata is None:
             raise InternalError("the file has more nodes than metadata was given for")
-        return _serialized_metadata(onnx.NodeProto(), metadata)
+        return _serialize_metadata(onnx.NodeProto(), metadata)
 
 
-def _serialized_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
+def _serialize_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
     for key, value in metadata.items():
         message.metadata_props.add(key=key, value=value)
     return bytes(message.SerializeToString())
@@ -635,21 +635,21 @@ def place_numbered(
 def _write_pieces(model: onnx.ModelProto, folder: Path, target: Path, piece_bytes: int) -> list[Path]:
     """Copy the bytes of each tensor to numbered data files, and update the tensors' references."""
     pieces: list[Path] = []
-    places: dict[tuple[str, int, int], tuple[str, int]] = {}
+    new_locations: dict[tuple[str, int, int], tuple[str, int]] = {}
     size = 0
     for tensor in placing.external_tensors(model):
-        place = data_location(tensor)
-        length = placing.stored_bytes(tensor) if place.length is None else place.length
-        source = (place.file, place.start, length)
-        if source not in places:
+        location = data_location(tensor)
+        length = placing.stored_bytes(tensor) if location.length is None else location.length
+        source = (location.file, location.start, length)
+        if source not in new_locations:
             begin = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES if length >= _ALIGNED_BYTES else size
             if not pieces or (begin and begin + length > piece_bytes):
                 pieces.append(numbered_data_path(target, len(pieces)))
                 begin = 0
-            with pieces[-1].open("r+b" if begin else "wb") as written:
-                written.seek(begin)
-                written.writelines(StoredBytes(folder / place.file, place.start, length).read())
-            places[source] = (pieces[-1].name, begin)
+            with pieces[-1].open("r+b" if begin else "wb") as piece_file:
+                piece_file.seek(begin)
+                piece_file.writelines(StoredBytes(folder / location.file, location.start, length).read())
+            new_locations[source] = (pieces[-1].name, begin)
             size = begin + length
-        refer_to_data(tensor, *places[source], length)
+        refer_to_data(tensor, *new_locations[source], length)
     return pieces
