@@ -37,6 +37,7 @@ def fingerprint(model: ir.Model) -> str:
 
 
 def _model_lines(model: ir.Model) -> Iterator[str]:
+    """Yield the lines that describe the structure of a model."""
     yield f"opsets {sorted(model.opset_imports.items())}"
     yield from _LineWriter().graph_lines(model.graph, with_names=True)
     for identifier, function in sorted(model.functions.items()):
@@ -48,12 +49,15 @@ def _model_lines(model: ir.Model) -> Iterator[str]:
 
 
 class _LineWriter:
-    """Writes the text lines of a graph; numbers values in the order they occur, so that names do not matter."""
+    """Writes the text lines of a graph; numbers values in the order of occurrence, so that names do not count."""
 
     def __init__(self) -> None:
         self._numbers: dict[ir.Value, int] = {}
 
     def graph_lines(self, graph: ir.Graph | ir.Function, *, with_names: bool) -> Iterator[str]:
+        """Yield the lines of a graph or function with its subgraphs; ``with_names`` adds the names of inputs and
+        outputs.
+        """
         yield f"inputs {[self._declared_text(value, with_names) for value in graph.inputs]}"
         for node in graph:
             operator = f"{node.domain}:{node.op_type}:{node.overload}"
@@ -66,6 +70,7 @@ class _LineWriter:
         yield f"outputs {[(self._used_text(value), value.name if with_names else '') for value in graph.outputs]}"
 
     def attribute_lines(self, name: str, attribute: ir.Attr) -> Iterator[str]:
+        """Yield the lines of an attribute, including the lines of subgraphs."""
         kind = attribute.type.name
         if attribute.is_ref():
             yield f"attribute {name} {kind} refers to {attribute.ref_attr_name}"
@@ -80,6 +85,7 @@ class _LineWriter:
             yield f"attribute {name} {kind} {_attribute_text(attribute)}"
 
     def _declared_text(self, value: ir.Value, with_name: bool) -> str | None:
+        """Number a produced value; return number, type and name. `None` for an unused optional output."""
         if not value.name and not value.uses():
             # An unused optional output; a saved file does not keep it.
             return None
@@ -87,6 +93,7 @@ class _LineWriter:
         return f"{self._numbers[value]} {_type_text(value)}{f' {value.name}' if with_name else ''}"
 
     def _used_text(self, value: ir.Value | None) -> str | None:
+        """Return the number of a read value; an initializer is numbered and described at its first use."""
         if value is None:
             return None
         if value not in self._numbers:
@@ -97,12 +104,14 @@ class _LineWriter:
 
 
 def _type_text(value: ir.Value) -> str:
+    """Return element type and shape of a value."""
     if value.shape is None:
         return f"{value.type}"
     return f"{value.type}{[dim if isinstance(dim, int) else dim.value for dim in value.shape]}"
 
 
 def _initializer_text(value: ir.Value) -> str:
+    """Return type and shape of an initializer, with the values of small integer operands."""
     tensor = value.const_value
     if tensor is None:
         return _type_text(value)
@@ -114,6 +123,7 @@ def _initializer_text(value: ir.Value) -> str:
 
 
 def _attribute_text(attribute: ir.Attr) -> str:
+    """Return the value of an attribute as text; tensors count by digest."""
     if attribute.type in (ir.AttributeType.FLOAT, ir.AttributeType.FLOATS):
         # Files store attributes as 32-bit floats.
         return str(np.asarray(attribute.value, dtype=np.float32).tolist())
@@ -136,6 +146,7 @@ def _tensor_text(tensor: ir.TensorProtocol) -> str:
 
 
 def _trim_trailing_gaps(values: Iterable[ir.Value | None] | Iterable[str | None]) -> list:  # type: ignore[type-arg]
+    """Return values without trailing `None`."""
     trimmed = list(values)
     while trimmed and trimmed[-1] is None:
         trimmed.pop()
@@ -147,12 +158,12 @@ NORMALIZER_VERSION = 5
 
 
 def stamp(model: ir.Model) -> None:
-    """Stamp the model as normalized with its present structure and names; in place."""
+    """Stamp a model as normalized with the present structure and names; in place."""
     model.metadata_props[NORMALIZED_KEY] = json.dumps(_stamp_record(model))
 
 
 def is_normalized(model: ir.Model) -> bool:
-    """Return True if the model has a stamp of this version, and structure and names are unchanged since."""
+    """Return True for a model with a stamp of the current version, and unchanged structure and names."""
     try:
         record = load_metadata(model.metadata_props.get(NORMALIZED_KEY, "null"))
     except ValueError:
@@ -161,6 +172,7 @@ def is_normalized(model: ir.Model) -> bool:
 
 
 def _stamp_record(model: ir.Model) -> dict[str, str | int]:
+    """Return the stamp of a model: version, and digests of structure and names."""
     return {"version": NORMALIZER_VERSION, "fingerprint": fingerprint(model), "names": _digest_of_names(model)}
 
 

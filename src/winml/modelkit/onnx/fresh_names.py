@@ -11,7 +11,7 @@ class FreshNames:
     """The names in use in one graph, including newly reserved names."""
 
     def __init__(self, taken: Iterable[str | None], *, first_number: int = 2) -> None:
-        """Hold the names that are taken.
+        """Store the names in use.
 
         Args:
             taken: The names.
@@ -55,6 +55,7 @@ def cast_node(
 
 
 def _list_names(graph: ir.Graph, without: Collection[ir.Node]) -> Iterator[str | None]:
+    """Yield the names of all values and nodes of a graph and its subgraphs, except nodes in ``without``."""
     for part in (graph, *graph.subgraphs()):
         yield from part.initializers
         yield from (value.name for value in part.inputs)

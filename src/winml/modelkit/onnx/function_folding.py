@@ -61,7 +61,7 @@ class FunctionPlan:
 def _plan_functions(model: ir.Model, modules: Iterable[ModuleAddress]) -> FunctionPlan:
     """Decide which calls of modules become functions.
 
-    A function is a set of nodes that one node can replace: no other node lies between two of them. Functions are nested
+    A function is a set of nodes replaceable by one node: no outside node lies between two nodes. Functions are nested
     or disjoint.
 
     Args:
@@ -90,6 +90,8 @@ def _plan_functions(model: ir.Model, modules: Iterable[ModuleAddress]) -> Functi
 
 
 class _Planner:
+    """Decides which modules of a graph become functions; modules are added from the largest."""
+
     def __init__(self, cutter: Cutter) -> None:
         self._cutter = cutter
         self._innermost: dict[ir.Node, FunctionPart] = {}
@@ -97,14 +99,16 @@ class _Planner:
         self._left_out: list[NotAFunction] = []
 
     def plan(self) -> FunctionPlan:
+        """Return the functions, and the modules left out."""
         top = tuple(part for part in self._parts if part.parent is None)
         return FunctionPlan(top, tuple(self._parts), tuple(self._left_out))
 
     def leave_out(self, module: ModuleAddress, reason: str) -> None:
+        """Record a module left out, with the reason."""
         self._left_out.append(NotAFunction(module, reason))
 
     def add(self, module: ModuleAddress, nodes: Sequence[ir.Node]) -> None:
-        """Make a function of these nodes, or of most of them; otherwise record the reason to omit the module."""
+        """Make a function of all or most nodes; otherwise record the reason to leave the module out."""
         parents = {self._innermost.get(node) for node in nodes}
         if len(parents) != 1:
             self.leave_out(module, "its nodes lie inside and outside of another function")
@@ -131,6 +135,7 @@ class _Planner:
         self._innermost.update(dict.fromkeys(function_nodes, part))
 
     def _is_read_elsewhere(self, nodes: Collection[ir.Node]) -> bool:
+        """Return True if an output of the nodes is read by another node, or is an output of the graph."""
         return any(
             value.is_graph_output() or any(reader not in nodes for reader in self._cutter.readers(value))
             for node in nodes
@@ -138,10 +143,11 @@ class _Planner:
         )
 
     def _reads_outside(self, nodes: Collection[ir.Node]) -> bool:
+        """Return True if one of the nodes reads a value of another node, a weight or an input."""
         return any(value.producer() not in nodes for node in nodes for value in self._cutter.reads(node))
 
     def _find_between(self, nodes: frozenset[ir.Node], parent: FunctionPart | None) -> set[ir.Node]:
-        """Return the outside nodes on a path between two of the nodes, with each function treated as one node."""
+        """Return the outside nodes on a path between two of the nodes; a function counts as one node."""
         after = self._find_reachable(nodes, self._reader_nodes, parent, apart=nodes)
         return after & self._find_reachable(nodes, self._producer_nodes, parent, apart=nodes) if after else after
 
@@ -161,7 +167,7 @@ class _Planner:
         *,
         apart: Collection[ir.Node],
     ) -> set[ir.Node]:
-        """Return all nodes of the parent that are reachable; the nodes of a function are reached together."""
+        """Return all reachable nodes of the parent; the nodes of a function are reached together."""
         reached: set[ir.Node] = set()
         pending = list(start)
         while pending:
@@ -174,6 +180,7 @@ class _Planner:
         return reached
 
     def _expand_to_function(self, node: ir.Node, parent: FunctionPart | None) -> frozenset[ir.Node]:
+        """Return all nodes of the outermost function of a node below ``parent``; without a function, the node alone."""
         part = self._innermost.get(node)
         if part is parent or part is None:
             return frozenset((node,))
@@ -182,9 +189,11 @@ class _Planner:
         return part.nodes
 
     def _reader_nodes(self, node: ir.Node) -> Iterable[ir.Node]:
+        """Yield the readers of a node's outputs."""
         return (reader for value in node.outputs for reader in self._cutter.readers(value))
 
     def _producer_nodes(self, node: ir.Node) -> Iterable[ir.Node]:
+        """Yield the producers of the values read by a node."""
         return (maker for value in self._cutter.reads(node) if (maker := value.producer()) is not None)
 
 
@@ -234,7 +243,7 @@ def fold_modules(model: ir.Model, modules: Iterable[ModuleAddress], sharing: Sha
 
 @dataclass(frozen=True)
 class _Anchors:
-    """Reference values of a call that metadata and names of its nodes may be relative to."""
+    """Values of a call, to which metadata and names of its nodes may be relative."""
 
     name: str
     tag: str
@@ -242,7 +251,7 @@ class _Anchors:
     namespace: str
 
     def relative_metadata(self, props: Mapping[str, str]) -> dict[str, str]:
-        """Return the metadata that differs from call to call, relative to the call."""
+        """Return the metadata that depends on the call, relative to the call."""
         relative = {}
         for key, value in props.items():
             text = value
@@ -262,7 +271,7 @@ class _Anchors:
         return name.removeprefix(f"{self.module}.") if self.module and name.startswith(f"{self.module}.") else ""
 
     def relative_name(self, name: str) -> str:
-        """Return the remainder of a name that begins with the name of the call; else the name."""
+        """Return the remainder of a name after the name of the call; other names are returned unchanged."""
         remainder = name.removeprefix(self.name)
         return (
             remainder
@@ -273,7 +282,7 @@ class _Anchors:
 
 @dataclass(eq=False)
 class _Function:
-    """A function, and the module calls that it implements."""
+    """A function, and the implemented module calls."""
 
     name: str
     signature: object
@@ -285,6 +294,8 @@ class _Function:
 
 
 class _Folder:
+    """Replaces the planned modules of a graph by calls of functions."""
+
     def __init__(self, model: ir.Model, plan: FunctionPlan, sharing: Sharing) -> None:
         self.plan = plan
         self.functions: list[_Function] = []
@@ -316,6 +327,7 @@ class _Folder:
         return [self._position[node] for node in self._expand_calls(list(self._graph))]
 
     def _expand_calls(self, nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+        """Yield nodes, with calls replaced by the nodes of their functions."""
         for node in nodes:
             if node in self._bodies:
                 yield from self._expand_calls(self._bodies[node])
@@ -354,7 +366,7 @@ class _Folder:
         )
 
     def _replace_outside(self, old: ir.Value, new: ir.Value, members: set[ir.Node]) -> None:
-        """Make readers outside a part read the output of its call."""
+        """Redirect readers outside a part to the output of its call, in place; outputs of the graph as well."""
         new.name, new.type, new.doc_string = old.name, old.type, old.doc_string
         new.shape = None if old.shape is None else old.shape.copy()
         for use in list(old.uses()):
@@ -365,7 +377,7 @@ class _Folder:
                 self._graph.outputs[index] = new
 
     def _replace_outer_values(self, body: Sequence[ir.Node], outer: Sequence[ir.Value]) -> list[ir.Value]:
-        """Replace outside values by new inputs in the nodes of a part; return these inputs."""
+        """Replace outside values by new inputs in the nodes of a part; return the inputs."""
         new_inputs = {
             value: ir.Value(name=value.name, type=value.type, shape=None if value.shape is None else value.shape.copy())
             for value in outer
@@ -401,7 +413,7 @@ class _Folder:
         return function
 
     def _sort_topologically(self, nodes: Sequence[ir.Node]) -> list[ir.Node]:
-        """Return nodes in topological order, and as far as that allows in the order of the graph."""
+        """Return nodes in topological order, preferably in the order of the graph."""
         makers = {value: node for node in nodes for value in node.outputs}
         needed = {node: [makers[value] for value in _read_values(node) if value in makers] for node in nodes}
         sorter = TopologicalSorter(needed)
@@ -417,7 +429,7 @@ class _Folder:
         return ordered
 
     def _add_function(self, function: _Function) -> None:
-        """Add a function to the model; relative to its call if it has several calls."""
+        """Add a function to the model; a function with several calls is made relative to its call."""
         if len(function.instances) > 1:
             _make_relative(function)
         domains = {node.domain for node in function_inlining.walk_nodes(function.body)} - {
@@ -478,7 +490,7 @@ def _make_relative(function: _Function) -> None:
 
 
 def _function_signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> object:
-    """Return a key that is equal for parts that can share a function."""
+    """Return a key equal for parts that can share a function."""
     value_keys: dict[ir.Value | None, object] = {value: number for number, value in enumerate(inputs)}
     nodes = []
     for index, node in enumerate(body):
@@ -493,6 +505,7 @@ def _function_signature(body: Sequence[ir.Node], inputs: Sequence[ir.Value], out
 
 
 def _describe_value(value: ir.Value) -> tuple[Any, ...]:
+    """Return the properties of a value equal in all calls of a function."""
     shape = None if value.shape is None else tuple(map(str, value.shape))
     return str(value.type), shape, bool(value.name), value.doc_string, tuple(sorted(value.metadata_props.items()))
 
@@ -521,6 +534,7 @@ def _record_differences(original: ir.Model, folded: ir.Model, positions: Sequenc
 
 
 def _find_changes(node: ir.Node, requested: ir.Node) -> dict[str, object]:
+    """Return the changes from an inlined node to the original node: name, outputs and metadata."""
     change: dict[str, object] = {}
     if node.name != requested.name:
         change["name"] = requested.name
@@ -535,7 +549,7 @@ def _find_changes(node: ir.Node, requested: ir.Node) -> dict[str, object]:
 
 
 def _to_runs(positions: Sequence[int]) -> list[list[int]]:
-    """Return positions as runs of numbers that follow each other: first number and length of each."""
+    """Return positions as runs of consecutive numbers: first number and length."""
     runs: list[list[int]] = []
     for position in positions:
         if runs and position == sum(runs[-1]):

@@ -70,6 +70,7 @@ def inline_module_functions(model: onnx.ModelProto) -> int:
 
 
 def _replace_entries(field: Any, entries: Sequence[Any]) -> None:
+    """Replace the entries of a repeated field by copies of other entries, in place."""
     copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
     del field[:]
     field.extend(copies)
@@ -109,7 +110,7 @@ def inline_calls(model: ir.Model) -> None:
 
 
 def _inline_functions(model: ir.Model, functions: Mapping[ir.OperatorIdentifier, ir.Function]) -> None:
-    """Inline functions that only the main graph calls."""
+    """Inline functions called only by the main graph, in place, and restore names and metadata."""
     for node in model.graph.all_nodes():
         if node.op_identifier() in functions:
             props = node.metadata_props
@@ -143,6 +144,7 @@ class _Names:
 
 
 def _renamed_values(node: ir.Node) -> list[ir.Value]:
+    """Return the outputs of an inlined node with a name in their function."""
     _, outputs, _ = json.loads(node.metadata_props[FUNCTION_NODE_KEY])
     return [value for value, name in zip(node.outputs, outputs, strict=True) if name]
 
@@ -163,6 +165,7 @@ def _restore_node(node: ir.Node, names: _Names) -> None:
         props[key] = text
 
     def absolute(text: str) -> str:
+        """Return a name with the name of the call, if relative."""
         return scope + text if relative is not None and text.startswith(SCOPE_START) else text
 
     node.name = names.nodes.take(absolute(name)) if name else name
@@ -196,7 +199,7 @@ def walk_nodes(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
 def restore_recorded(model: ir.Model) -> None:
     """Apply the recorded names, metadata and order to an inlined graph, in place.
 
-    A damaged record, or a record of another graph because another tool changed it, is ignored.
+    A damaged record is ignored, as is a record of a graph changed by another tool.
     """
     text = model.metadata_props.pop(FUNCTIONS_KEY, "")
     nodes = list(model.graph)
@@ -217,7 +220,7 @@ def restore_recorded(model: ir.Model) -> None:
 
 
 def graph_digest(model: ir.Model) -> str:
-    """Return a digest of operators, names and wiring in their order, subgraphs included: a record fits this graph."""
+    """Return a digest of operators, names and wiring in order, including subgraphs."""
     described = [
         [*node.op_identifier(), node.name or "", _value_names(node.inputs), _value_names(node.outputs)]
         for node in walk_nodes(list(model.graph))
@@ -231,7 +234,11 @@ def _value_names(values: Iterable[ir.Value | None]) -> list[str]:
 
 
 def _parse_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, Mapping[str, Any]]:
-    """Return the recorded change of each node; raise a ValueError for a damaged record."""
+    """Return node → recorded change.
+
+    Raises:
+        ValueError: the record is damaged.
+    """
     checked: dict[ir.Node, Mapping[str, Any]] = {}
     for index, change in changes.items() if isinstance(changes, dict) else [("", changes)]:
         if not (index.isascii() and index.isdecimal() and int(index) < len(walked) and isinstance(change, dict)):
@@ -247,7 +254,11 @@ def _parse_changes(changes: object, walked: Sequence[ir.Node]) -> dict[ir.Node, 
 
 
 def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) -> None:
-    """Raise a ValueError if two values of the graph would have the same name."""
+    """Refuse changes that give two values of the graph the same name.
+
+    Raises:
+        ValueError: two names are equal.
+    """
     names = list({*_value_names(graph.inputs), *graph.initializers})
     for node in graph:
         names += filter(None, changes.get(node, {}).get("outputs", _value_names(node.outputs)))
@@ -256,7 +267,11 @@ def _check_names(graph: ir.Graph, changes: Mapping[ir.Node, Mapping[str, Any]]) 
 
 
 def _parse_positions(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
-    """Compute the position of each node from the recorded runs; raise a ValueError for a damaged record."""
+    """Compute the position of each node from the recorded runs.
+
+    Raises:
+        ValueError: the record is damaged, or a node would precede a producer of its inputs.
+    """
     count = len(nodes)
     pairs: list[Any] = runs if isinstance(runs, list) and len(runs) <= count else [None]
     if not all(isinstance(pair, list) and [int, int] == [type(number) for number in pair] for pair in pairs):
@@ -275,6 +290,7 @@ def _parse_positions(runs: object, nodes: Sequence[ir.Node]) -> list[int]:
 
 
 def _apply_change(node: ir.Node, change: Mapping[str, Any]) -> None:
+    """Apply a recorded change of name, outputs and metadata to a node, in place."""
     node.name = change.get("name", node.name)
     for value, name in zip(node.outputs, change.get("outputs", ()), strict=False):
         value.name = name

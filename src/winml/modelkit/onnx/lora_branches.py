@@ -1,7 +1,7 @@
 """LoRA as a branch beside a module: definition, and addition to a graph.
 
-A branch is used if an adapter cannot be merged: for a weight that stays quantized, and for adapters that are switched
-at run time. The base weight is unchanged. Before / After::
+A branch is used if an adapter cannot be merged: for a quantized weight, and for adapters switched at run time. The base
+weight is unchanged. Before / After::
 
     x, weight → MatMul → y             x, weight → MatMul ──────────────────────→ Add → y
                                        x, lora_A → MatMul → · , lora_B → MatMul ──┘
@@ -51,7 +51,7 @@ class LoraBranch:
 
 
 def lora_names(path: str) -> tuple[str, str]:
-    """Return the names of the two inputs of a module whose adapters are switched at run time."""
+    """Return the names of the two inputs of a module with adapters switched at run time."""
     return f"{path}.lora_A.weight", f"{path}.lora_B.weight"
 
 
@@ -119,7 +119,7 @@ class _BranchAdder:
                 yield node
 
     def add(self, branch: LoraBranch, nodes: Sequence[ir.Node]) -> None:
-        """Add a branch in parallel to each of these nodes of its module."""
+        """Add a branch in parallel to each of the nodes."""
         dtype = nodes[0].outputs[0].dtype or ir.DataType.FLOAT
         a, b = self._add_weights(branch, dtype)
         for node in nodes:
@@ -137,17 +137,20 @@ class _BranchAdder:
         )
 
     def _add_constant(self, wish: str, tensor: ir.TensorProtocol, dtype: ir.DataType) -> ir.Value:
+        """Add an initializer, cast to ``dtype``."""
         name = self._fresh.take(wish)
         cast = computed_tensor(lambda: tensor.numpy().astype(dtype.numpy()), dtype, tensor.shape.numpy(), name)
         return add_initializer(self._graph, cast)
 
     def _add_input(self, name: str, shape: Sequence[int | str], default: Array, dtype: ir.DataType) -> ir.Value:
+        """Add an input of the graph with a default."""
         value = add_initializer(self._graph, ir.Tensor(default, dtype=dtype, name=name))
         value.shape = ir.Shape(shape)
         self._graph.inputs.append(value)
         return value
 
     def _add_parallel_nodes(self, node: ir.Node, branch: LoraBranch, a: ir.Value, b: ir.Value) -> None:
+        """Add the nodes of a branch in parallel to a node, which then feeds a sum; tags and output names are kept."""
         base = node.outputs[0]
         name = base.name or ""
         if branch.is_table:

@@ -20,11 +20,11 @@ from winml.modelkit.onnx.contents import ShapeTable
 
 
 class _UnknownError(Exception):
-    """A shape that the count needs is not static."""
+    """A shape needed for the count is not static."""
 
 
 def count_macs(node: onnx.NodeProto, shapes: ShapeTable) -> int | None:
-    """Return the multiply-accumulate operations of one run of a node; None if unknown.
+    """Return the number of multiply-accumulate operations in a run of a node; `None` if unknown.
 
     Args:
         node: The node.
@@ -64,12 +64,15 @@ class _Operands:
         return len(self._node.input) > index and bool(self._node.input[index])
 
     def number(self, name: str, default: int = 0) -> int:
+        """Return an integer attribute."""
         return next((int(attribute.i) for attribute in self._node.attribute if attribute.name == name), default)
 
     def numbers(self, name: str) -> list[int]:
+        """Return an attribute with integers; ``[]`` if absent."""
         return next((list(attribute.ints) for attribute in self._node.attribute if attribute.name == name), [])
 
     def text(self, name: str) -> str:
+        """Return a text attribute; ``""`` if absent."""
         return next(
             (attribute.s.decode(errors="replace") for attribute in self._node.attribute if attribute.name == name), ""
         )
@@ -79,6 +82,11 @@ class _Operands:
         return len(self._node.input)
 
     def _static_shape(self, names: Sequence[str], index: int) -> tuple[int, ...]:
+        """Return the shape of a value.
+
+        Raises:
+            _UnknownError: the value is absent, or its shape is not static.
+        """
         shape = self._shapes.get(names[index]) if len(names) > index else None
         if shape is None:
             raise _UnknownError
@@ -240,7 +248,7 @@ _ORT_STANDARD = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"}
 
 
 def _find_formula(node: onnx.NodeProto) -> _Formula | None:
-    """Return the formula of a node's operator; None if unknown."""
+    """Return the formula of a node's operator; `None` if unknown."""
     formulas = _FORMULAS.get(node.domain, {})
     if node.op_type in formulas:
         return formulas[node.op_type]

@@ -16,7 +16,7 @@ from winml.modelkit.tags.tree import ModuleTree
 
 
 def output_specs(graph: ir.Graph) -> tuple[OutputTensorSpec, ...]:
-    """Return the outputs of a graph as it declares them."""
+    """Return the declared outputs of a graph."""
     return tuple(
         OutputTensorSpec.model_construct(
             name=value.name,

@@ -98,6 +98,7 @@ def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
     functions = _counted_functions(contents)
 
     def node_macs(node: PlacedNode) -> int | None:
+        """Return the operations of a node; `None` if unknown."""
         if node.place == "graph" and node.callee not in functions:
             return count_macs(node.proto, shapes)
         return None if functions.get(node.callee, is_counted(node.proto)) else 0
@@ -106,7 +107,7 @@ def count_node_macs(contents: Contents, shapes: ShapeTable) -> list[int | None]:
 
 
 def _counted_functions(contents: Contents) -> dict[tuple[str, str], bool]:
-    """Return function → True if its body, or a function it calls, may have operations."""
+    """Return function → True if its body, or a called function, may have operations."""
     bodies: dict[tuple[str, str], list[PlacedNode]] = defaultdict(list)
     for node in contents.nodes:
         if node.function is not None:
@@ -131,8 +132,9 @@ def charge_modules(tree: OnnxTree, contents: Contents, macs: Sequence[int | None
         macs: Operations of each node.
 
     Returns:
-        The modules in the order of the tree, and the cost of no module: untagged nodes, and weights that only such
-        nodes or no nodes read.
+        The modules in the order of the tree, and the cost outside modules: untagged nodes, and weights without a reader
+        in
+        a module.
     """
     own_costs: dict[str, Cost] = defaultdict(Cost)
     for tag, node_macs in zip(tree.tags, macs, strict=True):
@@ -156,6 +158,7 @@ def weights_cost(contents: Contents) -> Cost:
 
 
 def _weight_cost(weight: Weight) -> Cost:
+    """Return the cost of a weight; scales and shapes count as bytes only."""
     cost = Cost(parameters=weight.parameters, size_bytes=weight.size_bytes or 0)
     if not weight.has_parameters:
         return cost
@@ -163,7 +166,7 @@ def _weight_cost(weight: Weight) -> Cost:
 
 
 def weight_owners(tree: OnnxTree, contents: Contents) -> list[str]:
-    """Return the tag of the module each weight is charged to; ``""`` for none."""
+    """Return the tag of the module charged for each weight, aligned with the weights; ``""`` without a module."""
     readers: list[set[str]] = [set() for _ in contents.weights]
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         for index in node.weights:

@@ -34,7 +34,7 @@ Metadata = Mapping[str, str]
 
 @dataclass(frozen=True)
 class OnnxTree:
-    """The modules, and the one each node belongs to."""
+    """The modules of a file, and the module of each node."""
 
     source: TreeSource
     modules: tuple[ModuleAddress, ...]
@@ -79,6 +79,7 @@ def read_tree(nodes: Sequence[onnx.NodeProto], metadata: Metadata, root: str) ->
 
 
 def _build_tagged_tree(properties: Sequence[Metadata], metadata: Metadata) -> OnnxTree:
+    """Build the tree from the tags of nodes, and the tree recorded in the metadata; invalid tags are noted."""
     modules: dict[str, ModuleAddress] = {}
     notes: list[str] = []
     tags = []
@@ -112,6 +113,7 @@ def _add_module(modules: dict[str, ModuleAddress], module: ModuleAddress) -> Non
 
 
 def _class_of(tag: str) -> str:
+    """Return the class in the last segment of a tag."""
     return address.last_segment(tag).partition(".")[0]
 
 
@@ -148,6 +150,7 @@ def _build_scoped_tree(tree_source: TreeSource, scopes: Sequence[Scope], root: s
             above = path
 
     def name_family(parent: str | None, family: list[str]) -> list[str]:
+        """Name the modules under one parent by class, or by module name without a class."""
         if all(classes[path] for path in family):
             return address.sibling_segments([(path, classes[path]) for path in family])
         # Without a class, the segment is the module's own name, which is unique under one parent.
@@ -182,12 +185,13 @@ def _onnxscript_scope(metadata: Metadata) -> Scope:
 
 
 def _listed_scope(metadata: Metadata, paths_key: str, classes_key: str) -> Scope:
+    """Parse two lists, of paths and of classes; ``()`` if absent, damaged or of different length."""
     paths, classes = (listed_names(metadata.get(key, "")) for key in (paths_key, classes_key))
     return tuple(zip(paths, classes, strict=True)) if len(paths) == len(classes) else ()
 
 
 def _absolute_scopes(scopes: Iterable[Scope]) -> list[Scope]:
-    """Return scopes with module paths instead of names; the outermost module that all nodes share is the root."""
+    """Return scopes with module paths instead of names; an outermost module common to all nodes is the root."""
     scopes = list(scopes)
     has_root = len({scope[0] for scope in scopes if scope}) == 1
     scopes_found: list[Scope] = []

@@ -58,7 +58,7 @@ class GraphFacts:
     notes: tuple[str, ...]
 
     def node_called(self, name: str, op_type: str, domain: str) -> NodeFacts:
-        """Return a node by its name in ONNX Runtime; unknown or unnamed nodes get a new record."""
+        """Return a node by its name in ONNX Runtime; a new record for unknown or unnamed nodes."""
         if (node := self._by_name.get((name, op_type))) is not None:
             return node
         domain = "" if domain == "ai.onnx" else domain
@@ -70,7 +70,7 @@ class GraphFacts:
         return {(node.name, node.op_type): node for node in self.nodes if node.name and counts[node.name] == 1}
 
     def module_of_name(self, name: str, op_type: str) -> str:
-        """Return the module of a node made by ONNX Runtime, from its name; ``""`` if the name has none."""
+        """Return the module of a node created by ONNX Runtime, from the node's name; ``""`` without a module."""
         if not name:
             return ""
         path = scope_path(name_scope(name, op_type))
@@ -119,6 +119,7 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
 
 
 def _find_open_axes(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Return dynamic dimension → its axes in the inputs, ``input:axis``."""
     weights = {tensor.name for tensor in graph.initializer}
     axes_by_dimension: dict[str, list[str]] = {}
     for value in graph.input:
@@ -132,7 +133,7 @@ def _find_open_axes(graph: onnx.GraphProto) -> dict[str, list[str]]:
 def _find_open_dimensions(
     shapes: Iterable[Shape | None], dimensions: Mapping[str, Sequence[str]]
 ) -> tuple[set[str], bool]:
-    """Return the dynamic dimensions that shapes depend on, all for an unknown size; and True if a size is unknown."""
+    """Return the dynamic dimensions in shapes (all dimensions for an unknown size), and True if a size is unknown."""
     names: set[str] = set()
     is_unknown = False
     for shape in shapes:

@@ -1,4 +1,4 @@
-"""Checks nodes against the schemas that ONNX has for the opset versions a model imports."""
+"""Checks nodes against ONNX's schemas for the imported opset versions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import onnx_ir as ir
 def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
     """Return node → violation, for nodes whose attributes, inputs or outputs do not fit their schema.
 
-    Nodes of operators that ONNX does not define in the imported opset version are not checked: ONNX Runtime implements
-    some of them.
+    Operators undefined in the imported opset version are not checked, since ONNX Runtime implements some of them.
 
     Args:
         model: The model; functions and subgraphs are included.
@@ -37,7 +36,7 @@ def nodes_against_schema(model: ir.Model) -> dict[ir.Node, str]:
 
 
 def _find_violation(node: ir.Node, schema: onnx.defs.OpSchema, version: str) -> str | None:
-    """Return the first violation as text; None if the node fits."""
+    """Return the first violation as text; `None` if the node fits."""
     node_words = f"{node.op_type} {node.name or ''}".strip()
     if unknown := sorted(node.attributes.keys() - schema.attributes.keys()):
         return f"{node_words} with attribute {unknown[0]}, which {version} does not define"

@@ -13,11 +13,12 @@ _MOVING = frozenset(
 
 
 def probability_outputs(graph: ir.Graph) -> frozenset[str]:
-    """Return the names of the outputs whose values are between 0 and 1, by the operator that produces them."""
+    """Return the names of the outputs with values between 0 and 1, judged by the producing operators."""
     return frozenset(value.name or "" for value in graph.outputs if _is_probability(value))
 
 
 def _is_probability(value: ir.Value | None) -> bool:
+    """Return True if the operators that produce a value limit all elements to 0 … 1."""
     node = None if value is None else value.producer()
     if node is None or node.domain:
         return False
@@ -28,11 +29,11 @@ def _is_probability(value: ir.Value | None) -> bool:
 
 
 def is_operator(node: ir.Node, *operators: str) -> bool:
-    """Return True if a node is one of these operators of the ONNX domain."""
+    """Return True for a node with one of the operators, of the ONNX domain."""
     return node.op_type in operators and not node.domain
 
 
 def producer_of(value: ir.Value | None, *operators: str) -> ir.Node | None:
-    """Return the producer of a value if it is one of these operators of the ONNX domain, else None."""
+    """Return the producer of a value if it is one of the operators of the ONNX domain; otherwise `None`."""
     node = value.producer() if value is not None else None
     return node if node is not None and is_operator(node, *operators) else None

@@ -14,7 +14,7 @@ from winml.modelkit.onnx.specs import resolve_names
 
 
 def open_dimensions(graph: ir.Graph) -> dict[str, list[str]]:
-    """Return name of a dynamic dimension → axes of the inputs that have it, ``input:axis``.
+    """Return name of a dynamic dimension → its axes in the inputs, ``input:axis``.
 
     A dimension without a name is named by its axis.
     """
@@ -45,7 +45,7 @@ def sizes_of_dimensions(graph: ir.Graph, sizes: Mapping[str, int]) -> dict[str, 
 
 
 def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
-    """Fix dimensions of the inputs, in place, and remove the inner shapes, which depend on them.
+    """Fix dimensions of the inputs, in place, and remove the inner shapes, which depend on the inputs.
 
     Expressions on outputs (``(samples - 80)//320``) are computed if every name in them is fixed.
 
@@ -63,12 +63,14 @@ def pin_dimensions(model: ir.Model, sizes: Mapping[str, int]) -> None:
 
 
 def _pin_shape(shape: ir.Shape | None, sizes: Mapping[str, int], input_name: str = "") -> ir.Shape | None:
+    """Return a shape with fixed sizes; `None` stays."""
     if shape is None:
         return None
     return ir.Shape([_pin_size(size, sizes, f"{input_name}:{axis}") for axis, size in enumerate(shape)])
 
 
 def _pin_size(size: int | ir.SymbolicDim, sizes: Mapping[str, int], axis_name: str) -> int | str | None:
+    """Return the size of an axis: a number if fixed, or computed from fixed names; else the name."""
     if isinstance(size, int) or size.value is None:
         return size if isinstance(size, int) else sizes.get(axis_name)
     name = str(size.value)

@@ -91,7 +91,7 @@ def _is_block_operator(node: PlacedNode) -> bool:
 
 
 def _is_scale(node: PlacedNode, range_makers: set[str]) -> bool:
-    """Return True if a node multiplies the scale of an activation with that of a weight."""
+    """Return True if a node multiplies the scale of an activation with the scale of a weight."""
     return node.proto.op_type == "Mul" and any(name in range_makers for name in node.proto.input)
 
 

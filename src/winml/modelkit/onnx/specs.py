@@ -51,6 +51,11 @@ def summed_sizes(sums: Mapping[str, Sequence[int | str]], sizes: Mapping[str, in
 
 
 def _check_dtype(name: str) -> str:
+    """Refuse an unknown element type.
+
+    Raises:
+        ValueError: the message lists the types.
+    """
     if name not in DTYPES:
         raise ValueError(f"unknown dtype; expected one of {', '.join(DTYPES)}")
     return name
@@ -66,6 +71,8 @@ _DYNAMIC_SIZES_HINT = (
 
 
 class _TensorSpec(Options):
+    """Name, shape and element type of an input or output."""
+
     ways_out: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("shape", "dynamic", "dynamic_axes", "dynamic_dims", "dynamic_shapes", "dynamic_shape"), _DYNAMIC_SIZES_HINT
     )
@@ -80,7 +87,7 @@ class _TensorSpec(Options):
 
     @property
     def named_shape(self) -> tuple[int | str | None, ...]:
-        """The shape with None for each dynamic dimension without a name, which is ``x:0`` in the shape of ``x``."""
+        """The shape, with `None` for each dynamic dimension without a name (``x:0`` in the shape of ``x``)."""
         return tuple(None if size == _axis_key(self.name, axis) else size for axis, size in enumerate(self.shape))
 
     @property
@@ -181,6 +188,7 @@ STATED_FIELDS = ("value_range", "first_values", "cache", "sums", "grid")
 
 @functools.cache
 def _field_reader(name: str) -> pydantic.TypeAdapter[Any]:
+    """Return the validator of a field of an input."""
     return pydantic.TypeAdapter(InputTensorSpec.model_fields[name].rebuild_annotation())
 
 
@@ -191,7 +199,7 @@ def graph_input(
     record: Mapping[str, Any] = {},
     bounds: Mapping[str, DynamicDimension] = {},
 ) -> InputTensorSpec:
-    """Return the specification of an input of any graph, also with names and types that winml does not write.
+    """Return the specification of an input of any graph, including foreign names and types.
 
     Args:
         name: Its name.
@@ -214,16 +222,18 @@ def graph_input(
 
 
 def _is_stated(size: int | str | None) -> TypeGuard[int | str]:
+    """Return True for a size or name; False for a missing or negative size."""
     # Some exporters write -1 for a size they leave open.
     return size >= 0 if isinstance(size, int) else bool(size)
 
 
 def _axis_key(name: str, axis: int) -> str:
+    """Return the key of an axis without a name, ``input:axis``."""
     return f"{name}:{axis}"
 
 
 def stated_inputs(metadata: Mapping[str, str]) -> dict[str, InputTensorSpec]:
-    """Return the inputs as the metadata of a file states them, by name, without shapes and types."""
+    """Return the inputs stated in the metadata of a file, by name, without shapes and types."""
     return {name: graph_input(name, "", (), record) for name, record in input_records(metadata).items()}
 
 
@@ -344,7 +354,7 @@ class DynamicDimension(OpenSize):
 
 
 def stated_bounds(metadata: Mapping[str, str]) -> dict[str, DynamicDimension]:
-    """Return the bounds of dynamic dimensions that the metadata of a file states, by name; without damaged ones."""
+    """Return the bounds of dynamic dimensions stated in the metadata of a file, by name; damaged bounds are omitted."""
     bounds = {}
     with contextlib.suppress(ValueError, TypeError):
         for record in load_metadata(metadata.get(DIMENSIONS_KEY, "[]")):
@@ -355,7 +365,7 @@ def stated_bounds(metadata: Mapping[str, str]) -> dict[str, DynamicDimension]:
 
 
 def damaged_bounds_notes(metadata: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a note if the metadata of a file states bounds of dimensions that cannot be read and are ignored."""
+    """Return a note if the metadata of a file has damaged bounds of dimensions, which are ignored."""
     text = metadata.get(DIMENSIONS_KEY)
     if text is None:
         return ()
@@ -385,6 +395,7 @@ def _normalize_axes(axes: object) -> Any:
 
 
 def _normalize_axis_names(axes: Any) -> Any:
+    """Convert a list or mapping of axes to axis → name; other values are left to the validator."""
     if isinstance(axes, Mapping):
         # Keys of JSON are text.
         numbers = {axis: int(axis) if re.fullmatch(r"-?\d+", str(axis)) else axis for axis in axes}
@@ -395,6 +406,11 @@ def _normalize_axis_names(axes: Any) -> Any:
 
 
 def _check_axes(axes: Mapping[str, Mapping[int, str]]) -> Mapping[str, Mapping[int, str]]:
+    """Refuse negative axes, and names that are no identifiers.
+
+    Raises:
+        ValueError: the message has the input and the axis.
+    """
     for name, axis_names in axes.items():
         for axis, symbol in axis_names.items():
             if axis < 0:
@@ -447,7 +463,7 @@ class DynamicRequest(Options):
         return not (self.batch or self.sequence or self.image_size or self.axes)
 
     def joined(self, defaults: DynamicRequest) -> DynamicRequest:
-        """Return the union of both requests; if both name an axis, the name of this request is used."""
+        """Return the union of both requests; the axis names of ``self`` have priority."""
         inputs = dict.fromkeys([*self.axes, *defaults.axes])
         return DynamicRequest(
             batch=self.batch or defaults.batch,
@@ -459,7 +475,7 @@ class DynamicRequest(Options):
         )
 
     def requested_by(self, origin: str) -> DynamicRequest:
-        """Return the same request with its origin, for messages.
+        """Return a copy of the request with its origin, for messages.
 
         Args:
             origin: Origin with ``{}`` for the key: ``export.{}``.
@@ -511,6 +527,11 @@ def parse_dynamic_axes(texts: Sequence[str]) -> dict[str, dict[int, str]]:
 
 
 def _parse_axes(text: str) -> list[tuple[str, int, str]]:
+    """Parse a value of ``--dynamic-axes`` to input, axis and name of each axis.
+
+    Raises:
+        ConfigError: the text has another format.
+    """
     entries = [entry for entry in re.split(r"[;\s]+", text.strip()) if entry]
     if not text.lstrip().startswith("{") and entries and all(_INLINE.match(entry) for entry in entries) and "=" in text:
         return [pair for entry in entries for pair in _parse_inline_axes(entry)]
@@ -544,6 +565,11 @@ def _check_axis_numbers(value: object, label: str) -> Any:
 
 
 def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
+    """Parse ``input:axis=name,…``.
+
+    Raises:
+        ConfigError: an axis or a name is invalid.
+    """
     match = _INLINE.match(text)
     assert match is not None  # _parse_axes checked it
     axis_names = []
@@ -568,7 +594,7 @@ def _parse_inline_axes(text: str) -> list[tuple[str, int, str]]:
 
 
 def current_name(name: str) -> str:
-    """Return the current name of a dimension; files of winml 0.2 use other names for some.
+    """Return the current name of a dimension, also for a name in files of winml 0.2.
 
     >>> current_name("batch"), current_name("height")
     ('batch_size', 'height')
@@ -582,7 +608,7 @@ def counts_rows(name: str) -> bool:
 
 
 def names_among(name: str, names: Collection[str]) -> tuple[str, ...]:
-    """Return the names in ``names`` of a dimension; the name itself if there is none.
+    """Return the names of a dimension among ``names``; the name itself without a match.
 
     The name may be the older or the newer name. ``batch_size`` also matches separate row dimensions of texts and
     images.

@@ -53,7 +53,7 @@ class GraphPass(ir.passes.InPlacePass):
 
 @dataclass(frozen=True)
 class DeclaredPass:
-    """A pass with its declared effect on tags; for library passes, which do not declare it."""
+    """A pass with its declared effect on tags; for library passes without a declaration."""
 
     effect: ir.passes.PassBase
     tags: TagPolicy
@@ -109,13 +109,14 @@ def run_passes(model: ir.Model, passes: Sequence[DeclaredPass], failure: type[St
 
 
 def _failure_words(passes: Sequence[DeclaredPass], position: int, problem: str) -> str:
+    """Describe a failed pass: its position, name and problem, and the completed passes."""
     completed = ", ".join(declared.name for declared in passes[:position]) or "none"
     return f"step {position + 1} of {len(passes)}, {passes[position].name}, {problem} (done before: {completed})"
 
 
 @dataclass(frozen=True)
 class _Promise:
-    """State before a pass that the pass must not change."""
+    """Inputs, outputs and tags before a pass, which the pass must preserve."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -123,6 +124,7 @@ class _Promise:
 
     @classmethod
     def of(cls, model: ir.Model) -> _Promise:
+        """Record inputs, outputs and tags of a model."""
         return cls(
             inputs=tuple(f"{value.name} {value.type}" for value in model.graph.inputs),
             # A pass may learn the type of an output; the type of an input is fixed.
@@ -131,7 +133,7 @@ class _Promise:
         )
 
     def broken_by(self, after: _Promise, policy: TagPolicy) -> str | None:
-        """Describe the violation of the declared effect by a pass, or return None.
+        """Describe the violation of the declared effect by a pass; `None` without a violation.
 
         Args:
             after: The model after the pass.
@@ -156,7 +158,7 @@ class _Promise:
 
 
 def restore_description(rewritten: ir.Model, original: ir.Model) -> None:
-    """Restore the metadata and description that a foreign tool changed, and remove unused opsets; in place.
+    """Restore metadata and description changed by a foreign tool, and remove unused opsets; in place.
 
     Args:
         rewritten: The model made by the tool.

@@ -27,9 +27,9 @@ _Item = TypeVar("_Item", bound=Hashable)
 
 
 def cycle_words(model: onnx.ModelProto) -> str | None:
-    """Describe the nodes of a cycle, with their modules if recorded in the file; None without a cycle.
+    """Describe the nodes of a cycle, with their modules if recorded in the file; `None` without a cycle.
 
-    Subgraphs are included, and functions that call themselves.
+    Subgraphs, and functions that call themselves, are included.
     """
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         loop, _ = _find_loop_and_free_names(nodes)
@@ -38,6 +38,7 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
     functions = {(function.domain, function.name): function for function in model.functions}
 
     def called(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
+        """Yield the functions called by a function."""
         return (call for call in _list_calls(functions[key].node) if call in functions)
 
     if calls := find_loop(functions, called):
@@ -48,7 +49,7 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
 def find_loop(
     vertices: Iterable[_Item], needed: Callable[[_Item], Iterator[_Item]], finished: dict[_Item, None] | None = None
 ) -> list[_Item]:
-    """Return the items of a dependency cycle, each followed by an item it needs; ``[]`` without a cycle.
+    """Return the vertices of a dependency cycle, each followed by a needed vertex; ``[]`` without a cycle.
 
     Iterative, since graphs are deeper than Python's stack.
 
@@ -77,7 +78,7 @@ def find_loop(
 
 
 def _find_loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onnx.NodeProto], set[str]]:
-    """Return the nodes of a cycle (``[]`` without a cycle) and the names that are read but produced outside."""
+    """Return the nodes of a cycle (``[]`` without a cycle), and the names read but produced outside."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     reads: list[set[str]] = []
     for node in nodes:
@@ -96,6 +97,7 @@ def _find_loop_and_free_names(nodes: Sequence[onnx.NodeProto]) -> tuple[list[onn
 
 
 def _list_calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
+    """Yield domain and operator of nodes and their inner nodes, any of which may be a call."""
     for node in nodes:
         yield node.domain, node.op_type
         for graph in subgraphs(node):
@@ -103,12 +105,14 @@ def _list_calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[tuple[str, str]]:
 
 
 def _node_words(node: onnx.NodeProto) -> str:
+    """Name a node with its operator and module."""
     module = next((entry.value for entry in node.metadata_props if entry.key == MODULE_KEY), None)
     module_words = "" if module is None else f", in module {module or '(the root)'}"
     return f"{node.name or 'a node without a name'} ({node.op_type}{module_words})"
 
 
 def _list_briefly(names: Sequence[str]) -> str:
+    """List up to ``DISPLAYED`` names, and the number of further names."""
     rest_words = f", and {len(names) - DISPLAYED} more" if len(names) > DISPLAYED else ""
     return f"{', '.join(names[:DISPLAYED])}{rest_words}"
 
@@ -152,6 +156,11 @@ def refuse_cycles(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _refuse_unknown_opset(model: onnx.ModelProto, path: Path) -> None:
+    """Refuse ONNX operators without a stated opset.
+
+    Raises:
+        InputError: the message names an operator.
+    """
     for model_or_function, nodes in (
         (model, model.graph.node),
         *((function, function.node) for function in model.functions),
@@ -180,6 +189,7 @@ def _undefined_reads(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[
 
 
 def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: set[str]) -> Iterator[str]:
+    """Yield a phrase for each undefined input of nodes and their subgraphs."""
     for node in nodes:
         for name in node.input:
             if name and name not in known_names:
@@ -189,8 +199,10 @@ def _undefined_inputs(nodes: Iterable[onnx.NodeProto], known_names: set[str]) ->
 
 
 def _undefined_output(names: Iterable[str], known_names: set[str]) -> str:
+    """Return a phrase for the first undefined output; ``""`` if all are defined."""
     return next((f"its output is {name!r}" for name in names if name not in known_names), "")
 
 
 def _output_names(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Yield the names of all outputs of nodes."""
     return (name for node in nodes for name in node.output if name)

@@ -52,7 +52,7 @@ def drop_unused_initializers(graph: ir.Graph, values: Iterable[ir.Value]) -> Non
 def computed_tensor(
     compute_values: Callable[[], Array], dtype: ir.DataType, shape: Iterable[int], name: str
 ) -> ir.LazyTensor:
-    """Return a tensor whose values are computed on each read, and not held."""
+    """Return a tensor with values computed on each read, and not stored."""
 
     def compute() -> ir.TensorProtocol:
         return ir.Tensor(np.asarray(compute_values(), order="C"), dtype=dtype, name=name)
@@ -68,7 +68,7 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
 
 
 def transposed_weight(node: ir.Node) -> ir.Value | None:
-    """Return the 2-D initializer that a product reads as its transposed right operand; None without one."""
+    """Return the 2-D initializer read by a product as transposed right operand; `None` without a transposed weight."""
     value = node.inputs[1] if node.op_type in _PRODUCTS and not node.domain else None
     maker = value.producer() if value is not None else None
     if maker is None or maker.op_type != "Transpose" or maker.domain:
@@ -128,7 +128,7 @@ def weight_bytes(model: ir.Model) -> int:
 
 
 def idle_weight_bytes(model: ir.Model) -> int:
-    """Return the size of the weights whose values reach no output of the graph, except as sizes.
+    """Return the size in bytes of the weights with values that reach no output of the graph, except as sizes.
 
     A graph may compute values only to read their sizes.
     """
@@ -150,7 +150,7 @@ def idle_weight_bytes(model: ir.Model) -> int:
 
 
 def _captured_values(node: ir.Node) -> list[ir.Value]:
-    """Return the values read by the subgraphs of a node, all of which may reach its outputs."""
+    """Return the values read by the subgraphs of a node, any of which may reach an output."""
     inner_nodes = (inner for graph in node_graphs(node) for inner in graph.all_nodes())
     return [value for inner in inner_nodes for value in inner.inputs if value is not None]
 
@@ -230,7 +230,7 @@ def placed_tensor(
 
 
 def read_once(tensor: ir.TensorProtocol) -> Array:
-    """Return the values of a tensor without keeping the file they are in mapped, which would count as memory."""
+    """Return the values of a tensor, and unmap its file, which would count as memory."""
     if not isinstance(tensor, ir.ExternalTensor):
         return np.asarray(tensor.numpy())
     values = np.array(tensor.numpy())

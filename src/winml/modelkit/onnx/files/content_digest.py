@@ -46,7 +46,7 @@ def hash_file(path: Path) -> str:
 
 
 def _hash_next(file: FileIO, byte_count: int, update: Callable[[bytes], None]) -> int:
-    """Hash the next bytes of a file, ``byte_count`` or up to its end; return how many there were."""
+    """Hash the next ``byte_count`` bytes of a file, or up to its end; return the number of bytes."""
     remaining = byte_count
     while remaining and (block := file.read(min(_BLOCK_BYTES, remaining))):
         update(block)

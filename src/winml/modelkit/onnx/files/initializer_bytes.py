@@ -115,7 +115,7 @@ def locate_external(path: Path, tensor: onnx.TensorProto) -> StoredBytes:
 
 
 def _have_equal_bytes(left: StoredBytes, right: StoredBytes) -> bool:
-    """Return True if two initializers of equal type and shape have equal bytes; reading stops at the first difference."""
+    """Return True if two initializers of equal type and shape have equal bytes; stops at the first difference."""
     if left == right:
         return True  # both models refer to one data file
     if left.size_bytes != right.size_bytes:

@@ -146,7 +146,7 @@ def _is_still_meant(journal: _Journal, name: str, written_bytes: int, folder: Pa
 
 
 def _waiting_names(folder: Path, staged: Path, directory: Path) -> tuple[str, ...]:
-    """Return the files of a directory that recovery would change: new files to move, or earlier files to restore.
+    """Return the names of files to move or to restore by recovery in a directory.
 
     Changes nothing. ``()`` if the journal is of a newer version, damaged or not ours.
     """
@@ -254,6 +254,7 @@ def _output_name(name: object) -> str:
 
 
 def _parse_state(value: Any) -> State:
+    """Parse the state of a file from a journal."""
     return None if value is None else (int(value[0]), int(value[1]))
 
 
@@ -262,7 +263,9 @@ _HELD = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") 
 
 @contextlib.contextmanager
 def interruptions_held() -> Iterator[None]:
-    """Delay Ctrl-C and termination requests until the block ends. Other threads than the main thread receive none."""
+    """Delay Ctrl-C and termination requests until the block ends; effective in the main thread, which receives all
+    signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -381,7 +384,10 @@ def abandoned_folders(directory: Path, prefix: str, *, with_unlocked: bool = Fal
 
 
 def _take_over(path: Path, *, with_unlocked: bool) -> OwnedFolder | None:
-    """Return an abandoned folder, locked by this process; None if it has an owner or belongs to another user."""
+    """Lock and return an abandoned folder; `None` for a folder with an owner, or of another user.
+
+    Old files are removed.
+    """
     try:
         status = path.lstat()
         if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
@@ -420,7 +426,7 @@ def _has_lock_file(path: Path) -> bool:
 
 
 def _acquire_lock(path: Path) -> filelock.BaseFileLock | None:
-    """Acquire the lock of a folder; None if another process holds it.
+    """Acquire the lock of a folder; `None` if another process holds the lock.
 
     Raises:
         OSError, NotImplementedError: the folder is gone, or the file system has no locks.
@@ -461,7 +467,7 @@ def settle_interrupted(directory: Path) -> tuple[Path, ...]:
 
 
 def unfinished_notes(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Describe unfinished work of commands in or next to these paths: one sentence per folder. Changes nothing."""
+    """Describe unfinished work of commands in or next to the paths, one sentence per folder. Changes nothing."""
     notes: dict[str, str] = {}
     for path in paths:
         with contextlib.suppress(OSError):
@@ -471,6 +477,7 @@ def unfinished_notes(paths: Iterable[Path]) -> tuple[str, ...]:
 
 
 def _unfinished_words(directory: Path) -> str:
+    """Return a sentence on files of a killed command, or on an unfinished build; ``""`` without unfinished work."""
     names = [name for interrupted in interrupted_in(directory) for name in interrupted.completes]
     if not names:
         return _unfinished_build_words(directory)
@@ -521,7 +528,7 @@ class Interrupted:
 def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
     """List the unfinished work of commands in a directory; changes nothing and takes no lock.
 
-    Only :func:`settle_interrupted`, which takes the lock, detects a running command and then leaves it alone. An
+    Only :func:`settle_interrupted`, which takes the lock, detects a running command and leaves its files unchanged. An
     unreadable directory yields ``()``.
     """
     try:
@@ -533,7 +540,10 @@ def interrupted_in(directory: Path) -> tuple[Interrupted, ...]:
 
 
 def _settle_folder(folder: Path, directory: Path) -> tuple[_Settled | None, tuple[str, ...]]:
-    """Complete a hidden folder; return the changes, None if the folder must not be touched, and the restored names."""
+    """Complete a hidden folder; return the changes, and restored names.
+
+    The changes are `None` for an unknown journal.
+    """
     try:
         settled = _complete_journal(folder, folder / STAGED, directory)
         if settled is None:
@@ -544,6 +554,7 @@ def _settle_folder(folder: Path, directory: Path) -> tuple[_Settled | None, tupl
 
 
 def _record_changes(directory: Path, settled: _Settled, earlier: tuple[str, ...]) -> None:
+    """Record the changes to the files of a killed command in a sentence."""
     changes = {"put in place": settled.placed, "removed": settled.removed, "put back": earlier}
     change_words = "; ".join(f"{verb} {', '.join(names)}" for verb, names in changes.items() if names)
     if change_words:
@@ -576,6 +587,11 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
 
 
 def _nearest_folder(path: Path) -> Path:
+    """Return the nearest existing folder above a path.
+
+    Raises:
+        FileNotFoundError: no folder exists, as on a drive that is not connected.
+    """
     absolute = path.absolute()
     for folder in absolute.parents:
         if folder.is_dir():

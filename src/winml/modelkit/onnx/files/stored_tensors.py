@@ -76,7 +76,7 @@ class StoredValues:
         return self.part(0, self.size).reshape(self.shape)
 
     def part(self, start: int, count: int) -> Array:
-        """Return ``count`` values from the one at ``start`` on in a new flat array.
+        """Return ``count`` values, beginning with value ``start``, in a new flat array.
 
         Raises:
             CheckpointError: the file became shorter.
@@ -124,6 +124,11 @@ class StoredValues:
             self._fill_from(values, file)
 
     def _fill_from(self, values: Array, file: RawIOBase) -> None:
+        """Fill an array with the next bytes of a file.
+
+        Raises:
+            CheckpointError: the file ends too early.
+        """
         view = values.view(np.uint8).data
         while view:
             count = file.readinto(view)
@@ -132,6 +137,7 @@ class StoredValues:
             view = view[count:]
 
     def _truncation_error(self) -> CheckpointError:
+        """Return the error for a file that ends inside the tensor."""
         return CheckpointError(
             f"{self.path}: ends inside tensor {self.key!r}, but was complete when the command began",
             hint="It may have been replaced: download or save the checkpoint again.",
@@ -139,7 +145,7 @@ class StoredValues:
 
 
 class ReferringTensor(ir.LazyTensor, Generic[_SourceT]):
-    """A tensor that reads its values from a source on demand, cast and with permuted axes.
+    """A tensor with values read from a source on demand, cast, and with permuted axes.
 
     Args:
         source: The values. dtype: Element type of the tensor; None: the source's type. permutation: Order of the
@@ -182,19 +188,21 @@ class ReferringTensor(ir.LazyTensor, Generic[_SourceT]):
         """Read all values of the source."""
 
     def _read_values(self) -> ir.TensorProtocol:
+        """Read the values of the source, with permuted axes, in the element type of the tensor."""
         values = self._source_values()
         if self.permutation is not None:
             values = values.transpose(self.permutation)
         return ir.Tensor(self._cast_values(values), dtype=self.dtype, name=self.name)
 
     def _cast_values(self, values: Array) -> Array:
+        """Convert values to the element type of the tensor, row-major; numbers out of range become infinite."""
         # A number too large for the type becomes infinite, as in torch; verification reports it.
         with np.errstate(over="ignore", invalid="ignore"):
             return np.asarray(values, dtype=self.dtype.numpy(), order="C")
 
 
 class StoredTensor(ReferringTensor[StoredValues]):
-    """A tensor whose values are in a file."""
+    """A tensor with values in a file."""
 
     @property
     def stored(self) -> StoredValues:
@@ -203,7 +211,7 @@ class StoredTensor(ReferringTensor[StoredValues]):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """A key that is equal for two tensors with the same bytes, regardless of their names."""
+        """A key equal for tensors with equal bytes, regardless of names."""
         return (self.source, self.dtype, self.permutation)
 
     def _source_values(self) -> Array:
@@ -218,6 +226,7 @@ class StoredTensor(ReferringTensor[StoredValues]):
             file.write(self._cast_values(piece).reshape(-1).view(np.uint8).data)
 
     def _transposed_pieces(self, permutation: Sequence[int]) -> Iterator[Array]:
+        """Yield row-major pieces of the values with permuted axes; the whole source is read."""
         values = self.source.read().transpose(permutation)
         # At least a cache line of each row of the file.
         rows = max(64, PIECE_ELEMENTS // max(1, math.prod(values.shape[1:])))

@@ -1,6 +1,6 @@
 """Reading and writing of protobuf's wire format: numbers, the fields of a message, and the nodes of an ONNX file.
 
-Imports neither onnx nor protobuf, so that a program that only runs a model lists its operators in milliseconds. Does
+Imports neither onnx nor protobuf: a program that runs a model lists its operators in milliseconds. Does
 not interpret other content.
 """
 
@@ -43,7 +43,8 @@ class NodeSummary:
 
 
 def varint(number: int) -> bytes:
-    """Return a number as protobuf writes it: seven bits to a byte, the lowest first, the high bit on all but the last.
+    """Return a number in protobuf's encoding: seven bits per byte, the lowest first, with the high bit except in the
+    last.
 
     >>> varint(300).hex()
     'ac02'
@@ -125,6 +126,7 @@ def has_half_floats(model: str | bytes) -> bool:
 
 
 def _model_has_halves(data: mmap.mmap | bytes) -> bool:
+    """Return True if a graph or a function of a model has half-precision values."""
     end = len(data)
     nodes = _find_messages(data, 0, end, _MODEL_FUNCTION, _FUNCTION_NODE)
     return any(_graph_has_halves(data, *graph) for graph in _find_messages(data, 0, end, _MODEL_GRAPH)) or any(
@@ -133,6 +135,7 @@ def _model_has_halves(data: mmap.mmap | bytes) -> bool:
 
 
 def _graph_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
+    """Return True if an initializer, an input or a node of a graph is half-precision."""
     weights = _find_messages(data, start, end, _GRAPH_INITIALIZER)
     inputs = _find_messages(data, start, end, _GRAPH_INPUT, _VALUE_TYPE, _TYPE_TENSOR)
     return (
@@ -143,7 +146,7 @@ def _graph_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
 
 
 def _node_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
-    """Return True if a node creates such values: by a dtype attribute, a constant, or inside a subgraph."""
+    """Return True if a node creates half-precision values: by a dtype attribute, a constant, or in a subgraph."""
     if all(data.find(field, start, end) < 0 for field in _HALF_FIELDS):
         return False
     return any(
@@ -152,6 +155,7 @@ def _node_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
 
 
 def _attribute_has_halves(data: mmap.mmap | bytes, start: int, end: int) -> bool:
+    """Return True if an attribute has a half-precision dtype, tensor or subgraph."""
     name = next((data[value:stop] for value, stop in _find_messages(data, start, end, _ATTRIBUTE_NAME)), b"")
     return (
         (name in _DTYPE_ATTRIBUTES and _find_varint(data, start, end, _ATTRIBUTE_INT) in _HALF_FLOATS)
@@ -188,6 +192,7 @@ def _find_messages(data: mmap.mmap | bytes, start: int, end: int, *path: int) ->
 
 
 def _summarize_node(data: mmap.mmap | bytes, start: int, end: int) -> NodeSummary:
+    """Parse operator, domain, inputs and outputs of a node."""
     texts: dict[int, list[str]] = {number: [] for number in (_NODE_INPUT, _NODE_OUTPUT, _NODE_OPERATOR, _NODE_DOMAIN)}
     for number, _, _, value, stop in walk_fields(data, start, end):
         if number in texts:
@@ -197,7 +202,11 @@ def _summarize_node(data: mmap.mmap | bytes, start: int, end: int) -> NodeSummar
 
 
 def _read_varint(data: mmap.mmap | bytes, position: int, end: int) -> tuple[int, int]:
-    """Return a number (seven bits per byte, the lowest first) and the position after it."""
+    """Return a number (seven bits per byte, the lowest first) and the next position.
+
+    Raises:
+        WireError: the number does not end, or is too long.
+    """
     number = shift = 0
     while position < end:
         byte = data[position]

@@ -67,7 +67,7 @@ _TENSOR_RAW_DATA = bytes([9 << 3 | 2])
 
 
 class ReshapedTensor(ir.LazyTensor):
-    """Another tensor's values with a different shape. In a data file, both share one range of bytes."""
+    """The values of a tensor with a different shape. In a data file, both tensors share a range of bytes."""
 
     def __init__(self, source: ir.TensorProtocol, sizes: Sequence[int], name: str) -> None:
         """Refer to the values without reading them."""
@@ -125,7 +125,7 @@ def write_model(
 
 
 def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) -> int:
-    """Return the size of the files that :func:`write_model` writes, without reading weights or writing files.
+    """Return the size of the files of :func:`write_model`, without reading weights or writing files.
 
     Exact for embedded weights. For external weights, up to some hundred bytes per tensor too large.
 
@@ -150,20 +150,25 @@ def written_bytes(model: ir.Model, path: Path, *, external: bool | None = None) 
 
 
 def _frame_model(model: ir.Model, path: Path) -> _ModelFraming:
+    """Split a model into the pieces of its file.
+
+    Raises:
+        WriteError: an attribute of a node is in another file.
+    """
     weightless = to_weightless(model, reads_none=True)
     _refuse_foreign_data(weightless.proto, path)
     return _ModelFraming(weightless.proto, weightless.weights)
 
 
 def _initializer_tensors(model: ir.Model) -> dict[ir.Value, ir.TensorProtocol]:
-    """Return the tensors that can be in a data file; strings cannot."""
+    """Return value → tensor of all initializers except strings, which cannot be in a data file."""
     values = (value for graph in model.graphs() for value in graph.initializers.values())
     tensors = {value: value.const_value for value in values if value.const_value is not None}
     return {value: tensor for value, tensor in tensors.items() if tensor.dtype != ir.DataType.STRING}
 
 
 def _distinct_tensors(tensors: Iterable[ir.TensorProtocol]) -> dict[object, ir.TensorProtocol]:
-    """Return key of the bytes → the first tensor that has them."""
+    """Return key of the bytes → first tensor with the bytes."""
     distinct: dict[object, ir.TensorProtocol] = {}
     for tensor in tensors:
         distinct.setdefault(_bytes_key(tensor), tensor)
@@ -171,12 +176,14 @@ def _distinct_tensors(tensors: Iterable[ir.TensorProtocol]) -> dict[object, ir.T
 
 
 def _bytes_key(tensor: ir.TensorProtocol) -> object:
+    """Return a key equal for tensors with the same bytes."""
     if isinstance(tensor, ir.ExternalTensor):
         return (tensor.path, tensor.offset, tensor.length, tensor.dtype)
     return id(tensor.source if isinstance(tensor, ReshapedTensor) else tensor)
 
 
 def _write_outside(model: ir.Model, path: Path) -> tuple[Path, ...]:
+    """Write a model with large weights in a data file; return the model and the data file."""
     tensors = _initializer_tensors(model)
     outside = {value: tensor for value, tensor in tensors.items() if tensor.nbytes > _SMALLEST_OUTSIDE_BYTES}
     replaced: dict[ir.Value, ir.TensorProtocol] = {
@@ -227,7 +234,7 @@ def _write_data(tensors: Sequence[ir.TensorProtocol], path: Path) -> tuple[Path,
 
 
 def _find_growing_file(data: Path) -> Path | None:
-    """Return the path in a hidden folder where onnx_ir writes an incomplete data file; None if not found."""
+    """Return the path of an incomplete data file in a hidden folder of onnx_ir; `None` if not found."""
     if sys.platform == "win32":  # renames no file that is being read
         return None
     name = glob.escape(data.name)
@@ -256,7 +263,7 @@ class _WrittenTensors:
         """The first tensor that may be unwritten."""
 
     def begin(self, index: int, offset: int) -> None:
-        """Record that this thread starts writing a tensor at this offset of the file; tensors are written in order."""
+        """Record the start of a tensor at an offset of the file, by the current thread; tensors are written in order."""
         self._offsets[index] = offset
         begun = self._begun[threading.get_ident()]
         begun.append(index)
@@ -270,7 +277,7 @@ class _WrittenTensors:
 
 
 def _counting_bytes(tensors: Iterable[ir.TensorProtocol]) -> Callable[[ir.TensorProtocol], None]:
-    """Return a callback that reports progress; called for each tensor from the threads that write."""
+    """Return a callback that reports progress; writing threads call it for each tensor."""
     total = sum(tensor.nbytes for tensor in tensors)
     written, context = 0, copy_context()
 
@@ -284,12 +291,13 @@ def _counting_bytes(tensors: Iterable[ir.TensorProtocol]) -> Callable[[ir.Tensor
 
 @contextlib.contextmanager
 def _untyped_initializers(model: ir.Model) -> Iterator[None]:
-    """Remove type and shape of initializers inside the block; their tensors have both.
+    """Remove type and shape of initializers inside the block, since tensors state both.
 
-    Initializers that are graph inputs or have metadata keep them.
+    Initializers with metadata, and graph inputs, are unchanged.
 
-    onnx_ir would write a ``value_info`` for each. A tool that changes a weight but not that entry, such as
-    ``onnxruntime.quantization``, leaves an inconsistent file.
+    onnx_ir would write a ``value_info`` for each initializer. A tool such as ``onnxruntime.quantization``, which
+    changes a
+    weight but not the entry, leaves an inconsistent file.
     """
     typed_values = [
         (value, value.type, value.shape)
@@ -307,7 +315,7 @@ def _untyped_initializers(model: ir.Model) -> Iterator[None]:
 
 
 def _refuse_foreign_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Refuse a model whose node attributes refer to another file: the written file would be incomplete.
+    """Refuse a model with node attributes in another file: the written file would be incomplete.
 
     Raises:
         WriteError: names the node.
@@ -362,7 +370,7 @@ class _ModelFraming:
 
 
 class _FramedTensor:
-    """One initializer, whose data is read only when it is written."""
+    """An initializer; data is read during writing."""
 
     def __init__(self, proto: onnx.TensorProto, data: ir.TensorProtocol | None) -> None:
         self._data = data
@@ -378,6 +386,11 @@ class _FramedTensor:
         self.size_bytes = len(self._head) + (data.nbytes if data is not None else 0)
 
     def write(self, file: BinaryIO) -> None:
+        """Write the tensor with its values.
+
+        Raises:
+            InternalError: the values have another size than announced.
+        """
         file.write(self._head)
         if self._data is None:
             return
@@ -418,7 +431,9 @@ def place_self_contained(
 
 
 def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
-    """Write a model with all weights embedded; False if it would exceed the limit or refers to compiled contexts."""
+    """Write a model with all weights embedded; return False, without a file, for a model beyond the limit or with
+    compiled
+    contexts."""
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
     if sum(map(placing.stored_bytes, placing.external_tensors(model))) > limit_bytes or any(
@@ -514,6 +529,7 @@ def rewrite_metadata(
 
 
 def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
+    """Write bytes, or a range of the original file in chunks."""
     if isinstance(piece, bytes):
         out.write(piece)
         return
@@ -522,6 +538,8 @@ def _copy_span(data: mmap.mmap, piece: _Span, out: BinaryIO) -> None:
 
 
 class _Rewriting:
+    """A model file in pieces, with new metadata of model and nodes, and new names of data files."""
+
     def __init__(
         self,
         data: mmap.mmap,
@@ -537,7 +555,9 @@ class _Rewriting:
         self._locations = locations
 
     def pieces(self, start: int, end: int, message: Any, *, in_function: bool = False) -> list[_Span]:
-        """Return the message between two positions with its metadata replaced."""
+        """Return the pieces of a message between two positions, with new metadata; takes the metadata of the next
+        nodes.
+        """
         if message is onnx.StringStringEntryProto.DESCRIPTOR:
             return [self._rename_entry(start, end)]
         new_metadata = self._new_metadata(message, in_function)
@@ -574,7 +594,7 @@ class _Rewriting:
         return bytes(entry.SerializeToString())
 
     def _new_metadata(self, message: object, in_function: bool) -> bytes | None:
-        """Return the new metadata of a message in wire format; None if its metadata is unchanged."""
+        """Return the new metadata of a message in wire format; `None` for unchanged metadata."""
         if message is onnx.ModelProto.DESCRIPTOR:
             return _serialize_metadata(onnx.ModelProto(), self._model)
         if message is not onnx.NodeProto.DESCRIPTOR:
@@ -586,6 +606,7 @@ class _Rewriting:
 
 
 def _serialize_metadata(message: onnx.ModelProto | onnx.NodeProto, metadata: Metadata) -> bytes:
+    """Return metadata in wire format, as fields of an empty ``message``, which is changed."""
     for key, value in metadata.items():
         message.metadata_props.add(key=key, value=value)
     return bytes(message.SerializeToString())
