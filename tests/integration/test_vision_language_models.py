@@ -275,7 +275,7 @@ def test_images_are_spread_over_the_runs_of_a_prompt(exported: ExportResult, mon
     scores = []
     for step in (None, 7):
         monkeypatch.setattr(shown, "length", step)
-        scores.append(shown.run(tokens, cache=shown.empty_cache(1, shown.embedder.see({pixels.name: image}))))
+        scores.append(shown.run(tokens, cache=shown.empty_cache(1, shown.embedder.encode_images({pixels.name: image}))))
     # float32 in another order.
     np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
 

@@ -153,7 +153,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     """Notes on the reference."""
 
     @contextlib.contextmanager
-    def prepared(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
+    def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Compilation]:
         """Yield the work with its reference, and a folder for compiled parts."""
         task.refuse_early()  # before the folder of compiled parts is created
         task.recover()

@@ -135,7 +135,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return self.tools.data if self.tools is not None and self.resolved.needs_samples else None
 
     @contextlib.contextmanager
-    def prepared(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
+    def acquire_resources(self, task: graph_file.GraphFileTask) -> Iterator[Quantization]:
         """Yield the recipe with what runs the source on samples."""
         folder = task.processors or files_folder(task.source.absolute())
         samples = Calibration(self.options, folder, self.sizes, task.seed, task.source)

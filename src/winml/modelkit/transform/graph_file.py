@@ -41,7 +41,7 @@ from winml.modelkit.ort.devices import ChosenProvider
 from winml.modelkit.ort.graph_sessions import newest_ir_version
 from winml.modelkit.progress import StepClock, StepEvent
 from winml.modelkit.tags.tagging import Coverage, all_nodes, measure_coverage, operator_name, read_tag
-from winml.modelkit.transform.module_functions import functions_of_modules, find_function_targets
+from winml.modelkit.transform.module_functions import find_function_targets, functions_of_modules
 from winml.modelkit.transform.records import GraphSummary, ModuleFunctions, RecordT, TransformedFile, WrittenFile
 from winml.modelkit.words import count_noun
 
@@ -265,7 +265,7 @@ class FileWork(GraphWork[ResultT], Generic[ResultT, RecordT]):
     """Work of a command that writes one file from one source."""
 
     @contextlib.contextmanager
-    def prepared(self, task: GraphFileTask) -> Iterator[FileWork[ResultT, RecordT]]:  # noqa: ARG002 - others read it
+    def acquire_resources(self, task: GraphFileTask) -> Iterator[FileWork[ResultT, RecordT]]:  # noqa: ARG002 - others read it
         """Yield the work with the resources of a run, such as samples or a folder; release the resources afterwards."""
         yield self
 
@@ -281,7 +281,7 @@ def make_file(
     checked: CheckedSource | None = None,
 ) -> RecordT:
     """Do the work on a file and return the record; arguments and errors are those of :func:`transform_file`."""
-    with work.prepared(task) as ready_work:
+    with work.acquire_resources(task) as ready_work:
         return ready_work.record(transform_file(task, ready_work, on_step, checked))
 
 

@@ -128,7 +128,7 @@ class Pinning(FileWork[_PinResult, PinnedModel]):
                 )
 
     @contextlib.contextmanager
-    def prepared(self, task: GraphFileTask) -> Iterator[Pinning]:  # noqa: ARG002 - other works look at it
+    def acquire_resources(self, task: GraphFileTask) -> Iterator[Pinning]:  # noqa: ARG002 - other works look at it
         """Remove the step from errors: steps of the work are not displayed."""
         try:
             yield self

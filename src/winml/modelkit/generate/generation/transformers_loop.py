@@ -556,7 +556,7 @@ class VisionLanguageModel(DecoderModel):
         items = self.graph.embedder.image_inputs
         pixels = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
         if expand_size > 1 and pixels and any(item.grid is not None for item in items):
-            encoded = self.graph.embedder.see({name: to_numpy(value) for name, value in pixels.items()})
+            encoded = self.graph.embedder.encode_images({name: to_numpy(value) for name, value in pixels.items()})
             counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
             # An array: the loop repeats tensors.
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in pixels}

@@ -263,7 +263,7 @@ class _WrittenTensors:
         """The first tensor that may be unwritten."""
 
     def begin(self, index: int, offset: int) -> None:
-        """Record the start of a tensor at an offset of the file, by the current thread; tensors are written in order."""
+        """Record that the current thread starts a tensor at an offset of the file; tensors are written in order."""
         self._offsets[index] = offset
         begun = self._begun[threading.get_ident()]
         begun.append(index)
@@ -431,9 +431,11 @@ def place_self_contained(
 
 
 def _write_inside(original: Path, target: Path, limit_bytes: int) -> bool:
-    """Write a model with all weights embedded; return False, without a file, for a model beyond the limit or with
-    compiled
-    contexts."""
+    """Write a model with all weights embedded.
+
+    Returns:
+        False, without a file, for a model beyond the limit or with compiled contexts.
+    """
     # Small: the large tensors are in the data files.
     model = onnx.load(original, load_external_data=False)
     if sum(map(placing.stored_bytes, placing.external_tensors(model))) > limit_bytes or any(

@@ -106,7 +106,7 @@ def _match_cached_attention(softmax: ir.Node) -> _CachedAttention | None:
 
 
 def _only_computing_user(value: ir.Value) -> ir.Node | None:
-    """Return the only reader of the elements of a value, apart from readers of the shape; `None` if there are several."""
+    """Return the only reader of a value's elements, apart from readers of the shape; `None` for several readers."""
     users = [user for user, _ in value.uses() if not is_operator(user, "Shape")]
     return users[0] if len(users) == 1 and not value.is_graph_output() else None
 
@@ -367,7 +367,7 @@ class _Fusion:
         take_over(old, result)
 
     def _find_unrotated(self, match: _CachedAttention) -> tuple[ir.Value, ir.Value, Rotation | None]:
-        """Return queries and new keys before a supported rotation, and the rotation; `None` without a common rotation."""
+        """Return queries and new keys before a supported rotation, and the rotation; `None` without one."""
         query = self._rotations.find(match.query, match.heads, match.key.size)
         key = self._rotations.find(match.key.new, match.key.heads, match.key.size)
         if query is None or key is None or query[1] is not key[1]:

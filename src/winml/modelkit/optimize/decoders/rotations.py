@@ -139,7 +139,7 @@ class _Runs:
         return output
 
     def find_pairing(self) -> tuple[int, bool] | None:
-        """Return the number of rotated elements, and True if adjacent elements are paired; `None` without a rotation."""
+        """Return the number of rotated elements, and True for adjacent pairs; `None` without a rotation."""
         position = min(1, self.count - 1)
         # Row i of the output is the rotated i-th unit vector.
         matrix = self.run(np.eye(self.size, dtype=np.float32)[None, None], np.full(self.size, position))[0, 0].T

@@ -436,7 +436,7 @@ def _match_survivors(matching: _Matching) -> None:
 def _previous_position(matching: _Matching, node: ir.Node, tag: str) -> Position:
     """Return the position named by the tag of a node after the tool, with the node's namespace."""
     positions = matching.original.positions
-    position = positions.of_tag(tag)
+    position = positions.find_by_tag(tag)
     namespace = node.metadata_props.get(NAMESPACE_KEY)
     return positions.add(tag, position.module, namespace, position.foreign) if namespace else position
 
