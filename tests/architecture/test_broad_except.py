@@ -21,7 +21,7 @@ BOUNDARIES: dict[str, str] = {
     "export.dynamo.capturing:capture_dynamo": "the exporter raises what it likes; named with its operator",
     "export.torchscript.capturing:capture_torchscript": "the exporter raises what it likes; named with its operator",
     "onnx.files.foreign_files:foreign_parser": "parsers of foreign files raise what they like; said with the file",
-    "onnx.files.placing:_named_data": "what is replaced may be anything at all; then it names no data of ours",
+    "onnx.files.placing:_read_data_names": "what is replaced may be anything at all; then it names no data of ours",
     "onnx.stage:run_passes": "a library pass raises what it likes; said again with its name and place",
     "generate.generation.transformers_loop:generated_by.work": "raised again in the thread that waits",
     "samples.processors:tokenizer_call": "tokenizers raises nothing more narrow, and panics; the rest is raised",

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from winml.modelkit.errors import MeasureError, opt
 from winml.modelkit.onnx.files.output_files import write_error
 
-_KERNEL_SUFFIX = "_parse_kernel"
+_KERNEL_SUFFIX = "_kernel_time"
 """Specified: the suffix of a node's name in the event of its kernel."""
 _RUN_EVENT = "model_run"
 """Specified: the event that spans one call of ``InferenceSession.run``."""

@@ -403,7 +403,7 @@ def _join_heads(builder: NodeBuilder, value: ir.Value, heads: int, size: int, ro
         if hidden is not None and rank_of(hidden) == 3 and fixed_size(hidden, 2) == heads * size:
             return hidden
     sizes = builder.constant(np.array([0, 0, heads * size], np.int64), f"{role}_sizes")
-    return builder.add("Reshape", [split, sizes], f"{role}_join_heads", value.dtype)
+    return builder.add("Reshape", [split, sizes], f"{role}_joined", value.dtype)
 
 
 def _add_rotation(
@@ -421,7 +421,7 @@ def _add_rotation(
     return builder.add(
         "RotaryEmbedding",
         [value, *tables],
-        f"{role}_add_rotation",
+        f"{role}_turned",
         value.dtype,
         value.shape,
         domain=CONTRIB_DOMAIN,
