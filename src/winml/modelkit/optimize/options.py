@@ -72,8 +72,7 @@ class OptimizeOptions(OptimizeFields, Options):
         """Refuse capabilities enabled by name without operators at the opset of the graph.
 
         If the execution provider lacks the operators of ONNX Runtime, a capability creates ONNX operators, some of them
-        only
-        in newer opsets.
+        only in newer opsets.
 
         Args:
             opset: Version of ONNX's operators in the graph, once it is converted.
@@ -100,8 +99,7 @@ class OptimizeOptions(OptimizeFields, Options):
         """Return the options with the fusions of a decoder with a cache enabled.
 
         Options with an explicit level are returned unchanged. Explicit flags stay, and fusions unsupported by the
-        execution
-        provider stay off.
+        execution provider stay off.
         """
         if "level" in self.model_fields_set:
             return self

@@ -1,13 +1,11 @@
 """Opens sessions of files and of graphs in memory, without copying weights.
 
 Weights in data files and checkpoints are mapped. If a checkpoint has another type or order, the session converts
-weights while reading, so
-that neither memory nor a file holds a converted copy. Other weights are computed
-once for all variants of a graph. Writes no file.
+weights while reading, so that neither memory nor a file holds a converted copy. Other weights are computed once for all
+variants of a graph. Writes no file.
 
 onnx raises the IR version for every new tensor type, and ONNX Runtime refuses files with a newer version, even without
-new types: a newer file is opened with the newest
-supported version.
+new types: a newer file is opened with the newest supported version.
 """
 
 from __future__ import annotations

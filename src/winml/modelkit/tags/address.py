@@ -133,7 +133,6 @@ def sibling_segments(siblings: Sequence[tuple[str, str]]) -> list[str]:
     A segment is the class name, with ``.INDEX`` when the module's own name is a number. If siblings share this segment,
     the shortest distinct suffix of the module path replaces the index.
 
-
     Args:
         siblings: ``(module path, class name)`` of each module; paths are distinct.
 

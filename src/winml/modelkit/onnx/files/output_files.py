@@ -303,8 +303,7 @@ class OutputFiles:
     leaves earlier files unchanged. Weights of a replaced model are removed with it unless another model refers to them.
     After a kill during a commit, the next transaction in the directory completes the commit; each model is complete
     meanwhile, because data is moved before the model, under a unique name. After an error, files in several directories
-    are all
-    unchanged; after a kill, each directory is consistent by itself.
+    are all unchanged; after a kill, each directory is consistent by itself.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())

@@ -281,8 +281,7 @@ def replaceable_data(model: Path) -> tuple[str, ...]:
     """Return the names of the data files to remove with a model, existing or not.
 
     Such a file is referenced by the model and named after the model. A file of another name may belong to the source of
-    the model,
-    such as the weights of a checkpoint. ``()`` for a file that is no model.
+    the model, such as the weights of a checkpoint. ``()`` for a file that is no model.
     """
     if model.suffix.lower() != MODEL_SUFFIX:
         return ()

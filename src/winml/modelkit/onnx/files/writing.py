@@ -296,8 +296,7 @@ def _untyped_initializers(model: ir.Model) -> Iterator[None]:
     Initializers with metadata, and graph inputs, are unchanged.
 
     onnx_ir would write a ``value_info`` for each initializer. A tool such as ``onnxruntime.quantization``, which
-    changes a
-    weight but not the entry, leaves an inconsistent file.
+    changes a weight but not the entry, leaves an inconsistent file.
     """
     typed_values = [
         (value, value.type, value.shape)

@@ -390,8 +390,7 @@ class VisionLanguageDecoder(DecoderGraph):
         """Compute the logits of tokens; see :meth:`DecoderGraph.run`.
 
         The scores of image placeholders are −∞: a generated placeholder would have no image. Images are dropped after
-        their
-        placeholders were read: further placeholders need further images.
+        their placeholders were read: further placeholders need further images.
         """
         logits = super().run(tokens, mask, positions, cache)
         if cache is not None and self.embedder.count_places(tokens):

@@ -47,8 +47,7 @@ def _find_absorbed_work(
 
     A tool may fold a product with constants into the weights of a layer before or after it. The layer, or a reader of
     the layer, then reads an earlier original value. The nodes in between now belong to the layer. If no weights
-    changed, the
-    removed nodes were no-ops.
+    changed, the removed nodes were no-ops.
 
     Args:
         matching: Both graphs, and the matches found so far.
@@ -375,9 +374,8 @@ class _Matching:
         """Return the original nodes replaced by a node that produces the outputs of ``node``.
 
         The result contains ``node`` and all gone producers of needed values. The walk stops at existing values and
-        nodes,
-        and at nodes independent of model inputs: a tool may precompute constants
-        and shapes, so they do not indicate a module.
+        nodes, and at nodes independent of model inputs: a tool may precompute constants and shapes, so they do not
+        indicate a module.
         """
         regions = self.original.regions
         pending, started = [node], set[ir.Node]()
