@@ -47,20 +47,20 @@ def _convert_in_place(model: ir.Model, target: int) -> str:
 
     failures: list[str] = []
 
-    def collect(log_record: logging.LogRecord) -> bool:
+    def collect_failure(log_record: logging.LogRecord) -> bool:
         # The library only logs its failure and returns the model unchanged.
         if log_record.exc_info and log_record.exc_info[1]:
             failures.append(_failure_reason(log_record.exc_info[1]))
         return False
 
     logger = logging.getLogger(version_converter.__name__)
-    logger.addFilter(collect)
+    logger.addFilter(collect_failure)
     try:
         version_converter.convert_version(model, target, fallback=True)
     except (ValueError, RuntimeError) as error:
         failures.append(_failure_reason(error))
     finally:
-        logger.removeFilter(collect)
+        logger.removeFilter(collect_failure)
     return failures[-1] if failures else "no converter supports both versions"
 
 

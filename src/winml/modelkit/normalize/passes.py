@@ -45,21 +45,21 @@ class GeluOrderingPass(ir.passes.InPlacePass):
         changed = False
         for node in list(all_nodes(model)):
             if is_operator(node, "Mul"):
-                changed |= _order(node)
+                changed |= _multiply_half_last(node)
         return ir.passes.PassResult(model, changed)
 
 
-def _order(outer: ir.Node) -> bool:
+def _multiply_half_last(outer: ir.Node) -> bool:
     for value, product in (outer.inputs, outer.inputs[::-1]):
         inner = producer_of(product, "Mul")
         if inner is None or product is None or value is None:
             continue
         if len(product.uses()) != 1 or product.is_graph_output() or value is product or inner.graph is not outer.graph:
             continue
-        for half, rest in (inner.inputs, inner.inputs[::-1]):
-            if half is not None and rest is not None and _is_half(half, product) and _is_sum_with_erf(rest):
+        for half, total in (inner.inputs, inner.inputs[::-1]):
+            if half is not None and total is not None and _is_half(half, product) and _is_sum_with_erf(total):
                 inner.replace_input_with(0, value)
-                inner.replace_input_with(1, rest)
+                inner.replace_input_with(1, total)
                 outer.replace_input_with(0, product)
                 outer.replace_input_with(1, half)
                 product.shape = outer.outputs[0].shape
@@ -107,8 +107,8 @@ class ScaleOrderPass(ir.passes.InPlacePass):
         changed = False
         for node in all_nodes(model):
             if is_operator(node, "Mul") and _is_vector(node.inputs[0]) and not _is_vector(node.inputs[1]):
-                vector, other = node.inputs
-                node.replace_input_with(0, other)
+                vector, factor = node.inputs
+                node.replace_input_with(0, factor)
                 node.replace_input_with(1, vector)
                 changed = True
         return ir.passes.PassResult(model, changed)
@@ -338,11 +338,11 @@ class InferredShapesPass(ir.passes.InPlacePass):
             inferred_values = ir.convenience.create_value_mapping(inferred_graph)
             for name, value in ir.convenience.create_value_mapping(graph).items():
                 if name in inferred_values:
-                    modified |= _set_inferred(value, inferred_values[name])
+                    modified |= _set_inferred_type(value, inferred_values[name])
         return ir.passes.PassResult(model, modified)
 
 
-def _set_inferred(value: ir.Value, inferred: ir.Value) -> bool:
+def _set_inferred_type(value: ir.Value, inferred: ir.Value) -> bool:
     """Set inferred type and shape of a value; return True if either is new."""
     has_type = inferred.type is not None and inferred.type != value.type
     has_shape = inferred.shape is not None and inferred.shape != value.shape
@@ -416,11 +416,11 @@ def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
     tensor = weight.const_value
     if tensor is None or tensor.dtype == ir.DataType.STRING or weight.is_graph_input() or weight.is_graph_output():
         return None
-    permutations = {_permutation_of(node, len(tensor.shape)) for node, _ in weight.uses()}
+    permutations = {_read_permutation(node, len(tensor.shape)) for node, _ in weight.uses()}
     return permutations.pop() if len(permutations) == 1 else None
 
 
-def _permutation_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
+def _read_permutation(node: ir.Node, rank: int) -> tuple[int, ...] | None:
     if not is_operator(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
     attribute = node.attributes.get("perm")
@@ -432,7 +432,7 @@ def _permutation_of(node: ir.Node, rank: int) -> tuple[int, ...] | None:
 def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) -> None:
     tensor = weight.const_value
     assert tensor is not None
-    transposed = add_initializer(graph, _transposed_tensor(tensor, perm, f"{weight.name}.transposed"))
+    transposed = add_initializer(graph, _transpose_tensor(tensor, perm, f"{weight.name}.transposed"))
     transposed.doc_string = weight.doc_string
     transposed.metadata_props.update(weight.metadata_props)
     for node, _ in weight.uses():
@@ -442,7 +442,7 @@ def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) 
     del graph.initializers[weight.name or ""]
 
 
-def _transposed_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], name: str) -> ir.TensorProtocol:
+def _transpose_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], name: str) -> ir.TensorProtocol:
     if isinstance(tensor, (StoredTensor, CodedTensor)):
         return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):
@@ -475,7 +475,7 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Widen every such node."""
-        if not _has_narrow(model) or _is_narrow(model):
+        if not _uses_bfloat16(model) or _is_bfloat16_model(model):
             return ir.passes.PassResult(model, modified=False)
         modified = False
         for graph in model.graphs():
@@ -484,21 +484,21 @@ class BFloat16WideningPass(ir.passes.InPlacePass):
                 if node.op_type == "Cast":
                     node.outputs[0].dtype = ir.DataType(node.attributes.get_int("to"))
                 else:
-                    modified |= _widen(node, graph, model.opset_imports.get("", 1))
+                    modified |= _widen_operator(node, graph, model.opset_imports.get("", 1))
         return ir.passes.PassResult(model, modified)
 
 
-def _has_narrow(model: ir.Model) -> bool:
+def _uses_bfloat16(model: ir.Model) -> bool:
     """Return True if a node makes or reads bfloat16; sums up no sizes of weights."""
     for node in (node for graph in model.graphs() for node in graph):
         if node.op_type == "Cast" and node.attributes.get_int("to", 0) == _NARROW:
             return True
-        if any(value is not None and _dtype(value) == _NARROW for value in (*node.inputs, *node.outputs)):
+        if any(value is not None and _read_dtype(value) == _NARROW for value in (*node.inputs, *node.outputs)):
             return True
     return False
 
 
-def _is_narrow(model: ir.Model) -> bool:
+def _is_bfloat16_model(model: ir.Model) -> bool:
     if any(value.dtype == _NARROW for value in (*model.graph.inputs, *model.graph.outputs)):
         return True
     sizes = {_NARROW: 0, _WIDE: 0}
@@ -509,8 +509,10 @@ def _is_narrow(model: ir.Model) -> bool:
     return sizes[_NARROW] > sizes[_WIDE]
 
 
-def _widen(node: ir.Node, graph: ir.Graph | ir.Function, opset: int) -> bool:
-    narrow = [position for position, value in enumerate(node.inputs) if value is not None and _dtype(value) == _NARROW]
+def _widen_operator(node: ir.Node, graph: ir.Graph | ir.Function, opset: int) -> bool:
+    narrow = [
+        position for position, value in enumerate(node.inputs) if value is not None and _read_dtype(value) == _NARROW
+    ]
     if not narrow:
         return False
     outputs = [output for output in node.outputs if _is_narrow_output(output, node, narrow, opset)]
@@ -536,11 +538,11 @@ def _is_narrow_output(output: ir.Value, node: ir.Node, narrow: list[int], opset:
     if output.dtype is not None:
         return output.dtype == _NARROW
     schema = onnx.defs.get_schema(node.op_type, opset)
-    kinds = [item.type_str for item in schema.inputs]
+    kinds = [parameter.type_str for parameter in schema.inputs]
     # The last input or output of a schema may stand for any number.
     kind = schema.outputs[min(node.outputs.index(output), len(schema.outputs) - 1)].type_str
     return any(kinds[min(position, len(kinds) - 1)] == kind for position in narrow)
 
 
-def _dtype(value: ir.Value) -> ir.DataType | None:
+def _read_dtype(value: ir.Value) -> ir.DataType | None:
     return value.dtype if value.dtype is not None or value.const_value is None else value.const_value.dtype

@@ -195,7 +195,7 @@ class ConstantFoldingPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold, then tag and name the nodes onnxscript created."""
         makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
-        readers = _readers_of_values(model)
+        readers = _map_first_readers(model)
         with _without_folding_warnings():
             result = fold_constants_ir(
                 model,
@@ -261,14 +261,14 @@ def _write_in_opset(model: ir.Model) -> None:
             continue
         # The parts are equal, as made by a Split without sizes.
         node.attributes.pop("num_outputs", None)
-        second = node.inputs[1] if len(node.inputs) > 1 else None
-        constant = None if second is None else ir.convenience.get_const_tensor(second)
+        operand = node.inputs[1] if len(node.inputs) > 1 else None
+        constant = None if operand is None else ir.convenience.get_const_tensor(operand)
         if opset < _SIZES_AS_INPUTS and constant is not None:
             node.attributes[name] = ir.AttrInt64s(name, constant.numpy().reshape(-1).tolist())
             node.resize_inputs(1)
 
 
-def _readers_of_values(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
+def _map_first_readers(model: ir.Model) -> dict[ir.Value, list[ir.Node]]:
     """Return the nodes that read each value as their first input."""
     readers: dict[ir.Value, list[ir.Node]] = {}
     for node in all_nodes(model):

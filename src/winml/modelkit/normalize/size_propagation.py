@@ -51,34 +51,34 @@ class Size:
         return all(coefficient > 0 for _, coefficient in self.terms)
 
     def __add__(self, other: Size) -> Size:
-        return _polynomial([*self.terms, *other.terms])
+        return _make_polynomial([*self.terms, *other.terms])
 
     def __sub__(self, other: Size) -> Size:
-        return _polynomial([*self.terms, *((names, -coefficient) for names, coefficient in other.terms)])
+        return _make_polynomial([*self.terms, *((names, -coefficient) for names, coefficient in other.terms)])
 
     def __mul__(self, other: Size) -> Size:
-        return _polynomial(
-            (tuple(sorted((*left, *right))), a * b) for left, a in self.terms for right, b in other.terms
+        return _make_polynomial(
+            (tuple(sorted((*names, *factors))), a * b) for names, a in self.terms for factors, b in other.terms
         )
 
-    def divided_by(self, other: Size) -> Size | None:
+    def divide_exactly(self, divisor: Size) -> Size | None:
         """Return the exact quotient, or None if there is a remainder."""
-        if not other.terms:
+        if not divisor.terms:
             return None
-        lead, coefficient = other.terms[-1]
-        rest, quotient = self, ZERO
+        lead, coefficient = divisor.terms[-1]
+        remainder, quotient = self, ZERO
         # Each iteration removes the last term, and adds none after it.
-        while rest.terms:
-            names, number = rest.terms[-1]
+        while remainder.terms:
+            names, number = remainder.terms[-1]
             factors = _divide_names(names, lead)
             if factors is None or number % coefficient:
                 return None
             part = Size(((factors, number // coefficient),))
-            rest, quotient = rest - part * other, quotient + part
+            remainder, quotient = remainder - part * divisor, quotient + part
         return quotient
 
     def __str__(self) -> str:
-        return " + ".join(_term_words(names, coefficient) for names, coefficient in self.terms) or "0"
+        return " + ".join(_format_term(names, coefficient) for names, coefficient in self.terms) or "0"
 
 
 def constant(number: int) -> Size:
@@ -96,16 +96,16 @@ def product(sizes: Iterable[Size]) -> Size:
     return reduce(Size.__mul__, sizes, ONE)
 
 
-def _polynomial(terms: Iterable[tuple[_Monomial, int]]) -> Size:
+def _make_polynomial(terms: Iterable[tuple[_Monomial, int]]) -> Size:
     sums: dict[_Monomial, int] = {}
     for names, coefficient in terms:
         sums[names] = sums.get(names, 0) + coefficient
     # By degree, then by names: an order that multiplication keeps, as division needs.
-    ordered = sorted(((names, number) for names, number in sums.items() if number), key=_order)
+    ordered = sorted(((names, number) for names, number in sums.items() if number), key=_make_sort_key)
     return Size(tuple(ordered))
 
 
-def _order(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
+def _make_sort_key(term: tuple[_Monomial, int]) -> tuple[int, _Monomial]:
     return len(term[0]), term[0]
 
 
@@ -118,7 +118,7 @@ def _divide_names(names: _Monomial, divisor: _Monomial) -> _Monomial | None:
     return tuple(remaining)
 
 
-def _term_words(names: _Monomial, coefficient: int) -> str:
+def _format_term(names: _Monomial, coefficient: int) -> str:
     factors = [*([] if coefficient == 1 and names else [str(coefficient)]), *names]
     return "*".join(factors)
 
@@ -160,23 +160,23 @@ class KnownSizes:
 
     def shape(self, value: ir.Value | None) -> Shape:
         """Return the sizes of a value; raises UnknownSizeError if they are unknown."""
-        return _known(self.find_shape(value))
+        return _require_known(self.find_shape(value))
 
     def find_content(self, value: ir.Value | None) -> tuple[Size, ...] | None:
         """Return the elements of a small tensor of whole numbers, or None."""
         if value is None:
             return None
-        if value not in self.contents and (numbers := _constant_content(value)) is not None:
+        if value not in self.contents and (numbers := _read_constant(value)) is not None:
             self.contents[value] = numbers
         return self.contents.get(value)
 
     def content(self, value: ir.Value | None) -> tuple[Size, ...]:
         """Return the elements of a small tensor of whole numbers; raises UnknownSizeError if they are unknown."""
-        return _known(self.find_content(value))
+        return _require_known(self.find_content(value))
 
     def numbers(self, value: ir.Value | None) -> list[int]:
         """Return the elements; raises UnknownSizeError unless all of them are numbers."""
-        return [_known(size.number) for size in self.content(value)]
+        return [_require_known(size.number) for size in self.content(value)]
 
     def find_scalar(self, value: ir.Value | None) -> Size | None:
         """Return the element of a tensor with one element, or None."""
@@ -184,25 +184,25 @@ class KnownSizes:
         return content[0] if content is not None and len(content) == 1 else None
 
 
-def _known(found: _T | None) -> _T:
-    if found is None:
+def _require_known(value: _T | None) -> _T:
+    if value is None:
         raise UnknownSizeError
-    return found
+    return value
 
 
 def learn_sizes(graph: ir.Graph) -> KnownSizes:
     """Collect the known sizes of the values of a graph; the graph is not changed."""
     dimensions = [size for value in graph.inputs for size in value.shape or () if isinstance(size, ir.SymbolicDim)]
-    known = KnownSizes(frozenset(size.value for size in dimensions if size.value is not None))
+    known_sizes = KnownSizes(frozenset(size.value for size in dimensions if size.value is not None))
     for value in (*graph.inputs, *graph.initializers.values()):
-        _record_stated(known, value)
+        _record_stated_shape(known_sizes, value)
     for node in graph:
         for value_in in node.inputs:
             # A value of an enclosing graph, or an initializer outside the graph's list.
-            if value_in is not None and value_in not in known.shapes:
-                _record_stated(known, value_in)
-        _record_sizes(known, node)
-    return known
+            if value_in is not None and value_in not in known_sizes.shapes:
+                _record_stated_shape(known_sizes, value_in)
+        _record_sizes(known_sizes, node)
+    return known_sizes
 
 
 def table_limits(graph: ir.Graph) -> dict[str, int]:
@@ -211,43 +211,43 @@ def table_limits(graph: ir.Graph) -> dict[str, int]:
     A table is a constant that is sliced to the size (``positions[:length]``), or that has a row for each element of a
     ``Range`` up to the size (``nn.Embedding(64, 8)(torch.arange(length))``). Tables of one row are broadcast.
     """
-    known, limits = learn_sizes(graph), dict[str, int]()
+    known_sizes, limits = learn_sizes(graph), dict[str, int]()
     for node in graph:
-        for end, rows in _table_reads(known, node):
-            if end.name in known.names and rows.number is not None and rows.number > 1:
+        for end, rows in _find_table_reads(known_sizes, node):
+            if end.name in known_sizes.names and rows.number is not None and rows.number > 1:
                 limits[end.name] = min(rows.number, limits.get(end.name, rows.number))
     return limits
 
 
-def _table_reads(known: KnownSizes, node: ir.Node) -> Iterator[tuple[Size, Size]]:
+def _find_table_reads(known_sizes: KnownSizes, node: ir.Node) -> Iterator[tuple[Size, Size]]:
     """Yield the end of each read of a table from its first row, and the number of rows of the table."""
-    shape = known.find_shape(node.inputs[0]) if node.inputs else None
+    shape = known_sizes.find_shape(node.inputs[0]) if node.inputs else None
     if not shape:
         return
     if is_operator(node, "Slice"):
         with contextlib.suppress(UnknownSizeError):
-            for axis, (start, end, step) in _slice_ranges(known, node).items():
+            for axis, (start, end, step) in _slice_ranges(known_sizes, node).items():
                 if start == ZERO and step == 1:
                     yield end, shape[axis]
     elif is_operator(node, "Gather"):
         counting = node.inputs[1].producer() if node.inputs[1] is not None else None
         if counting is not None and is_operator(counting, "Range"):
-            first, limit, delta = (known.find_scalar(value) for value in counting.inputs)
-            if limit is not None and first == ZERO and delta == ONE:
+            range_start, limit, delta = (known_sizes.find_scalar(value) for value in counting.inputs)
+            if limit is not None and range_start == ZERO and delta == ONE:
                 yield limit, shape[node.attributes.get_int("axis", 0) % len(shape)]
 
 
-def broadcast(known: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, ...]:
+def broadcast(known_sizes: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | None, ...]:
     """Return the shape that values of several shapes have together; None for an axis that is unknown."""
     rank = max(map(len, shapes))
     padded = [(ONE,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(_joint(known, sizes) for sizes in zip(*padded, strict=True))
+    return tuple(_broadcast_axis(known_sizes, sizes) for sizes in zip(*padded, strict=True))
 
 
-def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
+def _broadcast_axis(known_sizes: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     wide = {size for size in sizes if size != ONE}
     # A table is as long as the size it was sliced to, or has one row: with fewer rows the graph does not run.
-    wide -= {size for size in wide if size.name in known.cut and known.cut[size.name or ""] in wide}
+    wide -= {size for size in wide if size.name in known_sizes.cut and known_sizes.cut[size.name or ""] in wide}
     if len(wide) < 2:
         return next(iter(wide), ONE)
     # A dynamic size broadcast with a number above one equals that number or one.
@@ -255,71 +255,73 @@ def _joint(known: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
     return numbers.pop() if len(numbers) == 1 else None
 
 
-def _record_stated(known: KnownSizes, value: ir.Value) -> None:
+def _record_stated_shape(known_sizes: KnownSizes, value: ir.Value) -> None:
     """Learn the shape a value states; an axis without a name of the inputs is a size of its own."""
     if value.shape is None:
         return
-    known.shapes[value] = tuple(
+    known_sizes.shapes[value] = tuple(
         constant(size)
         if isinstance(size, int)
-        else symbol(size.value if size.value in known.names else _own_name(value, axis))
+        else symbol(size.value if size.value in known_sizes.names else _axis_name(value, axis))
         for axis, size in enumerate(value.shape)
     )
 
 
-def _own_name(value: ir.Value, axis: int) -> str:
+def _axis_name(value: ir.Value, axis: int) -> str:
     return f"{value.name}#{axis}"
 
 
-def _record_sizes(known: KnownSizes, node: ir.Node) -> None:
+def _record_sizes(known_sizes: KnownSizes, node: ir.Node) -> None:
     """Record shapes and contents of the outputs of a node."""
     for value in node.outputs:
-        _record_stated(known, value)
+        _record_stated_shape(known_sizes, value)
     if node.domain or not node.outputs:
         return
     output = node.outputs[0]
-    shape = _apply(_SHAPES.get(node.op_type), known, node)
+    shape = _apply_rule(_SHAPES.get(node.op_type), known_sizes, node)
     if shape is not None:
-        _record_shape(known, output, shape)
+        _record_shape(known_sizes, output, shape)
     if node.op_type == "Split":
-        for value, part in zip(node.outputs, _parts_of_split(known, node), strict=False):
-            _record_shape(known, value, part)
-    content = _apply(_CONTENTS.get(node.op_type), known, node)
-    created = known.find_shape(output)
+        for value, part in zip(node.outputs, _shapes_of_split(known_sizes, node), strict=False):
+            _record_shape(known_sizes, value, part)
+    content = _apply_rule(_CONTENTS.get(node.op_type), known_sizes, node)
+    created = known_sizes.find_shape(output)
     # Contents have no axes: for more than one element, two tensors of equal elements may differ in shape.
     if content is not None and created is not None and len(created) < 2 and product(created).number == len(content):
-        known.contents[output] = content
+        known_sizes.contents[output] = content
 
 
-def _apply(rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known: KnownSizes, node: ir.Node) -> _T | None:
+def _apply_rule(
+    rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known_sizes: KnownSizes, node: ir.Node
+) -> _T | None:
     try:
-        return None if rule is None else rule(known, node)
+        return None if rule is None else rule(known_sizes, node)
     except UnknownSizeError:
         return None
 
 
-def _record_shape(known: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
+def _record_shape(known_sizes: KnownSizes, value: ir.Value, shape: _PartialShape) -> None:
     """Record a shape that follows from the graph, combined with the stated shape."""
-    declared = known.shapes.get(value)
+    declared = known_sizes.shapes.get(value)
     if declared is None or len(declared) == len(shape):
-        known.shapes[value] = tuple(
-            _choose_size(known, size, declared[axis] if declared is not None else symbol(_own_name(value, axis)))
+        known_sizes.shapes[value] = tuple(
+            _choose_size(known_sizes, size, declared[axis] if declared is not None else symbol(_axis_name(value, axis)))
             for axis, size in enumerate(shape)
         )
 
 
-def _choose_size(known: KnownSizes, size: Size | None, stated: Size) -> Size:
+def _choose_size(known_sizes: KnownSizes, size: Size | None, stated_size: Size) -> Size:
     """Return the more precise of the propagated and the stated size.
 
     A file may state sizes that were true before its inputs became dynamic.
     """
     if size is None:
-        return stated
-    is_of_inputs = all(name in known.names for names, _ in size.terms for name in names)
-    return stated if stated.number is not None and not is_of_inputs else size
+        return stated_size
+    is_of_inputs = all(name in known_sizes.names for names, _ in size.terms for name in names)
+    return stated_size if stated_size.number is not None and not is_of_inputs else size
 
 
-def _constant_content(value: ir.Value) -> tuple[Size, ...] | None:
+def _read_constant(value: ir.Value) -> tuple[Size, ...] | None:
     tensor = value.const_value
     if tensor is None or tensor.size > _MOST_ELEMENTS or len(tensor.shape) > 1:
         return None
@@ -332,117 +334,117 @@ _ShapeRule = Callable[[KnownSizes, ir.Node], "_PartialShape | None"]
 """Returns the shape of the first output of a node (None for an unknown axis); None if the shape is unknown."""
 
 
-def _shape_of_all(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    return broadcast(known, [known.shape(value) for value in node.inputs if value is not None])
+def _broadcast_inputs(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    return broadcast(known_sizes, [known_sizes.shape(value) for value in node.inputs if value is not None])
 
 
-def _shape_of_first(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    return known.shape(node.inputs[0])
+def _shape_of_first_input(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    return known_sizes.shape(node.inputs[0])
 
 
-def _shape_of_product(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+def _shape_of_product(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    left, right = known_sizes.shape(node.inputs[0]), known_sizes.shape(node.inputs[1])
     if len(left) < 2 or len(right) < 2:
         return None
-    return (*broadcast(known, [left[:-2], right[:-2]]), left[-2], right[-1])
+    return (*broadcast(known_sizes, [left[:-2], right[:-2]]), left[-2], right[-1])
 
 
-def _shape_of_gemm(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    left, right = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+def _shape_of_gemm(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    left, right = known_sizes.shape(node.inputs[0]), known_sizes.shape(node.inputs[1])
     return (
         left[1 if node.attributes.get_int("transA", 0) else 0],
         right[0 if node.attributes.get_int("transB", 0) else 1],
     )
 
 
-def _shape_of_transpose(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape = known.shape(node.inputs[0])
+def _shape_of_transpose(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape = known_sizes.shape(node.inputs[0])
     order = node.attributes.get_ints("perm", range(len(shape) - 1, -1, -1))
     return tuple(shape[axis] for axis in order)
 
 
-def _shape_of_gather(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+def _shape_of_gather(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    data, indices = known_sizes.shape(node.inputs[0]), known_sizes.shape(node.inputs[1])
     axis = node.attributes.get_int("axis", 0) % max(len(data), 1)
     return (*data[:axis], *indices, *data[axis + 1 :])
 
 
-def _shape_of_gather_nd(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    data, indices = known.shape(node.inputs[0]), known.shape(node.inputs[1])
+def _shape_of_gather_nd(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    data, indices = known_sizes.shape(node.inputs[0]), known_sizes.shape(node.inputs[1])
     count = indices[-1].number if indices else None
     if count is None:
         return None
     return (*indices[:-1], *data[node.attributes.get_int("batch_dims", 0) + count :])
 
 
-def _shape_of_concat(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    shapes = [known.shape(value) for value in node.inputs]
+def _shape_of_concat(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    shapes = [known_sizes.shape(value) for value in node.inputs]
     if not all(shapes):
         return None
     axis = node.attributes.get_int("axis", 0) % len(shapes[0])
     # The other axes are equal; a number is most precise.
     joint = [
-        next((shape[place] for shape in shapes if shape[place].number is not None), size)
-        for place, size in enumerate(shapes[0])
+        next((shape[position] for shape in shapes if shape[position].number is not None), size)
+        for position, size in enumerate(shapes[0])
     ]
     joint[axis] = sum((shape[axis] for shape in shapes), ZERO)
     return tuple(joint)
 
 
-def _shape_of_unsqueeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape, axes = known.shape(node.inputs[0]), _axes(known, node)
+def _shape_of_unsqueeze(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape, axes = known_sizes.shape(node.inputs[0]), _read_axes(known_sizes, node)
     rank = len(shape) + len(axes)
-    places = {axis % rank for axis in axes}
-    rest = iter(shape)
-    return tuple(ONE if place in places else next(rest) for place in range(rank))
+    positions = {axis % rank for axis in axes}
+    remaining = iter(shape)
+    return tuple(ONE if position in positions else next(remaining) for position in range(rank))
 
 
-def _shape_of_squeeze(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape, axes = known.shape(node.inputs[0]), _axes(known, node)
-    places = {axis % len(shape) for axis in axes}
-    return tuple(size for place, size in enumerate(shape) if place not in places)
+def _shape_of_squeeze(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape, axes = known_sizes.shape(node.inputs[0]), _read_axes(known_sizes, node)
+    positions = {axis % len(shape) for axis in axes}
+    return tuple(size for position, size in enumerate(shape) if position not in positions)
 
 
-def _axes(known: KnownSizes, node: ir.Node) -> list[int]:
+def _read_axes(known_sizes: KnownSizes, node: ir.Node) -> list[int]:
     if len(node.inputs) > 1:
-        return known.numbers(node.inputs[1])
+        return known_sizes.numbers(node.inputs[1])
     # An attribute before opset 13.
-    return _known(list(node.attributes.get_ints("axes", ())) or None)
+    return _require_known(list(node.attributes.get_ints("axes", ())) or None)
 
 
-def _shape_of_reshape(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape, target = known.find_shape(node.inputs[0]), known.content(node.inputs[1])
+def _shape_of_reshape(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape, target = known_sizes.find_shape(node.inputs[0]), known_sizes.content(node.inputs[1])
     is_zero_copied = not node.attributes.get_int("allowzero", 0)
     sizes: list[Size | None] = []
-    for place, size in enumerate(target):
+    for position, size in enumerate(target):
         if size.number == 0 and is_zero_copied:
-            sizes.append(shape[place] if shape is not None and place < len(shape) else None)
+            sizes.append(shape[position] if shape is not None and position < len(shape) else None)
         else:
             sizes.append(None if size.number == -1 else size)
-    unknown = [place for place, size in enumerate(sizes) if size is None]
+    unknown = [position for position, size in enumerate(sizes) if size is None]
     if len(unknown) == 1 and shape is not None:
-        others = product(size for size in sizes if size is not None)
-        sizes[unknown[0]] = product(shape).divided_by(others)
+        stated_product = product(size for size in sizes if size is not None)
+        sizes[unknown[0]] = product(shape).divide_exactly(stated_product)
     return tuple(sizes)
 
 
-def _shape_of_expand(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    return broadcast(known, [known.shape(node.inputs[0]), known.content(node.inputs[1])])
+def _shape_of_expand(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    return broadcast(known_sizes, [known_sizes.shape(node.inputs[0]), known_sizes.content(node.inputs[1])])
 
 
-def _shape_of_tile(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape, repeats = known.shape(node.inputs[0]), known.content(node.inputs[1])
+def _shape_of_tile(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape, repeats = known_sizes.shape(node.inputs[0]), known_sizes.content(node.inputs[1])
     return tuple(size * count for size, count in zip(shape, repeats, strict=True))
 
 
-def _shape_of_slice(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape = known.shape(node.inputs[0])
+def _shape_of_slice(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape = known_sizes.shape(node.inputs[0])
     sizes: list[Size | None] = list(shape)
-    for axis, (start, end, step) in _slice_ranges(known, node).items():
+    for axis, (start, end, step) in _slice_ranges(known_sizes, node).items():
         sizes[axis] = _slice_size(shape[axis], start, end, step)
         if sizes[axis] is None and start == ZERO and step == 1 and shape[axis].number is not None and end.is_natural:
             name = f"min({end}, {shape[axis]})"
-            known.cut[name] = end
+            known_sizes.cut[name] = end
             sizes[axis] = symbol(name)
     return tuple(sizes)
 
@@ -461,28 +463,28 @@ def takes_all(size: Size, end: Size) -> bool:
     return end == size or (end.number is not None and end.number >= _LARGEST_END)
 
 
-def is_whole_slice(known: KnownSizes, node: ir.Node) -> bool:
+def is_whole_slice(known_sizes: KnownSizes, node: ir.Node) -> bool:
     """Return True if a Slice takes all elements of its input, in order."""
-    shape = known.shape(node.inputs[0])
+    shape = known_sizes.shape(node.inputs[0])
     return all(
         step == 1 and start == ZERO and takes_all(shape[axis], end)
-        for axis, (start, end, step) in _slice_ranges(known, node).items()
+        for axis, (start, end, step) in _slice_ranges(known_sizes, node).items()
     )
 
 
-def _slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]]:
+def _slice_ranges(known_sizes: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Size, int]]:
     """Return axis → start, end and step of a slice.
 
     Raises:
         UnknownSizeError: the rank or a range is unknown.
     """
-    shape = known.shape(node.inputs[0])
+    shape = known_sizes.shape(node.inputs[0])
     if len(node.inputs) < 3:
         raise UnknownSizeError
-    starts, ends = known.content(node.inputs[1]), known.content(node.inputs[2])
-    has_axes, has_steps = (len(node.inputs) > place and node.inputs[place] is not None for place in (3, 4))
-    axes = known.numbers(node.inputs[3]) if has_axes else list(range(len(starts)))
-    steps = known.numbers(node.inputs[4]) if has_steps else [1] * len(starts)
+    starts, ends = known_sizes.content(node.inputs[1]), known_sizes.content(node.inputs[2])
+    has_axes, has_steps = (len(node.inputs) > position and node.inputs[position] is not None for position in (3, 4))
+    axes = known_sizes.numbers(node.inputs[3]) if has_axes else list(range(len(starts)))
+    steps = known_sizes.numbers(node.inputs[4]) if has_steps else [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps):
         raise UnknownSizeError
     return {
@@ -490,53 +492,53 @@ def _slice_ranges(known: KnownSizes, node: ir.Node) -> dict[int, tuple[Size, Siz
     }
 
 
-def _shape_of_range(known: KnownSizes, node: ir.Node) -> _PartialShape | None:
-    start, limit, step = (known.find_scalar(value) for value in node.inputs)
+def _shape_of_range(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape | None:
+    start, limit, step = (known_sizes.find_scalar(value) for value in node.inputs)
     if start is None or limit is None or step != ONE or not (limit - start).is_natural:
         return None
     return (limit - start,)
 
 
-def _shape_of_shape(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    return (constant(len(_content_of_shape(known, node))),)
+def _shape_of_shape(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    return (constant(len(_content_of_shape(known_sizes, node))),)
 
 
-def _shape_of_flatten(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape = known.shape(node.inputs[0])
+def _shape_of_flatten(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape = known_sizes.shape(node.inputs[0])
     axis = node.attributes.get_int("axis", 1)
     axis = axis + len(shape) if axis < 0 else axis
     return product(shape[:axis]), product(shape[axis:])
 
 
-def _shape_of_reduction(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    shape, places = known.shape(node.inputs[0]), reduced_axes(known, node)
+def _shape_of_reduction(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    shape, places = known_sizes.shape(node.inputs[0]), reduced_axes(known_sizes, node)
     if node.attributes.get_int("keepdims", 1):
         return tuple(ONE if axis in places else size for axis, size in enumerate(shape))
     return tuple(size for axis, size in enumerate(shape) if axis not in places)
 
 
-def reduced_axes(known: KnownSizes, node: ir.Node) -> frozenset[int]:
+def reduced_axes(known_sizes: KnownSizes, node: ir.Node) -> frozenset[int]:
     """Return the axes a reduction takes away, counted from the first; raises UnknownSizeError if they are unknown."""
-    shape, axes = known.shape(node.inputs[0]), _axes(known, node)
-    return frozenset(axis % len(shape) for axis in _known(axes or None))
+    shape, axes = known_sizes.shape(node.inputs[0]), _read_axes(known_sizes, node)
+    return frozenset(axis % len(shape) for axis in _require_known(axes or None))
 
 
-def _parts_of_split(known: KnownSizes, node: ir.Node) -> list[_PartialShape]:
-    shape = known.find_shape(node.inputs[0])
+def _shapes_of_split(known_sizes: KnownSizes, node: ir.Node) -> list[_PartialShape]:
+    shape = known_sizes.find_shape(node.inputs[0])
     if not shape:
         return []
     axis = node.attributes.get_int("axis", 0) % len(shape)
     sizes = node.attributes.get_ints("split", ())
     is_stated = bool(sizes) or len(node.inputs) > 1
-    parts = tuple(map(constant, sizes)) or (known.find_content(node.inputs[1]) if len(node.inputs) > 1 else None)
+    parts = tuple(map(constant, sizes)) or (known_sizes.find_content(node.inputs[1]) if len(node.inputs) > 1 else None)
     if parts is None:
-        equal = None if is_stated else shape[axis].divided_by(constant(len(node.outputs)))
+        equal = None if is_stated else shape[axis].divide_exactly(constant(len(node.outputs)))
         return [(*shape[:axis], equal, *shape[axis + 1 :])] * len(node.outputs)
     return [(*shape[:axis], size, *shape[axis + 1 :]) for size in parts]
 
 
-def _shape_of_content(known: KnownSizes, node: ir.Node) -> _PartialShape:
-    return known.content(node.inputs[0])
+def _shape_from_elements(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
+    return known_sizes.content(node.inputs[0])
 
 
 _ELEMENTWISE = (
@@ -554,8 +556,8 @@ _OF_FIRST = (
 _REDUCTIONS = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL2", "ReduceSumSquare")
 
 _SHAPES: Mapping[str, _ShapeRule] = {
-    **dict.fromkeys(_ELEMENTWISE, _shape_of_all),
-    **dict.fromkeys(_OF_FIRST, _shape_of_first),
+    **dict.fromkeys(_ELEMENTWISE, _broadcast_inputs),
+    **dict.fromkeys(_OF_FIRST, _shape_of_first_input),
     **dict.fromkeys(_REDUCTIONS, _shape_of_reduction),
     "MatMul": _shape_of_product,
     "Gemm": _shape_of_gemm,
@@ -572,7 +574,7 @@ _SHAPES: Mapping[str, _ShapeRule] = {
     "Range": _shape_of_range,
     "Shape": _shape_of_shape,
     "Flatten": _shape_of_flatten,
-    "ConstantOfShape": _shape_of_content,
+    "ConstantOfShape": _shape_from_elements,
 }
 """Operator → rule for the shape of its first output; other operators use the shape inferred by onnx."""
 
@@ -582,13 +584,13 @@ _ContentRule = Callable[[KnownSizes, ir.Node], "_Content | None"]
 """Returns the elements of the first output of a node; None if unknown."""
 
 
-def _content_of_shape(known: KnownSizes, node: ir.Node) -> _Content:
-    shape = known.shape(node.inputs[0])
+def _content_of_shape(known_sizes: KnownSizes, node: ir.Node) -> _Content:
+    shape = known_sizes.shape(node.inputs[0])
     return shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(shape))]
 
 
-def _content_of_first(known: KnownSizes, node: ir.Node) -> _Content:
-    return known.content(node.inputs[0])
+def _content_of_first_input(known_sizes: KnownSizes, node: ir.Node) -> _Content:
+    return known_sizes.content(node.inputs[0])
 
 
 def casts_to_sizes(node: ir.Node) -> bool:
@@ -596,19 +598,21 @@ def casts_to_sizes(node: ir.Node) -> bool:
     return node.attributes.get_int("to", 0) in (int(ir.DataType.INT64), int(ir.DataType.INT32))
 
 
-def _content_of_cast(known: KnownSizes, node: ir.Node) -> _Content | None:
-    return known.content(node.inputs[0]) if casts_to_sizes(node) else None
+def _content_of_cast(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
+    return known_sizes.content(node.inputs[0]) if casts_to_sizes(node) else None
 
 
-def _content_of_gather(known: KnownSizes, node: ir.Node) -> _Content | None:
-    content, places = known.content(node.inputs[0]), known.numbers(node.inputs[1])
-    if len(known.shape(node.inputs[0])) != 1 or not all(-len(content) <= place < len(content) for place in places):
+def _content_of_gather(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
+    content, positions = known_sizes.content(node.inputs[0]), known_sizes.numbers(node.inputs[1])
+    if len(known_sizes.shape(node.inputs[0])) != 1 or not all(
+        -len(content) <= position < len(content) for position in positions
+    ):
         return None
-    return tuple(content[place] for place in places)
+    return tuple(content[position] for position in positions)
 
 
-def _content_of_slice(known: KnownSizes, node: ir.Node) -> _Content | None:
-    content, ranges = known.content(node.inputs[0]), _slice_ranges(known, node)
+def _content_of_slice(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
+    content, ranges = known_sizes.content(node.inputs[0]), _slice_ranges(known_sizes, node)
     if set(ranges) != {0}:
         return None
     start, end, step = ranges[0]
@@ -617,36 +621,38 @@ def _content_of_slice(known: KnownSizes, node: ir.Node) -> _Content | None:
     return content[start.number : end.number : step]
 
 
-def _content_of_concat(known: KnownSizes, node: ir.Node) -> _Content | None:
-    if any(len(known.shape(value)) != 1 for value in node.inputs):
+def _content_of_concat(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
+    if any(len(known_sizes.shape(value)) != 1 for value in node.inputs):
         return None
-    return tuple(size for value in node.inputs for size in known.content(value))
+    return tuple(size for value in node.inputs for size in known_sizes.content(value))
 
 
-def _elementwise(known: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]) -> _Content | None:
-    left, right = known.content(node.inputs[0]), known.content(node.inputs[1])
+def _compute_elements(
+    known_sizes: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]
+) -> _Content | None:
+    left, right = known_sizes.content(node.inputs[0]), known_sizes.content(node.inputs[1])
     if len(left) != len(right) and 1 not in (len(left), len(right)):
         return None
     count = max(len(left), len(right))
     pairs = zip(left * (count // len(left)), right * (count // len(right)), strict=True)
-    return tuple(_known(compute(one, other)) for one, other in pairs)
+    return tuple(_require_known(compute(a, b)) for a, b in pairs)
 
 
-def _content_of_choice(known: KnownSizes, node: ir.Node) -> _Content | None:
+def _content_of_where(known_sizes: KnownSizes, node: ir.Node) -> _Content | None:
     """Return the elements of Where(Equal(sizes, constants), then, otherwise), as exported for Expand with -1."""
     condition, then, otherwise = node.inputs
     equal = producer_of(condition, "Equal")
     if equal is None:
         return None
-    contents = [known.content(value) for value in (*equal.inputs, then, otherwise)]
+    contents = [known_sizes.content(value) for value in (*equal.inputs, then, otherwise)]
     if len({len(content) for content in contents}) > 1:
         return None
     chosen: list[Size] = []
-    for left, right, size, other in zip(*contents, strict=True):
+    for left, right, size, alternative in zip(*contents, strict=True):
         difference = left - right
         if difference.terms and not _is_never_zero(difference):
             return None
-        chosen.append(other if difference.terms else size)
+        chosen.append(alternative if difference.terms else size)
     return tuple(chosen)
 
 
@@ -661,11 +667,11 @@ _CONTENTS: Mapping[str, _ContentRule] = {
     "Slice": _content_of_slice,
     "Concat": _content_of_concat,
     "Cast": _content_of_cast,
-    **dict.fromkeys(("Identity", "Unsqueeze", "Squeeze", "Reshape"), _content_of_first),
-    "Add": partial(_elementwise, compute=operator.add),
-    "Sub": partial(_elementwise, compute=operator.sub),
-    "Mul": partial(_elementwise, compute=operator.mul),
-    "Div": partial(_elementwise, compute=Size.divided_by),
-    "Where": _content_of_choice,
+    **dict.fromkeys(("Identity", "Unsqueeze", "Squeeze", "Reshape"), _content_of_first_input),
+    "Add": partial(_compute_elements, compute=operator.add),
+    "Sub": partial(_compute_elements, compute=operator.sub),
+    "Mul": partial(_compute_elements, compute=operator.mul),
+    "Div": partial(_compute_elements, compute=Size.divide_exactly),
+    "Where": _content_of_where,
 }
 """Operator → rule for the elements of a small tensor of whole numbers that it makes."""

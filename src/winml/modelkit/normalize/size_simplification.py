@@ -55,14 +55,14 @@ class _Grid:
 class Grids:
     """Known index grids of a graph."""
 
-    known: KnownSizes
+    known_sizes: KnownSizes
     grids: dict[ir.Value, _Grid] = field(default_factory=dict)
 
     def learn(self, node: ir.Node) -> None:
         """Record the grid made by a node of one output; its predecessors come first."""
         output = node.outputs[0]
         try:
-            grid, shape = self._computed_grid(node), self.known.shape(output)
+            grid, shape = self._compute_grid(node), self.known_sizes.shape(output)
         except UnknownSizeError:
             return
         if grid is not None:
@@ -78,7 +78,7 @@ class Grids:
         """
         grid = None if value is None else self.grids.get(value)
         if grid is None:
-            scalar = self.known.find_scalar(value)
+            scalar = self.known_sizes.find_scalar(value)
             if scalar is None:
                 raise UnknownSizeError
             grid = _Grid((), scalar)
@@ -95,12 +95,12 @@ class Grids:
         if node.op_type.startswith("Less"):
             left, right = right, left
         difference = left + right.times(constant(-1))
-        least = difference.start if node.op_type.endswith("Equal") else difference.start - ONE
-        return least.is_natural and all(step.is_natural for _, step in difference.steps)
+        minimum = difference.start if node.op_type.endswith("Equal") else difference.start - ONE
+        return minimum.is_natural and all(step.is_natural for _, step in difference.steps)
 
-    def _computed_grid(self, node: ir.Node) -> _Grid | None:
+    def _compute_grid(self, node: ir.Node) -> _Grid | None:
         if is_operator(node, "Range"):
-            start, step = self.known.find_scalar(node.inputs[0]), self.known.find_scalar(node.inputs[2])
+            start, step = self.known_sizes.find_scalar(node.inputs[0]), self.known_sizes.find_scalar(node.inputs[2])
             return _Grid(((-1, ONE),), start) if start is not None and step == ONE else None
         if is_operator(node, "Add", "Sub", "Mul"):
             left, right = self.grid(node.inputs[0]), self.grid(node.inputs[1])
@@ -114,13 +114,13 @@ class Grids:
         is_same = (
             is_operator(node, "Identity", "Expand")
             or (is_operator(node, "Cast") and casts_to_sizes(node))
-            or (is_operator(node, "Slice") and is_whole_slice(self.known, node))
+            or (is_operator(node, "Slice") and is_whole_slice(self.known_sizes, node))
         )
         return self.grid(node.inputs[0]) if is_same else None
 
     def _move_axes(self, node: ir.Node, grid: _Grid) -> _Grid | None:
         """Return the grid after a change of its axes; None if the axes cannot be followed."""
-        before, after = self.known.shape(node.inputs[0]), self.known.shape(node.outputs[0])
+        before, after = self.known_sizes.shape(node.inputs[0]), self.known_sizes.shape(node.outputs[0])
         if node.op_type == "Transpose":
             order = node.attributes.get_ints("perm", range(len(before) - 1, -1, -1))
             places = {old - len(before): new - len(after) for new, old in enumerate(order)}
@@ -150,8 +150,8 @@ def _counts_through(indices: Sequence[_Grid], shape: Shape, sizes: Shape) -> boo
         if shape[axis] != size:
             return False
         axes.append(axis)
-    others = [size for axis, size in enumerate(shape, -len(shape)) if axis not in axes]
-    return axes == sorted(set(axes)) and all(size == ONE for size in others)
+    other_sizes = [size for axis, size in enumerate(shape, -len(shape)) if axis not in axes]
+    return axes == sorted(set(axes)) and all(size == ONE for size in other_sizes)
 
 
 def _counts_flat(grid: _Grid, shape: Shape, size: Size) -> bool:
@@ -184,7 +184,7 @@ _COMPUTED = {
 class _Uniforms:
     """Known tensors that hold one number everywhere."""
 
-    known: KnownSizes
+    known_sizes: KnownSizes
     grids: Grids
     numbers: dict[ir.Value, Any] = field(default_factory=dict)
     """Value → its number; None for a constant that holds several numbers."""
@@ -192,7 +192,7 @@ class _Uniforms:
     def learn(self, node: ir.Node) -> None:
         """Record the number made by a node of one output; its predecessors come first."""
         try:
-            number = self._constant_number(node)
+            number = self._compute_number(node)
         except UnknownSizeError:
             return
         if number is not None and node.outputs[0].dtype is not None:
@@ -203,10 +203,10 @@ class _Uniforms:
         if value is None:
             return None
         if value not in self.numbers and value.const_value is not None:
-            self.numbers[value] = _number_of(value.const_value)
+            self.numbers[value] = _read_uniform_number(value.const_value)
         return self.numbers.get(value)
 
-    def _constant_number(self, node: ir.Node) -> Any:
+    def _compute_number(self, node: ir.Node) -> Any:
         if self.grids.is_always_true(node):
             return np.bool_(True)
         if not node.inputs:
@@ -218,13 +218,13 @@ class _Uniforms:
             with np.errstate(all="ignore"):
                 return np.asarray(_COMPUTED[node.op_type](*numbers))[()]
         if is_operator(node, "ReduceSum") and numbers[0] is not None:
-            shape = self.known.shape(node.inputs[0])
-            count = product(shape[axis] for axis in reduced_axes(self.known, node)).number
+            shape = self.known_sizes.shape(node.inputs[0])
+            count = product(shape[axis] for axis in reduced_axes(self.known_sizes, node)).number
             return None if count is None else np.asarray(numbers[0] * count)[()]
         return None
 
 
-def _number_of(tensor: ir.TensorProtocol) -> Any:
+def _read_uniform_number(tensor: ir.TensorProtocol) -> Any:
     # Parameters, such as a bias of zeros, are excluded: they are fractions with several elements.
     is_read = tensor.dtype in _READ or (tensor.dtype in _READ_ALONE and tensor.size == 1)
     if not is_read or not 0 < tensor.size <= _MOST_READ:
@@ -269,8 +269,8 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Simplify the main graph."""
-        known = learn_sizes(model.graph)
-        work = _Simplification(model.graph, known, _possibly_empty(model.graph, known))
+        known_sizes = learn_sizes(model.graph)
+        work = _Simplification(model.graph, known_sizes, _find_possibly_empty(model.graph, known_sizes))
         changed = False
         for node in list(model.graph):
             if not node.domain and len(node.outputs) == 1:
@@ -284,7 +284,7 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
                 if source is not None:
                     with contextlib.suppress(UnknownSizeError):
                         changed |= rule(work, node, source)
-        changed |= _state_shapes(model.graph, known)
+        changed |= _state_shapes(model.graph, known_sizes)
         return ir.passes.PassResult(model, changed)
 
 
@@ -293,7 +293,7 @@ class _Simplification:
     """A graph with its known sizes, and the values met so far."""
 
     graph: ir.Graph
-    known: KnownSizes
+    known_sizes: KnownSizes
     possibly_empty: frozenset[str]
     contents: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Type, shape and elements of a tensor of sizes → the first that has them."""
@@ -302,8 +302,8 @@ class _Simplification:
     constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.grids = Grids(self.known)
-        self.uniforms = _Uniforms(self.known, self.grids)
+        self.grids = Grids(self.known_sizes)
+        self.uniforms = _Uniforms(self.known_sizes, self.grids)
 
     def constant(self, numbers: Sequence[int], shape: Sequence[int], dtype: ir.DataType, name: str) -> ir.Value:
         """Return an initializer with these whole numbers."""
@@ -319,12 +319,12 @@ class _Simplification:
         """Return a key that is equal for equal values: small constants are compared by content."""
         if value is None or value.const_value is None:
             return value
-        content = self.known.find_content(value)
-        return value if content is None else (value.dtype, self.known.find_shape(value), content)
+        content = self.known_sizes.find_content(value)
+        return value if content is None else (value.dtype, self.known_sizes.find_shape(value), content)
 
     def has_shape_of(self, value: ir.Value, node: ir.Node) -> bool:
         """Return True if a value has the shape of a node's output."""
-        return self.known.shape(value) == self.known.shape(node.outputs[0])
+        return self.known_sizes.shape(value) == self.known_sizes.shape(node.outputs[0])
 
     def pass_on(self, node: ir.Node, value: ir.Value) -> bool:
         """Turn a node into an Identity of a value."""
@@ -340,17 +340,17 @@ class _Simplification:
             target: The shape.
             open_places: Axes that the graph already leaves to the operator (``-1``).
         """
-        sources = _before_reshapes(source)
-        shapes = {value: shape for value in sources if (shape := self.known.find_shape(value)) is not None}
+        sources = _trace_reshapes(source)
+        shapes = {value: shape for value in sources if (shape := self.known_sizes.find_shape(value)) is not None}
         same = next((value for value, shape in reversed(shapes.items()) if shape == target), None)
         if same is not None:
             return self.pass_on(node, same)
         for value, shape in shapes.items():
-            numbers = self._target_numbers(shape, target, open_places)
+            numbers = self._find_target_numbers(shape, target, open_places)
             if numbers is None:
                 continue
             if is_operator(node, "Reshape") and value is node.inputs[0]:
-                content = self.known.find_content(node.inputs[1])
+                content = self.known_sizes.find_content(node.inputs[1])
                 is_constant = content is not None and all(size.number is not None for size in content)
                 if is_constant and content in (tuple(map(constant, numbers)), target):
                     return False
@@ -359,7 +359,7 @@ class _Simplification:
             return True
         return False
 
-    def _target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
+    def _find_target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
         """Return a constant shape for a reshape, or None if there is none."""
         numbers: list[int] = []
         copied: list[Size] = []
@@ -382,11 +382,11 @@ def _replace_operator(node: ir.Node, operator: str, inputs: Sequence[ir.Value]) 
     node.op_type = operator
     node.attributes.clear()
     node.resize_inputs(len(inputs))
-    for place, value in enumerate(inputs):
-        node.replace_input_with(place, value)
+    for position, value in enumerate(inputs):
+        node.replace_input_with(position, value)
 
 
-def _before_reshapes(value: ir.Value) -> list[ir.Value]:
+def _trace_reshapes(value: ir.Value) -> list[ir.Value]:
     """Return a value and the sources of its reshapes, the value first."""
     values = [value]
     while (node := values[-1].producer()) is not None and is_operator(node, *_RESHAPES) and node.inputs[0] is not None:
@@ -401,7 +401,7 @@ def _names_in(size: Size) -> frozenset[str]:
     return frozenset.intersection(*parts) if parts else frozenset()
 
 
-def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
+def _find_possibly_empty(graph: ir.Graph, known_sizes: KnownSizes) -> frozenset[str]:
     """Return the names of axes that may be empty: axes of caches, which start without a token.
 
     Caches are concatenated along that axis, or enter an operator of another domain that concatenates them.
@@ -409,7 +409,7 @@ def _possibly_empty(graph: ir.Graph, known: KnownSizes) -> frozenset[str]:
     names: frozenset[str] = frozenset()
     inputs = set(graph.inputs)
     for node in graph:
-        shapes = [(value, known.find_shape(value)) for value in node.inputs]
+        shapes = [(value, known_sizes.find_shape(value)) for value in node.inputs]
         if is_operator(node, "Concat"):
             axis = node.attributes.get_int("axis", 0)
             names = names.union(*(_names_in(shape[axis]) for _, shape in shapes if shape))
@@ -427,7 +427,7 @@ def _is_free(node: ir.Node) -> bool:
 
 def _replace_known_content(work: _Simplification, node: ir.Node) -> bool:
     output = node.outputs[0]
-    content, shape = work.known.contents.get(output), work.known.shape(output)
+    content, shape = work.known_sizes.contents.get(output), work.known_sizes.shape(output)
     if content is None or output.dtype is None or not _is_free(node):
         return False
     numbers = [size.number for size in content if size.number is not None]
@@ -444,24 +444,24 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
         return False
     if node.domain or node.op_type in RANDOM_OPERATORS:
         return False
-    if any(item.type not in _PLAIN_ATTRIBUTES for item in node.attributes.values()):
+    if any(attribute.type not in _PLAIN_ATTRIBUTES for attribute in node.attributes.values()):
         return False
-    attributes = tuple(sorted((name, str(item.value)) for name, item in node.attributes.items()))
+    attributes = tuple(sorted((name, str(attribute.value)) for name, attribute in node.attributes.items()))
     inputs = tuple(work.identity_of(value) for value in node.inputs)
     return _redirect_uses(work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0]), node.outputs[0])
 
 
-def _redirect_uses(first: ir.Value, value: ir.Value) -> bool:
-    if first is value:
+def _redirect_uses(original: ir.Value, value: ir.Value) -> bool:
+    if original is value:
         return False
-    value.replace_all_uses_with(first)
+    value.replace_all_uses_with(original)
     return True
 
 
 def _simplify_reshape(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
-    requested = work.known.find_content(node.inputs[1]) or ()
+    requested = work.known_sizes.find_content(node.inputs[1]) or ()
     open_places = [axis for axis, size in enumerate(requested) if size.number == -1]
-    return work.reshape(node, source, work.known.shape(node.outputs[0]), open_places)
+    return work.reshape(node, source, work.known_sizes.shape(node.outputs[0]), open_places)
 
 
 def _simplify_unsqueeze(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
@@ -469,37 +469,37 @@ def _simplify_unsqueeze(work: _Simplification, node: ir.Node, source: ir.Value) 
     inner = producer_of(source, "Unsqueeze")
     if inner is None or len(node.inputs) < 2 or len(inner.inputs) < 2 or inner.inputs[0] is None:
         return False
-    places: list[int | None] = list(range(len(work.known.shape(inner.inputs[0]))))
-    for axes in (work.known.numbers(inner.inputs[1]), work.known.numbers(node.inputs[1])):
-        rank = len(places) + len(axes)
-        new, rest = {axis % rank for axis in axes}, iter(places)
-        places = [None if place in new else next(rest) for place in range(rank)]
-    axes = [place for place, source_axis in enumerate(places) if source_axis is None]
+    positions: list[int | None] = list(range(len(work.known_sizes.shape(inner.inputs[0]))))
+    for axes in (work.known_sizes.numbers(inner.inputs[1]), work.known_sizes.numbers(node.inputs[1])):
+        rank = len(positions) + len(axes)
+        new, remaining = {axis % rank for axis in axes}, iter(positions)
+        positions = [None if position in new else next(remaining) for position in range(rank)]
+    axes = [position for position, source_axis in enumerate(positions) if source_axis is None]
     value = work.constant(axes, [len(axes)], ir.DataType.INT64, f"{node.outputs[0].name}_axes")
     _replace_operator(node, "Unsqueeze", [inner.inputs[0], value])
     return True
 
 
-def _remove_slice(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
-    return is_whole_slice(work.known, node) and work.pass_on(node, source)
+def _remove_whole_slice(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+    return is_whole_slice(work.known_sizes, node) and work.pass_on(node, source)
 
 
-def _remove_expand(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+def _remove_idle_expand(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     return work.has_shape_of(source, node) and work.pass_on(node, source)
 
 
-def _remove_transpose(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
+def _remove_idle_transpose(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     order = list(node.attributes.get_ints("perm", ()))
     return bool(order) and order == sorted(order) and work.pass_on(node, source)
 
 
-def _remove_addition_of_nothing(work: _Simplification, node: ir.Node, _source: ir.Value) -> bool:
-    for value, other in (node.inputs, node.inputs[::-1]):
-        number = work.uniforms.number(other)
-        if value is None or other is None or number is None or number != 0:
+def _remove_zero_addition(work: _Simplification, node: ir.Node, _source: ir.Value) -> bool:
+    for value, addend in (node.inputs, node.inputs[::-1]):
+        number = work.uniforms.number(addend)
+        if value is None or addend is None or number is None or number != 0:
             continue
         # A fraction that is stated stays: an optimizer may do that.
-        if other.producer() is not None or other.dtype in _COUNTING_TYPES:
+        if addend.producer() is not None or addend.dtype in _COUNTING_TYPES:
             return work.has_shape_of(value, node) and work.pass_on(node, value)
     return False
 
@@ -515,22 +515,22 @@ def _simplify_and(work: _Simplification, node: ir.Node, _source: ir.Value) -> bo
     """Leave out the side of an And that is true everywhere."""
     left, right = node.inputs
     operand = right if work.uniforms.number(left) else left if work.uniforms.number(right) else None
-    shape = work.known.shape(node.outputs[0])
+    shape = work.known_sizes.shape(node.outputs[0])
     if operand is None:
         return False
-    if work.known.find_shape(operand) == shape:
+    if work.known_sizes.find_shape(operand) == shape:
         return work.pass_on(node, operand)
     # The next node broadcasts the value to its shape in any case.
     readers = list(node.outputs[0].consumers())
     if not _is_free(node) or not all(is_operator(reader, "Expand") for reader in readers):
         return False
-    wide = [reader for reader in readers if _covers(work.known.find_content(reader.inputs[1]), shape)]
+    wide = [reader for reader in readers if _covers_shape(work.known_sizes.find_content(reader.inputs[1]), shape)]
     for reader in wide:
         reader.replace_input_with(0, operand)
     return bool(wide)
 
 
-def _covers(target: Shape | None, shape: Shape) -> bool:
+def _covers_shape(target: Shape | None, shape: Shape) -> bool:
     """Return True if an Expand to a shape depends on no size of its input."""
     if target is None or len(target) < len(shape):
         return False
@@ -539,8 +539,8 @@ def _covers(target: Shape | None, shape: Shape) -> bool:
 
 def _simplify_gather(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     """Turn a Gather of all elements in order into a reshape."""
-    data, indices = work.known.shape(source), work.known.shape(node.inputs[1])
-    grid, target = work.grids.grid(node.inputs[1]), work.known.shape(node.outputs[0])
+    data, indices = work.known_sizes.shape(source), work.known_sizes.shape(node.inputs[1])
+    grid, target = work.grids.grid(node.inputs[1]), work.known_sizes.shape(node.outputs[0])
     if node.attributes.get_int("axis", 0) != 0 or not data or not indices or not grid.steps:
         return False
     return _counts_flat(grid, indices, data[0]) and work.reshape(node, source, target)
@@ -549,13 +549,13 @@ def _simplify_gather(work: _Simplification, node: ir.Node, source: ir.Value) -> 
 def _simplify_gather_nd(work: _Simplification, node: ir.Node, source: ir.Value) -> bool:
     """Turn a GatherND of all elements in order into a reshape."""
     joined = producer_of(node.inputs[1], "Concat")
-    data, indices = work.known.shape(source), work.known.shape(node.inputs[1])
-    target = work.known.shape(node.outputs[0])
+    data, indices = work.known_sizes.shape(source), work.known_sizes.shape(node.inputs[1])
+    target = work.known_sizes.shape(node.outputs[0])
     if joined is None or len(joined.inputs) > len(data) or node.attributes.get_int("batch_dims", 0) != 0:
         return False
     if joined.attributes.get_int("axis", 0) not in (-1, len(indices) - 1):
         return False
-    if any(work.known.shape(value)[-1:] != (ONE,) for value in joined.inputs):
+    if any(work.known_sizes.shape(value)[-1:] != (ONE,) for value in joined.inputs):
         return False
     grids = [work.grids.grid(value) for value in joined.inputs]
     is_all = _counts_through(grids, (*indices[:-1], ONE), data[: len(grids)])
@@ -568,8 +568,8 @@ def _join_transposition(work: _Simplification, outer: ir.Node, source: ir.Value)
     inner = producer_of(middle.inputs[0], "Reshape") if middle is not None else None
     if middle is None or inner is None or inner.inputs[0] is None:
         return False
-    shape, target = work.known.shape(inner.inputs[0]), work.known.shape(outer.outputs[0])
-    merged = work.known.shape(inner.outputs[0])
+    shape, target = work.known_sizes.shape(inner.inputs[0]), work.known_sizes.shape(outer.outputs[0])
+    merged = work.known_sizes.shape(inner.outputs[0])
     if len(merged) != 3 or list(middle.attributes.get_ints("perm", ())) != [0, 2, 1]:
         return False
     if len(shape) < 3 or merged[1:] != shape[-2:] or target != (*shape[:-2], shape[-1], shape[-2]):
@@ -582,10 +582,10 @@ def _join_transposition(work: _Simplification, outer: ir.Node, source: ir.Value)
 
 _RULES: tuple[tuple[str, Callable[[_Simplification, ir.Node, ir.Value], bool]], ...] = (
     ("Unsqueeze", _simplify_unsqueeze),
-    ("Slice", _remove_slice),
-    ("Expand", _remove_expand),
-    ("Transpose", _remove_transpose),
-    ("Add", _remove_addition_of_nothing),
+    ("Slice", _remove_whole_slice),
+    ("Expand", _remove_idle_expand),
+    ("Transpose", _remove_idle_transpose),
+    ("Add", _remove_zero_addition),
     ("Where", _simplify_where),
     ("And", _simplify_and),
     ("Gather", _simplify_gather),
@@ -598,24 +598,24 @@ graph.
 """
 
 
-def _state_shapes(graph: ir.Graph, known: KnownSizes) -> bool:
+def _state_shapes(graph: ir.Graph, known_sizes: KnownSizes) -> bool:
     """Write the sizes known by names of input dimensions to the values; return True if a size is new."""
     changed = False
     for node in graph:
         for value in node.outputs:
-            shape = known.shapes.get(value)
+            shape = known_sizes.shapes.get(value)
             if shape is None or value.is_graph_output() or (value.shape is not None and value.shape.is_static()):
                 continue
-            stated = [size.value if isinstance(size, ir.SymbolicDim) else size for size in value.shape or ()]
-            stated = stated or [None] * len(shape)
-            better = [_stated_size(size, old, known.names) for size, old in zip(shape, stated, strict=True)]
-            if better != stated:
+            stated_sizes = [size.value if isinstance(size, ir.SymbolicDim) else size for size in value.shape or ()]
+            stated_sizes = stated_sizes or [None] * len(shape)
+            better = [_format_size(size, old, known_sizes.names) for size, old in zip(shape, stated_sizes, strict=True)]
+            if better != stated_sizes:
                 value.shape = ir.Shape(better)
                 changed = True
     return changed
 
 
-def _stated_size(size: Size, old: int | str | None, names: frozenset[str]) -> int | str | None:
+def _format_size(size: Size, old: int | str | None, names: frozenset[str]) -> int | str | None:
     """Return a size as a file states it: in the names of the inputs, else the stated size."""
     if size.number is not None:
         return size.number
