@@ -319,7 +319,7 @@ def test_judge_of_forms_reads_samples_once(tmp_path: Path, monkeypatch: pytest.M
     with variant_evaluator(Path(MODEL), options, ("accuracy", 0.5)) as judge:
         assert ["a/texts.csv", "b/texts.csv"] == sorted(judge.request["content"])
         first = judge.scores(Session(MODEL))
-        monkeypatch.delattr(Preprocessor, "_process")
+        monkeypatch.delattr(Preprocessor, "_process_samples")
         assert first == judge.scores(Session(MODEL))
         assert first["accuracy"] > 0.5
 

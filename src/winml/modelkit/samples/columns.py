@@ -92,7 +92,7 @@ def match_columns(
         if role not in columns and (guess := _guess_column(role, data_set.features, set(columns.values()))) is not None:
             columns[role] = guess
     if missing_roles := [role for role in roles if role not in columns]:
-        raise _missing_column(data_set, missing_roles[0], columns)
+        raise _missing_column_error(data_set, missing_roles[0], columns)
     return columns
 
 
@@ -108,7 +108,7 @@ def _guess_column(role: str, features: Mapping[str, object], used_columns: set[s
     return typed_columns[0] if len(typed_columns) == 1 else None
 
 
-def _missing_column(data_set: DataSet | TextFile, role: str, columns: Mapping[str, str]) -> UsageError:
+def _missing_column_error(data_set: DataSet | TextFile, role: str, columns: Mapping[str, str]) -> UsageError:
     guesses = ", ".join(f"{name} is {column}" for name, column in columns.items()) or "none"
     return UsageError(
         f"{data_set.request.option} {data_set.name}: no column for {role}; its columns: {', '.join(data_set.columns)}; "

@@ -162,7 +162,7 @@ class DataSet:
         """Note on skipped samples; None if all samples were opened."""
         if not self.unreadable:
             return None
-        names = first_words([item.name for item in self.unreadable.values()], _NAME_LIMIT)
+        names = first_words([cell.name for cell in self.unreadable.values()], _NAME_LIMIT)
         count = len(self.unreadable)
         verbs = "cannot be opened and is" if count == 1 else "cannot be opened and are"
         return f"{count} of {len(self)} samples of {self.name} {verbs} skipped: {names}"
@@ -235,12 +235,12 @@ def _hub_folders() -> tuple[Path, ...]:
     return Path(constants.HF_HUB_CACHE), Path(config.DOWNLOADED_DATASETS_PATH)
 
 
-def _ask_hub(name: str, words: str) -> str:
+def _ask_hub(name: str, label: str) -> str:
     """Request a dataset from the Hub once: the datasets library repeats failed requests for half a minute.
 
     Args:
         name: The dataset.
-        words: Start of messages.
+        label: Start of messages.
 
     Returns:
         The reason why the Hub cannot be reached; empty if the Hub has the dataset.
@@ -259,12 +259,12 @@ def _ask_hub(name: str, words: str) -> str:
         huggingface_hub.HfApi().dataset_info(name)
     except errors.GatedRepoError as error:
         raise HubError(
-            f"{words}: is gated and this account has no access",
+            f"{label}: is gated and this account has no access",
             hint="Request access on its Hub page, then log in with `hf auth login` or set HF_TOKEN.",
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         raise HubError(
-            f"{words}: no such file or folder, and no such dataset on the Hub",
+            f"{label}: no such file or folder, and no such dataset on the Hub",
             hint="Check the spelling; for a private dataset, log in with `hf auth login` or set HF_TOKEN.",
         ) from error
     except connection as error:
@@ -345,7 +345,7 @@ def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
     if any(path.stem == "metadata" for path in files) or len(folders) != 1:
         return False
     parts = folders.pop().relative_to(folder).parts
-    return len(parts) in (1, 2) and not any(parts[-1].lower() in words for words in SPLIT_WORDS.values())
+    return len(parts) in (1, 2) and not any(parts[-1].lower() in split_words for split_words in SPLIT_WORDS.values())
 
 
 def _read_hub_splits(request: DataSetRequest, source: DataSource) -> Mapping[str, datasets.Dataset]:
@@ -401,17 +401,17 @@ def _disable_decoding(table: datasets.Dataset) -> datasets.Dataset:
     import datasets
 
     table = table.select_columns(table.column_names)  # a copy, with its own features
-    table.info.features = datasets.Features({name: _keep_stored(item) for name, item in table.features.items()})
+    table.info.features = datasets.Features({name: _skip_decoding(feature) for name, feature in table.features.items()})
     return table
 
 
-def _keep_stored(feature: Any) -> Any:
+def _skip_decoding(feature: Any) -> Any:
     if isinstance(feature, Mapping):
-        return {name: _keep_stored(item) for name, item in feature.items()}
+        return {name: _skip_decoding(child) for name, child in feature.items()}
     if isinstance(feature, list):
-        return [_keep_stored(item) for item in feature]
+        return [_skip_decoding(child) for child in feature]
     if hasattr(feature, "feature"):
-        return replace(feature, feature=_keep_stored(feature.feature))
+        return replace(feature, feature=_skip_decoding(feature.feature))
     # Json features are text; their values name no files.
     is_opened = hasattr(feature, "decode") and type(feature).__name__ != "Json"
     return replace(feature, decode=False) if is_opened else feature
@@ -431,5 +431,5 @@ def _draw_rows(request: DataSetRequest, table: datasets.Dataset) -> datasets.Dat
 def _root_cause(error: BaseException) -> str:
     """Return the message of the first cause, which is more specific than the message of the error."""
     *_, error = error_chain(error, with_context=False)
-    words = " ".join(str(error).split())
-    return words[:_LONGEST_REASON] or type(error).__name__
+    message = " ".join(str(error).split())
+    return message[:_LONGEST_REASON] or type(error).__name__

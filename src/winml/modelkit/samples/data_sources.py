@@ -147,14 +147,14 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[Path, str]]:
     return files, refused
 
 
-def refuse_missing_datasets(words: str) -> None:
+def refuse_missing_datasets(label: str) -> None:
     """Refuse a request that needs datasets if the package is not installed; does not import it.
 
     Args:
-        words: Start of messages.
+        label: Start of messages.
 
     Raises:
         UsageError: its hint states the installation command.
     """
     if importlib.util.find_spec("datasets") is None:
-        raise UsageError(f"{words}: requires the package datasets, which is not installed", hint=install_hint())
+        raise UsageError(f"{label}: requires the package datasets, which is not installed", hint=install_hint())

@@ -109,7 +109,7 @@ def _shaped_noise(generator: np.random.Generator, frequencies: Array, shape: tup
 
 def has_processors(inputs: Sequence[InputTensorSpec], folder: Path) -> bool:
     """Return True if a folder has all processors for the inputs; states of a cache need no processor."""
-    names = [item.name for item in inputs if item.cache is None]
+    names = [spec.name for spec in inputs if spec.cache is None]
     return bool(kinds_for(names)) and not missing_processors(names, folder)
 
 
@@ -117,7 +117,7 @@ def with_fixed_sizes(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]
     """Return inputs with the specified sizes of dynamic dimensions."""
     by_key = sizes_by_key(inputs, sizes)
     return [
-        item.model_copy(update={"shape": tuple(by_key.get(str(size), size) for size in item.shape)}) for item in inputs
+        spec.model_copy(update={"shape": tuple(by_key.get(str(size), size) for size in spec.shape)}) for spec in inputs
     ]
 
 
@@ -131,7 +131,7 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
     fixed_inputs = with_fixed_sizes(inputs, run.sizes)
     preprocessor = Preprocessor.of(folder, fixed_inputs, option="samples generated for the comparison")
     rows = preprocessor.fixed_batch or run.batch_size or 1
-    ids = next((item for item in inputs if item.name == "input_ids"), None)
+    ids = next((spec for spec in inputs if spec.name == "input_ids"), None)
     tokenizer = preprocessor.processors.get("tokenizer")
     words = [] if tokenizer is None else vocabulary(tokenizer, None if ids is None else ids.value_range)
     if tokenizer is not None and len(words) < _FEWEST_WORDS:
@@ -141,7 +141,7 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
             hint=f"Pass values with {opt.input_data} file.npz.",
         )
 
-    def sample(number: int) -> dict[str, Any]:
+    def make_sample(number: int) -> dict[str, Any]:
         generator = np.random.Generator(np.random.PCG64([run.seed, number]))
         values: dict[str, Any] = {}
         for kind, processor in preprocessor.processors.items():
@@ -153,7 +153,7 @@ def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run
                 values["audio"] = recording(generator, int(getattr(processor, "sampling_rate", SAMPLING_RATE_HZ)))
         return values
 
-    samples = map(sample, range(count * rows))
+    samples = map(make_sample, range(count * rows))
     batches = preprocessor.batches(samples, None if preprocessor.fixed_batch else rows)
     return tuple(Values(tuple(inputs), batch.feeds) for batch in batches)
 
@@ -266,7 +266,7 @@ def _make_texts(
             rows = len(next(iter(feeds.values())))
             yield _Text(model, np.tile([start, *tokens[: _PROMPT_TOKENS - 1]], (rows, 1)), model.start(feeds, rows))
     decoder = DecoderGraph(session)
-    batch = next(item.shape[0] for item in decoder.inputs if item.name == TOKEN_IDS)
+    batch = next(spec.shape[0] for spec in decoder.inputs if spec.name == TOKEN_IDS)
     rows = batch if isinstance(batch, int) else 1
     # A prompt graph reads two runs of tokens, so that the cache is not empty in the second.
     length = max(_PROMPT_TOKENS, 2 * (decoder.length or 0)) if _reads_prompts_only(decoder) else _PROMPT_TOKENS
@@ -310,11 +310,11 @@ def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Ma
 def token_texts(inputs: Sequence[InputTensorSpec], processors: Path, seed: int) -> Iterator[Array]:
     """Yield token ids of generated sentences; random token ids without a tokenizer."""
     words: list[str] = []
-    item = next(item for item in inputs if item.name == TOKEN_IDS)
-    if has_processors([item], processors):
+    spec = next(spec for spec in inputs if spec.name == TOKEN_IDS)
+    if has_processors([spec], processors):
         tokenizer = open_processor("tokenizer", processors, "calibration samples")
-        words = vocabulary(tokenizer, item.value_range)
-    low, high = item.value_range or (0, 1)
+        words = vocabulary(tokenizer, spec.value_range)
+    low, high = spec.value_range or (0, 1)
     for number in itertools.count():
         generator = np.random.Generator(np.random.PCG64([seed, number]))
         if len(words) < _FEWEST_WORDS:

@@ -138,8 +138,8 @@ def read_files(
     files = [path for paths in splits.values() for path in paths]
     stored_bytes = sum(path.stat().st_size for path in files)
     most_bytes = min(max(_MIN_LIMIT_BYTES, _MAX_RATIO * stored_bytes), shutil.disk_usage(cache).free // 2)
-    batches = {"batch_size": min(_batch_rows(path, most_bytes) for path in files)} if kind == "parquet" else {}
-    named = {split: [str(path.absolute()) for path in paths] for split, paths in splits.items()}
+    batches = {"batch_size": min(_count_batch_rows(path, most_bytes) for path in files)} if kind == "parquet" else {}
+    texts = {split: [str(path.absolute()) for path in paths] for split, paths in splits.items()}
     card_info = (
         next(iter(DatasetInfosDict.from_dataset_card_data({"dataset_info": dict(info)}).values()), None)
         if info
@@ -148,7 +148,7 @@ def read_files(
     features = card_info.features if card_info is not None else None
     builder = _builder_class(kind)(
         cache_dir=str(cache),
-        data_files=DataFilesDict({split: DataFilesList(names, [() for _ in names]) for split, names in named.items()}),
+        data_files=DataFilesDict({split: DataFilesList(names, [() for _ in names]) for split, names in texts.items()}),
         info=None if features is None else datasets.DatasetInfo(features=features),
         **batches,
         **(options or {}),
@@ -243,7 +243,7 @@ def _make_local_manager() -> Any:
     return NamedFiles(record_checksums=False)
 
 
-def _batch_rows(path: Path, most_bytes: int) -> int:
+def _count_batch_rows(path: Path, most_bytes: int) -> int:
     """Return the number of rows of a parquet file to read at a time, based on its footer.
 
     Raises:
@@ -318,13 +318,13 @@ class FolderLayout:
     notes: tuple[str, ...] = ()
 
 
-def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
+def read_layout(folder: Path, config: str | None, label: str) -> FolderLayout:
     """Return the files of a folder of tables or images, and the options for reading them.
 
     Args:
         folder: The folder.
         config: Configuration of the card; None: the only configuration, or the default.
-        words: Start of messages.
+        label: Start of messages.
 
     Raises:
         UsageError: the configuration does not exist, or there are several without a default.
@@ -332,19 +332,19 @@ def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
             or no regular file.
     """
     files, refused = data_sources.folder_files(folder)
-    entry = _select_config(_read_card_value(folder, "configs", words), config, words)
+    entry = _select_config(_read_card_value(folder, "configs", label), config, label)
     by_name = {path.relative_to(folder).as_posix(): path for path in files}
-    splits = _split_files(entry, by_name, words)
+    splits = _split_files(entry, by_name, label)
     kind = _most_frequent_kind(path for paths in splits.values() for path in paths)
     if kind is None:
-        raise UsageError(f"{words}: no samples", hint=data_sources.DATA_SET_FORMATS)
+        raise UsageError(f"{label}: no samples", hint=data_sources.DATA_SET_FORMATS)
     notes = []
     for path, reason in refused.items():
         if kind == "images" and path.suffix.lower() in data_sources.IMAGE_SUFFIXES:
             notes.append(f"{path.relative_to(folder).as_posix()} {reason} and is skipped")
         elif _has_kind(path, kind):
             raise InputError(
-                f"{words}: {path.relative_to(folder).as_posix()} {reason}",
+                f"{label}: {path.relative_to(folder).as_posix()} {reason}",
                 hint="Only regular files below the folder are read: put a copy there, or remove it.",
             )
     selected = {split: tuple(path for path in paths if _has_kind(path, kind)) for split, paths in splits.items()}
@@ -357,79 +357,79 @@ def read_layout(folder: Path, config: str | None, words: str) -> FolderLayout:
         kind,
         {split: paths for split, paths in selected.items() if paths},
         options,
-        _find_info(_read_card_value(folder, "dataset_info", words), entry, config),
+        _find_info(_read_card_value(folder, "dataset_info", label), entry, config),
         tuple(notes),
     )
 
 
-def _read_card_value(folder: Path, key: str, words: str) -> Any:
+def _read_card_value(folder: Path, key: str, label: str) -> Any:
     try:
         return front_matter_value(folder / MODEL_CARD_NAME, key, _MAX_CARD_BYTES)
     except FrontMatterError as error:
-        raise InputError(f"{words}: {MODEL_CARD_NAME} in the folder: {error}", hint="Correct or remove it.") from error
+        raise InputError(f"{label}: {MODEL_CARD_NAME} in the folder: {error}", hint="Correct or remove it.") from error
 
 
-def _select_config(configs: Any, name: str | None, words: str) -> Mapping[str, Any]:
+def _select_config(configs: Any, name: str | None, label: str) -> Mapping[str, Any]:
     """Return the requested or default configuration; ``{}`` if the card has none."""
     entries = configs if isinstance(configs, list) else [] if configs is None else [configs]
     if not all(isinstance(entry, Mapping) and isinstance(entry.get("config_name"), str) for entry in entries):
         raise InputError(
-            f"{words}: {MODEL_CARD_NAME} in the folder: 'configs' is not a list of objects with a 'config_name'",
+            f"{label}: {MODEL_CARD_NAME} in the folder: 'configs' is not a list of objects with a 'config_name'",
             hint="Correct or remove it.",
         )
     names = ", ".join(entry["config_name"] for entry in entries)
     if name is not None:
         matching = [entry for entry in entries if entry["config_name"] == name]
         if not matching:
-            raise UsageError(f"{words}: no configuration {name!r}", hint=f"Its configurations: {names or 'none'}.")
+            raise UsageError(f"{label}: no configuration {name!r}", hint=f"Its configurations: {names or 'none'}.")
         return dict(matching[0])
     if len(entries) > 1:
         entries = [entry for entry in entries if entry["config_name"] == "default" or entry.get("default")]
         if not entries:
-            raise UsageError(f"{words}: several configurations: {names}", hint="Pass the files of one of them.")
+            raise UsageError(f"{label}: several configurations: {names}", hint="Pass the files of one of them.")
     return dict(entries[0]) if entries else {}
 
 
-def _split_files(entry: Mapping[str, Any], by_name: Mapping[str, Path], words: str) -> dict[str, tuple[Path, ...]]:
+def _split_files(entry: Mapping[str, Any], by_name: Mapping[str, Path], label: str) -> dict[str, tuple[Path, ...]]:
     if (data_dir := entry.get("data_dir")) is not None:
-        prefix = _check_pattern(data_dir, words).rstrip("/") + "/"
+        prefix = _check_pattern(data_dir, label).rstrip("/") + "/"
         by_name = {name.removeprefix(prefix): path for name, path in by_name.items() if name.startswith(prefix)}
     if entry.get("data_files") is None:
         return _split_by_names(by_name)
     splits: dict[str, tuple[Path, ...]] = {}
-    for split, patterns in _split_patterns(entry["data_files"], words):
-        globs = [PurePosixPath(_check_pattern(pattern, words)).parts for pattern in patterns]
+    for split, patterns in _split_patterns(entry["data_files"], label):
+        globs = [PurePosixPath(_check_pattern(pattern, label)).parts for pattern in patterns]
         splits[split] = tuple(
-            path for name, path in by_name.items() if any(_matches(PurePosixPath(name).parts, item) for item in globs)
+            path for name, path in by_name.items() if any(_fits_glob(PurePosixPath(name).parts, glob) for glob in globs)
         )
         if not splits[split]:
             raise InputError(
-                f"{words}: {MODEL_CARD_NAME} references {', '.join(map(str, patterns))}, but the folder has no "
+                f"{label}: {MODEL_CARD_NAME} references {', '.join(map(str, patterns))}, but the folder has no "
                 "such file",
                 hint="Add the files, or correct 'configs'.",
             )
     return splits
 
 
-def _split_patterns(data_files: object, words: str) -> Iterator[tuple[str, list[Any]]]:
+def _split_patterns(data_files: object, label: str) -> Iterator[tuple[str, list[Any]]]:
     """Yield the splits in ``data_files`` of a card, with their patterns."""
     if isinstance(data_files, Mapping):
         pairs = list(data_files.items())
-    elif isinstance(data_files, list) and any(isinstance(item, Mapping) for item in data_files):
-        pairs = [(item.get("split"), item.get("path")) if isinstance(item, Mapping) else (None, item)
-                 for item in data_files]  # fmt: skip
+    elif isinstance(data_files, list) and any(isinstance(entry, Mapping) for entry in data_files):
+        pairs = [(entry.get("split"), entry.get("path")) if isinstance(entry, Mapping) else (None, entry)
+                 for entry in data_files]  # fmt: skip
     else:
         pairs = [("train", data_files)]
     for split, patterns in pairs:
         if not isinstance(split, str) or not _SPLIT_NAME.fullmatch(split):
             raise InputError(
-                f"{words}: {MODEL_CARD_NAME}: 'data_files' has the invalid split name {split!r}",
+                f"{label}: {MODEL_CARD_NAME}: 'data_files' has the invalid split name {split!r}",
                 hint="Correct or remove it.",
             )
         yield split, patterns if isinstance(patterns, list) else [patterns]
 
 
-def _check_pattern(pattern: Any, words: str) -> str:
+def _check_pattern(pattern: Any, label: str) -> str:
     """Return a pattern of names below the folder.
 
     Raises:
@@ -438,13 +438,13 @@ def _check_pattern(pattern: Any, words: str) -> str:
     text = PurePosixPath(pattern).as_posix() if isinstance(pattern, str) else ""
     if not stays_inside(text) or "::" in text or "://" in pattern:
         raise InputError(
-            f"{words}: {MODEL_CARD_NAME} references {pattern!r}, which is not a path in the folder",
+            f"{label}: {MODEL_CARD_NAME} references {pattern!r}, which is not a path in the folder",
             hint="Only files below the folder are read: put them there, and use relative paths.",
         )
     return text
 
 
-def _matches(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+def _fits_glob(name: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     """Return True if a name matches a pattern, part by part; ``**`` matches any number of folders."""
     positions = {0}
     for part in pattern:
@@ -467,8 +467,10 @@ def _split_by_names(by_name: Mapping[str, Path]) -> dict[str, tuple[Path, ...]]:
     for ending, levels in (("(?:[-._ 0-9]|$)", slice(None, -1)), ("[-._ 0-9]", slice(-1, None))):
         splits = {}
         for split, names in SPLIT_WORDS.items():
-            word = re.compile(f"(?:^|[-._ 0-9])(?:{'|'.join(names)}){ending}")
-            paths = [path for name, path in by_name.items() if any(map(word.search, PurePosixPath(name).parts[levels]))]
+            regex = re.compile(f"(?:^|[-._ 0-9])(?:{'|'.join(names)}){ending}")
+            paths = [
+                path for name, path in by_name.items() if any(map(regex.search, PurePosixPath(name).parts[levels]))
+            ]
             if paths:
                 splits[split] = tuple(paths)
         if splits:
@@ -519,8 +521,8 @@ def _is_harmless(key: str, value: object) -> bool:
 
 def _find_info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
     """Return the column description of a configuration."""
-    entries = [item for item in (infos if isinstance(infos, list) else [infos]) if isinstance(item, Mapping)]
+    entries = [info for info in (infos if isinstance(infos, list) else [infos]) if isinstance(info, Mapping)]
     name = entry.get("config_name", config)
     if name is None and len(entries) == 1:
         return dict(entries[0])
-    return next((dict(item) for item in entries if item.get("config_name", "default") == (name or "default")), None)
+    return next((dict(info) for info in entries if info.get("config_name", "default") == (name or "default")), None)

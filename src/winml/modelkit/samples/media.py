@@ -66,14 +66,14 @@ def install_hint() -> str:
     return f"Install the packages for datasets: {install_command('eval')}"
 
 
-def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Image | Unreadable:
+def open_image(cell: object, folders: Sequence[Path] | None, label: str) -> Image | Unreadable:
     """Open the image of a cell, decoded and in upright orientation, or return why it cannot be opened.
 
     Args:
         cell: An image, a path, bytes, or a record of ``bytes`` and ``path`` as in datasets.
         folders: Allowed folders of a path; a relative path is relative to the first. None: the path comes from the
             user and may lead to any regular file.
-        place: Name of a cell without a file name.
+        label: Name of a cell without a file name.
 
     Raises:
         UsageError: Pillow is missing.
@@ -83,7 +83,7 @@ def open_image(cell: object, folders: Sequence[Path] | None, place: str) -> Imag
         import PIL.ImageOps
     except ImportError as error:
         raise UsageError("images require Pillow, which is not installed", hint=install_hint()) from error
-    source, name = (cell, place) if isinstance(cell, PIL.Image.Image) else _find_source(cell, folders, place)
+    source, name = (cell, label) if isinstance(cell, PIL.Image.Image) else _find_source(cell, folders, label)
     if isinstance(source, Unreadable):
         return source
     try:
@@ -119,7 +119,7 @@ def _size_problem(width: int, height: int) -> str:
     return ""
 
 
-def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> Recording | Unreadable:
+def open_recording(cell: object, folders: Sequence[Path] | None, label: str) -> Recording | Unreadable:
     """Open the audio of a cell, or return why it cannot be opened.
 
     Args:
@@ -127,7 +127,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
             ``sampling_rate``.
         folders: Allowed folders of a path; a relative path is relative to the first. None: the path comes from the
             user and may lead to any regular file.
-        place: Name of a cell without a file name.
+        label: Name of a cell without a file name.
 
     Raises:
         UsageError: soundfile is missing.
@@ -142,7 +142,7 @@ def open_recording(cell: object, folders: Sequence[Path] | None, place: str) -> 
         import soundfile
     except (ImportError, OSError) as error:
         raise UsageError(f"audio files require soundfile: {error}", hint=install_hint()) from error
-    source, name = _find_source(cell, folders, place)
+    source, name = _find_source(cell, folders, label)
     if isinstance(source, Unreadable):
         return source
     try:
@@ -191,7 +191,7 @@ def _mix_channels(samples: NDArray[np.float32]) -> NDArray[np.float32]:
     return samples if samples.ndim == 1 else samples.mean(axis=-1, dtype="float32")
 
 
-def _find_source(cell: object, folders: Sequence[Path] | None, place: str) -> tuple[Any, str]:
+def _find_source(cell: object, folders: Sequence[Path] | None, label: str) -> tuple[Any, str]:
     """Return the source to open, or why the cell has none; and its name without folders."""
     content, path = cell, None
     if isinstance(cell, Mapping):
@@ -199,16 +199,16 @@ def _find_source(cell: object, folders: Sequence[Path] | None, place: str) -> tu
     elif isinstance(cell, (str, Path)):
         content, path = None, cell
     if isinstance(content, (bytes, bytearray)):
-        return io.BytesIO(content), Path(path).name if isinstance(path, (str, Path)) else place
+        return io.BytesIO(content), Path(path).name if isinstance(path, (str, Path)) else label
     if not isinstance(path, (str, Path)):
-        return Unreadable(place, f"contains {type(cell).__name__}, neither a file nor bytes"), place
+        return Unreadable(label, f"contains {type(cell).__name__}, neither a file nor bytes"), label
     path, name = Path(path), Path(path).name
     try:
         if folders is None:
             refuse_special_file(path)
             return path, name
         # datasets makes paths absolute.
-        folder = next((item for item in folders if path.is_relative_to(item.absolute())), folders[0])
+        folder = next((allowed for allowed in folders if path.is_relative_to(allowed.absolute())), folders[0])
         relative_path = path.relative_to(folder.absolute()) if path.is_relative_to(folder.absolute()) else path
         name = name if relative_path.is_absolute() else relative_path.as_posix()
         return file_below(folder, relative_path), name

@@ -158,7 +158,7 @@ class Preprocessor:
         )
         self._decided: dict[str, None] = {}
         self._cut: dict[str, set[int]] = {"text": set(), "recording": set()}
-        self._inputs = {item.name: item for item in inputs}
+        self._inputs = {spec.name: spec for spec in inputs}
         self._longest_text = longest_text
         self._option = option
         self._image_arguments: dict[str, Any] = {}
@@ -177,9 +177,9 @@ class Preprocessor:
             InputError: the files are damaged.
         """
         option = spell(option)
-        kinds = kinds_for(item.name for item in inputs)
+        kinds = kinds_for(spec.name for spec in inputs)
         if not kinds:
-            input_words = ", ".join(f"{item.name} {item.words}" for item in inputs) or "nothing"
+            input_words = ", ".join(f"{spec.name} {spec.words}" for spec in inputs) or "nothing"
             raise UsageError(
                 f"{option}: the graph takes {input_words}, which no tokenizer, image processor or feature "
                 "extractor provides",
@@ -226,7 +226,7 @@ class Preprocessor:
         numbered = enumerate(samples)
         while chunk := list(itertools.islice(numbered, size)):
             for group in self._group_samples(chunk):
-                arrays, rows = self._process(group)
+                arrays, rows = self._process_samples(group)
                 for start in range(0, len(rows), size):
                     yield self._make_batch(arrays, rows, range(start, min(start + size, len(rows))))
 
@@ -235,20 +235,20 @@ class Preprocessor:
         processor = self.processors.get("image processor")
         if not getattr(processor, "do_pad", False) or "pixel_mask" in self._inputs:
             return [chunk]
-        if self._image_arguments or len({_cell(sample, "image", self._option).size for _, sample in chunk}) == 1:
+        if self._image_arguments or len({_read_cell(sample, "image", self._option).size for _, sample in chunk}) == 1:
             return [chunk]
         if not all(self._fixed_size("pixel_values", axis) for axis in (-2, -1)):
             self._decided[_ONE_AT_A_TIME] = None
         return [[numbered] for numbered in chunk]
 
-    def _process(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
+    def _process_samples(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
         rows = [Row(number, sample) for number, sample in chunk]
         arrays: dict[str, Array] = {}
         for kind, processor in self.processors.items():
-            words = f"{self._option}: the {kind} failed on samples from {chunk[0][0]}"
-            with foreign_parser(words, hint="Check these samples, or use .npz files."):
+            failure = f"{self._option}: the {kind} failed on samples from {chunk[0][0]}"
+            with foreign_parser(failure, hint="Check these samples, or use .npz files."):
                 if kind == "tokenizer":
-                    created, rows = self._tokenize(processor, rows)
+                    created, rows = self._tokenize_texts(processor, rows)
                 elif kind == "image processor":
                     created, rows = self._process_images(processor, rows)
                 else:
@@ -256,7 +256,7 @@ class Preprocessor:
             arrays |= created
         return arrays, rows
 
-    def _tokenize(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+    def _tokenize_texts(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
         length = self._fixed_size("input_ids", 1)
         texts, arguments = _text_arguments([row.sample for row in rows], self._option)
         if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
@@ -265,7 +265,7 @@ class Preprocessor:
         has_context = "question" in rows[0].sample
         longest = length or self._longest_text
         if has_context:
-            stride = min(_WINDOW_OVERLAP, longest // 4, _room_for_context(tokenizer, rows, longest, self._option) // 2)
+            stride = min(_WINDOW_OVERLAP, longest // 4, _context_room(tokenizer, rows, longest, self._option) // 2)
             arguments |= {"return_overflowing_tokens": True, "stride": stride}
         with tokenizer_call(tokenizer, texts, arguments.get("text_pair"), label=label):
             tokens = tokenizer(
@@ -287,7 +287,7 @@ class Preprocessor:
         return dict(tokens), [_with_token_info(rows[source], tokens, index) for index, source in enumerate(sources)]
 
     def _process_images(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
-        images = [_cell(row.sample, "image", self._option).convert("RGB") for row in rows]
+        images = [_read_cell(row.sample, "image", self._option).convert("RGB") for row in rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
         processed_size = arrays["pixel_values"].shape[-2:]
@@ -307,7 +307,7 @@ class Preprocessor:
 
     def _process_recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
         rate_hz = int(extractor.sampling_rate)
-        samples = [resampled(_cell(row.sample, "audio", self._option), rate_hz) for row in rows]
+        samples = [resampled(_read_cell(row.sample, "audio", self._option), rate_hz) for row in rows]
         length = self._fixed_size("input_values", 1) if len(self._input_shape("input_values")) == 2 else None
         if longest := length or getattr(extractor, "n_samples", None):
             pairs = zip(rows, samples, strict=True)
@@ -323,18 +323,18 @@ class Preprocessor:
         if "input_ids" in arrays:
             arrays = {"position_ids": _token_positions(arrays), **arrays}
         feeds: dict[str, Array] = {}
-        for item in sorted(self._inputs.values(), key=lambda item: item.cache is None):
-            if item.cache is not None and "input_ids" in arrays:
-                feeds[item.name] = _empty_state(item, self._input_shape("input_ids"), len(padded), self._option)
+        for spec in sorted(self._inputs.values(), key=lambda spec: spec.cache is None):
+            if spec.cache is not None and "input_ids" in arrays:
+                feeds[spec.name] = _empty_state(spec, self._input_shape("input_ids"), len(padded), self._option)
                 continue
-            if item.name not in arrays:
+            if spec.name not in arrays:
                 processors = " and ".join(f"the {kind}" for kind in self.kinds)
                 raise UsageError(
-                    f"{self._option}: the graph takes {item.name} {item.words}, which {processors} "
+                    f"{self._option}: the graph takes {spec.name} {spec.words}, which {processors} "
                     f"{'do' if len(self.kinds) > 1 else 'does'} not provide",
                     hint="Use .npz files with one array per input.",
                 )
-            feeds[item.name] = _cast_to_input(item, np.asarray(arrays[item.name])[padded], self._option)
+            feeds[spec.name] = _cast_to_input(spec, np.asarray(arrays[spec.name])[padded], self._option)
         return Batch(feeds, tuple(rows[number] for number in row_numbers))
 
     def _input_shape(self, name: str) -> tuple[int | str | None, ...]:
@@ -347,18 +347,18 @@ class Preprocessor:
         return size if isinstance(size, int) else None
 
 
-def _cast_to_input(item: InputTensorSpec, array: Array, option: str) -> Array:
+def _cast_to_input(spec: InputTensorSpec, array: Array, option: str) -> Array:
     """Return an array in the type of the input that takes it.
 
     Raises:
         UsageError: the sizes differ from those of the input.
     """
-    if not item.takes_sizes(array.shape):
+    if not spec.takes_sizes(array.shape):
         raise UsageError(
-            f"{option}: the graph takes {item.name} {item.words}, but the samples are {array_words(array)}",
+            f"{option}: the graph takes {spec.name} {spec.words}, but the samples are {array_words(array)}",
             hint="Export with these sizes, or use .npz files with one array per input.",
         )
-    return array.astype(numpy_dtype(item.dtype))
+    return array.astype(numpy_dtype(spec.dtype))
 
 
 def _token_positions(arrays: Arrays) -> Array:
@@ -368,11 +368,11 @@ def _token_positions(arrays: Arrays) -> Array:
     return positions
 
 
-def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
+def _empty_state(spec: InputTensorSpec, tokens: Sequence[int | str | None], rows: int, option: str) -> Array:
     """Return a state of a cache before the first token of a text.
 
     Args:
-        item: The input for the state.
+        spec: The input for the state.
         tokens: Sizes of the token input of the graph.
         rows: Batch size.
         option: Option with the data, for messages.
@@ -380,15 +380,15 @@ def _empty_state(item: InputTensorSpec, tokens: Sequence[int | str | None], rows
     Raises:
         UsageError: the graph cannot read a whole text in one run with an empty cache.
     """
-    sizes = empty_state_sizes(item, tokens[0], rows)
+    sizes = empty_state_sizes(spec, tokens[0], rows)
     reads_one = tokens[1] == 1
-    if reads_one or (item.cache is not None and item.cache.kind in _GROWING_KINDS and all(sizes)):
-        reason = "reads one token per run" if reads_one else f"takes {item.name} {item.words}"
+    if reads_one or (spec.cache is not None and spec.cache.kind in _GROWING_KINDS and all(sizes)):
+        reason = "reads one token per run" if reads_one else f"takes {spec.name} {spec.words}"
         raise UsageError(
             f"{option}: each text is evaluated in one run without a KV cache, but the graph {reason}",
             hint=f"Export the model with {opt.no_cache}, or with dynamic sequence and cache lengths.",
         )
-    return np.zeros(sizes, numpy_dtype(item.dtype))
+    return np.zeros(sizes, numpy_dtype(spec.dtype))
 
 
 def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], dict[str, object]]:
@@ -398,7 +398,9 @@ def _text_arguments(samples: Sequence[Sample], option: str) -> tuple[list[Any], 
         questions = [_read_text(sample, "question", option) for sample in samples]
         return questions, {"text_pair": [_read_text(sample, "context", option) for sample in samples]}
     if "tokens" in first_sample:
-        return [list(map(str, _cell(sample, "tokens", option))) for sample in samples], {"is_split_into_words": True}
+        return [list(map(str, _read_cell(sample, "tokens", option))) for sample in samples], {
+            "is_split_into_words": True
+        }
     texts = [_read_text(sample, "text", option) for sample in samples]
     if "text_pair" not in first_sample:
         return texts, {}
@@ -425,7 +427,7 @@ def _recording_arguments(extractor: Any, length: int | None) -> dict[str, object
     return {"padding": True} if padding is not None and not padding.default else {}
 
 
-def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
+def _context_room(tokenizer: Any, rows: Sequence[Row], longest: int, option: str) -> int:
     """Return the number of context tokens that fit beside the longest question.
 
     Raises:
@@ -446,7 +448,7 @@ def _room_for_context(tokenizer: Any, rows: Sequence[Row], longest: int, option:
     )
 
 
-def _cell(sample: Sample, role: str, option: str) -> Any:
+def _read_cell(sample: Sample, role: str, option: str) -> Any:
     if sample.get(role) is None:
         raise UsageError(
             f"{option}: a sample has no {role}, only {', '.join(sample) or 'nothing'}",
@@ -456,7 +458,7 @@ def _cell(sample: Sample, role: str, option: str) -> Any:
 
 
 def _read_text(sample: Sample, role: str, option: str) -> str:
-    value = _cell(sample, role, option)
+    value = _read_cell(sample, role, option)
     if not isinstance(value, str):
         raise UsageError(
             f"{option}: {role} must be text, but a sample has {type(value).__name__}",

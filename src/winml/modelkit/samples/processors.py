@@ -94,7 +94,7 @@ def missing_processors(
         (kind, _KINDS[kind].data, tuple(name for name in _KINDS[kind].files if name not in unread))
         for kind in kinds_for(input_names)
     )
-    return tuple(item for item in processors if not any((folder / name).is_file() for name in item[2]))
+    return tuple(processor for processor in processors if not any((folder / name).is_file() for name in processor[2]))
 
 
 def processor_files(folder: Path) -> tuple[Path, ...]:
