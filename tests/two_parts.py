@@ -119,5 +119,5 @@ def export_loaded(
     exporter: HTPExporter, loaded: LoadedModel, output: Path, *, overwrite: bool = False, with_report: bool = False
 ) -> ExportResult:
     """Export a model assembled in a test; several parts go to ``<stem>_<part>.onnx``."""
-    target = exporter._target(output, overwrite=overwrite, with_report=with_report)
+    target = exporter._make_target(output, overwrite=overwrite, with_report=with_report)
     return exporter._export_parts(lambda: (loaded, first_choice(exporter.config)), target)

@@ -33,10 +33,10 @@ def write_adapters(adapters: Sequence[Adapter], model: Path, reserve: Callable[[
     inputs = adapter_inputs_of({entry.key: entry.value for entry in structure.metadata_props})
     modules = {} if inputs is None else inputs.modules
     types = {value.name: value.type.tensor_type.elem_type for value in structure.graph.input}
-    first = next((types[name] for pair in modules.values() for name in pair if name in types), int(ir.DataType.FLOAT))
+    dtype = next((types[name] for pair in modules.values() for name in pair if name in types), int(ir.DataType.FLOAT))
     names = []
     for adapter in adapters:
         assert adapter.name is not None  # such are switched
         names.append(adapter_name(adapter.name))
-        write_adapter(reserve(names[-1]), adapter_values(adapter, modules, ir.DataType(first).numpy()))
+        write_adapter(reserve(names[-1]), adapter_values(adapter, modules, ir.DataType(dtype).numpy()))
     return tuple(names)

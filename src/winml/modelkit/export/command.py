@@ -66,7 +66,7 @@ def _sizes_hint(path: Path) -> str:
     name = next((size.dim_param for shape in shapes for size in shape.dim if size.dim_param), None)
     if name is None:
         return "It has no named dynamic dimension. Export its source:"
-    bounds = stated_bounds({item.key: item.value for item in model.metadata_props}).get(name)
+    bounds = stated_bounds({entry.key: entry.value for entry in model.metadata_props}).get(name)
     sizes = json.dumps({name: 1 if bounds is None else bounds.clamp(1)})
     return f"Fix its dynamic dimensions with --shape-config '{sizes}', or export its source:"
 
@@ -178,26 +178,26 @@ def _read_request(options: Mapping[str, Any]) -> ExportRequest:
     if not configured["model"]:
         raise UsageError("no model is specified", hint="Use -m, or a config whose loader section names a model.")
     origin = "export.{}"
-    alone = _export_config(options["export_config"]) if options["export_config"] else None
+    alone = _parse_export_config(options["export_config"]) if options["export_config"] else None
     if alone is not None:
         config = config.model_copy(update={name: getattr(alone, name) for name in alone.model_fields_set})
     config = _requests.configured_export(config, options)
     if alone is not None:
         origin = "{} in --export-config"
         _requests.name_section_keys(alone, SECTION_OPTIONS, options, origin)
-    stated = _requests.stated_fields(ExportFields, options)
+    stated_fields = _requests.stated_fields(ExportFields, options)
     if options["clean_onnx"]:
-        stated["hierarchy"] = False
-    config = config.model_copy(update=stated)
+        stated_fields["hierarchy"] = False
+    config = config.model_copy(update=stated_fields)
     requested = _requests.stated_fields(ExportRequest, options)
     return ExportRequest(model=_requests.model_request(configured), config=config, origin=origin, **requested)
 
 
-def _export_config(place: str) -> WinMLExportConfig:
+def _parse_export_config(text_or_path: str) -> WinMLExportConfig:
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.options import parse_options, read_json
 
-    value, source = read_json(place, "--export-config")
+    value, source = read_json(text_or_path, "--export-config")
     if isinstance(value, dict) and "export" in value:
         raise ConfigError(f"{source}: this is a complete build config", hint="Use -c.")
     return parse_options(WinMLExportConfig, value, source)

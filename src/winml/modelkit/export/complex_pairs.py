@@ -18,7 +18,7 @@ from winml.modelkit.ort.shared_settings import attributes_replaced
 
 def complex_as_pairs() -> AbstractContextManager[None]:
     """Replace complex tensors by pairs inside the block; patches torch. Buffers of a module stay unchanged."""
-    return attributes_replaced((torch, "polar", _polar_pair), (torch, "view_as_complex", _pair_of_parts))
+    return attributes_replaced((torch, "polar", _polar_as_pair), (torch, "view_as_complex", _view_as_pair))
 
 
 _OPERATORS = (
@@ -35,15 +35,15 @@ class _Pair:
 
     @classmethod
     def __torch_function__(cls, func: object, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _apply(getattr(func, "__name__", ""), func, args, kwargs or {})
+        return _apply_operator(getattr(func, "__name__", ""), func, args, kwargs or {})
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(torch.Tensor, name)
         if name.endswith("_") and not name.startswith("_"):
-            raise _written(name)
+            raise _write_error(name)
         if not callable(value):
             return _SHARED[name](self) if name in _SHARED else getattr(self.as_complex(), name)
-        return lambda *args, **kwargs: _apply(name, value, (self, *args), kwargs)
+        return lambda *args, **kwargs: _apply_operator(name, value, (self, *args), kwargs)
 
     def __len__(self) -> int:
         return len(self.real)
@@ -56,31 +56,31 @@ class _Pair:
         return _AS_COMPLEX(torch.stack([self.real, self.imag], dim=-1))
 
 
-def _written(name: str) -> NotImplementedError:
+def _write_error(name: str) -> NotImplementedError:
     return NotImplementedError(f"{name}() writes into complex numbers, which are kept as pairs of real ones")
 
 
-def _operator(name: str) -> Callable[..., Any]:
+def _make_operator(name: str) -> Callable[..., Any]:
     """Return a method for an operator of Python, which is looked up in the class alone."""
     function = getattr(torch.Tensor, name)
 
-    def operator(self: _Pair, *others: object) -> Any:
-        return _apply(name, function, (self, *others), {})
+    def operator(self: _Pair, *operands: object) -> Any:
+        return _apply_operator(name, function, (self, *operands), {})
 
     return operator
 
 
 for _name in _OPERATORS:
-    setattr(_Pair, _name, _operator(_name))
+    setattr(_Pair, _name, _make_operator(_name))
 
 
-def _polar_pair(abs: torch.Tensor, angle: torch.Tensor, *, out: Any = None) -> Any:
+def _polar_as_pair(abs: torch.Tensor, angle: torch.Tensor, *, out: Any = None) -> Any:
     if out is not None:
         return _POLAR(abs, angle, out=out)
     return _Pair(abs * torch.cos(angle), abs * torch.sin(angle))
 
 
-def _pair_of_parts(input: torch.Tensor) -> _Pair:
+def _view_as_pair(input: torch.Tensor) -> _Pair:
     return _Pair(input[..., 0], input[..., 1])
 
 
@@ -101,29 +101,29 @@ _LAYOUT = frozenset({
 """Operators that only move values; the last three return the same for both parts."""
 
 
-def _apply(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    first = args[0] if args else None
-    if isinstance(first, _Pair) and name in _LAYOUT:
-        real, imag = (func(part, *args[1:], **kwargs) for part in (first.real, first.imag))
+def _apply_operator(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    subject = args[0] if args else None
+    if isinstance(subject, _Pair) and name in _LAYOUT:
+        real, imag = (func(part, *args[1:], **kwargs) for part in (subject.real, subject.imag))
         return _Pair(real, imag) if isinstance(real, torch.Tensor) else real
-    if isinstance(first, _Pair) and name == "view_as_real":
-        return torch.stack([first.real, first.imag], dim=-1)
+    if isinstance(subject, _Pair) and name == "view_as_real":
+        return torch.stack([subject.real, subject.imag], dim=-1)
     if name in _COMPUTED and not kwargs:
         return _COMPUTED[name](*args)
-    if isinstance(first, _Pair) and name == "to" and not kwargs and isinstance(args[1], (str, torch.device)):
-        return _Pair(first.real.to(args[1]), first.imag.to(args[1]))
-    return func(*map(_without_pairs, args), **{key: _without_pairs(value) for key, value in kwargs.items()})
+    if isinstance(subject, _Pair) and name == "to" and not kwargs and isinstance(args[1], (str, torch.device)):
+        return _Pair(subject.real.to(args[1]), subject.imag.to(args[1]))
+    return func(*map(_convert_pairs, args), **{key: _convert_pairs(value) for key, value in kwargs.items()})
 
 
-def _without_pairs(value: object) -> Any:
+def _convert_pairs(value: object) -> Any:
     """Return an argument, or a list of operands, with complex tensors in place of pairs."""
     if isinstance(value, (list, tuple)):
-        return [_without_pairs(item) for item in value]
+        return [_convert_pairs(operand) for operand in value]
     return value.as_complex() if isinstance(value, _Pair) else value
 
 
-def _product(left: object, right: object) -> _Pair:
-    (real, imag), (other_real, other_imag) = _parts(left), _parts(right)
+def _multiply_pairs(left: object, right: object) -> _Pair:
+    (real, imag), (other_real, other_imag) = _split_parts(left), _split_parts(right)
     if other_imag is None:
         return _Pair(real * other_real, imag * other_real)
     if imag is None:
@@ -131,37 +131,37 @@ def _product(left: object, right: object) -> _Pair:
     return _Pair(real * other_real - imag * other_imag, real * other_imag + imag * other_real)
 
 
-def _sum(left: object, right: object) -> _Pair:
-    (real, imag), (other_real, other_imag) = _parts(left), _parts(right)
+def _add_pairs(left: object, right: object) -> _Pair:
+    (real, imag), (other_real, other_imag) = _split_parts(left), _split_parts(right)
     sums = [part for part in (imag, other_imag) if part is not None]
     total = real + other_real
     # A real summand may have more rows than the pair.
     return _Pair(total, sum(sums[1:], sums[0]) + torch.zeros_like(total))
 
 
-def _quotient(left: object, right: object) -> Any:
-    real, imag = _parts(right)
+def _divide_pairs(left: object, right: object) -> Any:
+    real, imag = _split_parts(right)
     if imag is not None:
-        return torch.div(_without_pairs(left), _without_pairs(right))
-    return _product(left, 1 / real)
+        return torch.div(_convert_pairs(left), _convert_pairs(right))
+    return _multiply_pairs(left, 1 / real)
 
 
-def _negative(value: _Pair) -> _Pair:
+def _negate_pair(value: _Pair) -> _Pair:
     return _Pair(-value.real, -value.imag)
 
 
 _COMPUTED: Mapping[str, Callable[..., Any]] = {
-    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _product),
-    **dict.fromkeys(("add", "__add__", "__radd__"), _sum),
-    **dict.fromkeys(("sub", "subtract", "__sub__"), lambda left, right: _sum(left, -right)),
-    **dict.fromkeys(("rsub", "__rsub__"), lambda right, left: _sum(left, -right)),
-    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), _quotient),
-    **dict.fromkeys(("neg", "negative", "__neg__"), _negative),
+    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), _multiply_pairs),
+    **dict.fromkeys(("add", "__add__", "__radd__"), _add_pairs),
+    **dict.fromkeys(("sub", "subtract", "__sub__"), lambda left, right: _add_pairs(left, -right)),
+    **dict.fromkeys(("rsub", "__rsub__"), lambda right, left: _add_pairs(left, -right)),
+    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), _divide_pairs),
+    **dict.fromkeys(("neg", "negative", "__neg__"), _negate_pair),
 }
 """Operators that are computed on pairs."""
 
 
-def _parts(value: object) -> tuple[Any, Any]:
+def _split_parts(value: object) -> tuple[Any, Any]:
     """Return real and imaginary part; None for that of a real factor."""
     if isinstance(value, _Pair):
         return value.real, value.imag

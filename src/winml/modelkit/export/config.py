@@ -48,12 +48,12 @@ class WinMLExportConfig(ExportFields, DynamicFields, Options):
 
     @pydantic.field_validator("torch_module", mode="before")
     @classmethod
-    def _in_one_form(cls, value: object) -> object:
+    def _normalize_torch_modules(cls, value: object) -> object:
         return normalized_torch_modules(value)
 
     @pydantic.field_validator("input_tensors", "output_tensors")
     @classmethod
-    def _named_once(cls, specs: tuple[_SpecT, ...] | None) -> tuple[_SpecT, ...] | None:
+    def _refuse_repeated_names(cls, specs: tuple[_SpecT, ...] | None) -> tuple[_SpecT, ...] | None:
         names = [spec.name for spec in specs or ()]
         if specs is not None and not specs:
             raise ValueError("describe at least one tensor")
@@ -134,10 +134,10 @@ def second_choice(config: WinMLExportConfig, current: ExporterUse, error: Verifi
         current: Which exporter made the graph.
         error: The failed verification.
     """
-    first, second = EXPORTER_ORDER
-    if config.exporter != "auto" or current.name != first or not error.is_graph_wrong:
+    first_exporter, second_exporter = EXPORTER_ORDER
+    if config.exporter != "auto" or current.name != first_exporter or not error.is_graph_wrong:
         return None
     reason = error.message.removeprefix("cannot verify: ").partition(". ")[0]
     if not error.is_normalization_wrong:
-        reason = f"the graph {EXPORTER_WORDS[first]} made is wrong: {reason}"
-    return ExporterUse(second, reason, SECOND_TRY_S)
+        reason = f"the graph {EXPORTER_WORDS[first_exporter]} made is wrong: {reason}"
+    return ExporterUse(second_exporter, reason, SECOND_TRY_S)

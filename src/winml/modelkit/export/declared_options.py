@@ -36,7 +36,7 @@ ACCEPT_ASSUMPTIONS: Mapping[str, Any] = {
 """Declaration of the option, which several verbs have, apart from its group."""
 
 
-def _read_classes(text: str) -> object:
+def _parse_classes(text: str) -> object:
     try:
         return normalized_torch_modules(text)
     except ValueError as error:
@@ -77,7 +77,7 @@ class ExportFields:
     """Opset version of the ONNX file."""
     do_constant_folding: bool = declare(True, EXPORT, in_command=False)
     """Fold constants during the export. Weights are never duplicated."""
-    torch_module: TorchModules = declare("auto", ADVANCED, metavar="CLASSES", read=_read_classes, default_words="auto")
+    torch_module: TorchModules = declare("auto", ADVANCED, metavar="CLASSES", read=_parse_classes, default_words="auto")
     """`torch.nn` classes that appear in the module hierarchy: names such as Linear,LayerNorm, `all` or `none`. `auto`:
     those that only `torch.nn` modules and the root contain."""
     hierarchy: bool = declare(True, EXPORT)

@@ -89,18 +89,18 @@ def log_sigmoid(builder: GraphBuilder, x: Any) -> Any:
 
 def logaddexp(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """``log(exp(a) + exp(b))``, as the larger one plus ``log1p(exp(-|a - b|))``."""
-    decay = builder.op("Exp", builder.op("Neg", _distance(builder, a, b)))
+    decay = builder.op("Exp", builder.op("Neg", _absolute_difference(builder, a, b)))
     return builder.op("Add", builder.op("Max", a, b), _log1p_near_zero(builder, decay))
 
 
 def logaddexp2(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """The same to the base of 2."""
-    decay = builder.op("Pow", builder.number(2.0, a), builder.op("Neg", _distance(builder, a, b)))
+    decay = builder.op("Pow", builder.number(2.0, a), builder.op("Neg", _absolute_difference(builder, a, b)))
     surplus = builder.op("Div", _log1p_near_zero(builder, decay), builder.number(math.log(2.0), a))
     return builder.op("Add", builder.op("Max", a, b), surplus)
 
 
-def _distance(builder: GraphBuilder, a: Any, b: Any) -> Any:
+def _absolute_difference(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """``|a - b|``; 0 for equal infinities."""
     distance = builder.op("Abs", builder.op("Sub", a, b))
     return builder.op("Where", builder.op("Equal", a, b), builder.number(0.0, a), distance)
@@ -126,7 +126,7 @@ def _scaled_erfc(builder: GraphBuilder, x: Any) -> Any:
     one = builder.number(1.0, x)
     half = builder.op("Mul", builder.op("Abs", x), builder.number(0.5, x))
     t = builder.op("Div", one, builder.op("Add", one, half))
-    return builder.op("Mul", t, builder.op("Exp", _polynomial(builder, _ERFCX, t)))
+    return builder.op("Mul", t, builder.op("Exp", _evaluate_polynomial(builder, _ERFCX, t)))
 
 
 def erfinv(builder: GraphBuilder, y: Any, *, newton_steps: int = 0) -> Any:
@@ -140,8 +140,8 @@ def erfinv(builder: GraphBuilder, y: Any, *, newton_steps: int = 0) -> Any:
     op, one = builder.op, builder.number(1.0, y)
     # The factors are exact near 1, where 1 - y ** 2 is not.
     depth = op("Neg", op("Log", op("Mul", op("Sub", one, y), op("Add", one, y))))
-    middle = _polynomial(builder, _ERFINV_MIDDLE, op("Sub", depth, builder.number(2.5, y)))
-    outer = _polynomial(builder, _ERFINV_OUTER, op("Sub", op("Sqrt", depth), builder.number(3.0, y)))
+    middle = _evaluate_polynomial(builder, _ERFINV_MIDDLE, op("Sub", depth, builder.number(2.5, y)))
+    outer = _evaluate_polynomial(builder, _ERFINV_OUTER, op("Sub", op("Sqrt", depth), builder.number(3.0, y)))
     x = op("Mul", y, op("Where", op("Less", depth, builder.number(5.0, y)), middle, outer))
     for _step in range(newton_steps):
         slope = op("Mul", builder.number(2.0 / math.sqrt(math.pi), y), op("Exp", op("Neg", op("Mul", x, x))))
@@ -150,23 +150,23 @@ def erfinv(builder: GraphBuilder, y: Any, *, newton_steps: int = 0) -> Any:
     return op("Where", is_end, op("Mul", y, builder.number(math.inf, y)), x)
 
 
-def _polynomial(builder: GraphBuilder, factors: Sequence[float], x: Any) -> Any:
-    *rest, total = (builder.number(factor, x) for factor in factors)
-    for factor in reversed(rest):
+def _evaluate_polynomial(builder: GraphBuilder, factors: Sequence[float], x: Any) -> Any:
+    *lower_factors, total = (builder.number(factor, x) for factor in factors)
+    for factor in reversed(lower_factors):
         total = builder.op("Add", builder.op("Mul", total, x), factor)
     return total
 
 
 def remainder(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """``a % b`` of floats, with the sign of ``b``: ``a - floor(a / b) * b`` is wrong where ``a / b`` is rounded up."""
-    rest, is_opposite = _remainder(builder, a, b)
-    return builder.op("Where", is_opposite, builder.op("Add", rest, b), rest)
+    residue, is_opposite = _signed_remainder(builder, a, b)
+    return builder.op("Where", is_opposite, builder.op("Add", residue, b), residue)
 
 
 def floor_divide(builder: GraphBuilder, a: Any, b: Any) -> Any:
     """``a // b`` of floats, by the exact remainder, as Python and torch compute it."""
-    rest, is_opposite = _remainder(builder, a, b)
-    quotient = builder.op("Div", builder.op("Sub", a, rest), b)
+    residue, is_opposite = _signed_remainder(builder, a, b)
+    quotient = builder.op("Div", builder.op("Sub", a, residue), b)
     below = builder.op("Sub", quotient, builder.number(1.0, a))
     # A whole number but for rounding.
     whole = builder.op("Round", builder.op("Where", is_opposite, below, quotient))
@@ -174,11 +174,11 @@ def floor_divide(builder: GraphBuilder, a: Any, b: Any) -> Any:
     return builder.op("Where", is_by_zero, builder.op("Div", a, b), whole)
 
 
-def _remainder(builder: GraphBuilder, a: Any, b: Any) -> tuple[Any, Any]:
+def _signed_remainder(builder: GraphBuilder, a: Any, b: Any) -> tuple[Any, Any]:
     """Return the remainder with the sign of ``a``, and True if it is not 0 and ``b`` has the other sign."""
-    zero, rest = builder.number(0.0, a), builder.op("Mod", a, b, fmod=1)
-    has_other_sign = builder.op("Xor", builder.op("Less", rest, zero), builder.op("Less", b, zero))
-    return rest, builder.op("And", builder.op("Not", builder.op("Equal", rest, zero)), has_other_sign)
+    zero, residue = builder.number(0.0, a), builder.op("Mod", a, b, fmod=1)
+    has_other_sign = builder.op("Xor", builder.op("Less", residue, zero), builder.op("Less", b, zero))
+    return residue, builder.op("And", builder.op("Not", builder.op("Equal", residue, zero)), has_other_sign)
 
 
 def trunc_divide(builder: GraphBuilder, a: Any, b: Any) -> Any:
@@ -197,7 +197,7 @@ def product(builder: GraphBuilder, x: Any, axis: int, count: int) -> Any:
         axis: Removed.
         count: Size of the axis, at least 1.
     """
-    first, *others = (builder.op("Gather", x, builder.index(place), axis=axis) for place in range(count))
-    for factor in others:
-        first = builder.op("Mul", first, factor)
-    return first
+    total, *factors = (builder.op("Gather", x, builder.index(position), axis=axis) for position in range(count))
+    for factor in factors:
+        total = builder.op("Mul", total, factor)
+    return total

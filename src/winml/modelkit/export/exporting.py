@@ -132,7 +132,7 @@ class HTPExporter:
 
         # Before its attributes are looked at, which TorchScript does not show.
         refuse_programs(model, type(model).__name__)
-        target = self._target(output, overwrite=overwrite, with_report=with_report)
+        target = self._make_target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, functions=functions)
         return self._export_parts(describe, target, model)
 
@@ -156,7 +156,7 @@ class HTPExporter:
         """
         request = configured_request(request, self.config)
         refuse_dynamic(self.config.ep, is_dynamic=request.is_dynamic, allow_dynamic=self.config.allow_dynamic)
-        target = self._target(output, overwrite=overwrite, with_report=with_report)
+        target = self._make_target(output, overwrite=overwrite, with_report=with_report)
         target = replace(target, with_companions=with_companions, with_adapters=with_adapters, functions=functions)
         notes: list[str] = []
         parts: tuple[ModelPart, ...] = ()
@@ -180,7 +180,7 @@ class HTPExporter:
             request = request.with_sizes(frozen)
             parts = ()
 
-    def _target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
+    def _make_target(self, output: str | os.PathLike[str], *, overwrite: bool, with_report: bool) -> ExportTarget:
         # The model's own code may change the working directory.
         path = Path(output)
         return ExportTarget(path.absolute(), overwrite, self.config.hierarchy, with_report, named_folder=path.parent)
@@ -305,7 +305,9 @@ def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[
     """
     notes = []
     for key, size in sizes.items():
-        names = {(part.name, name) for part in parts for name, own in part.open_by_default.items() if own == key}
+        names = {
+            (part.name, name) for part in parts for name, size_key in part.open_by_default.items() if size_key == key
+        }
         axes = [
             f"axis {axis} of {spec.name}"
             for part in parts
@@ -315,9 +317,9 @@ def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[
             if (part.name, name) in names
         ]
         # Within the positions of any model that takes the first.
-        other = json.dumps({key: size // 2 if size > 1 else 2})
+        other_size = json.dumps({key: size // 2 if size > 1 else 2})
         notes.append(
             f"{key} ({', '.join(dict.fromkeys(axes))}) is fixed to {size}: as a dynamic dimension, it was frozen by "
-            f"the exporter. For a different size: {opt.shape_config} '{other}'."
+            f"the exporter. For a different size: {opt.shape_config} '{other_size}'."
         )
     return notes

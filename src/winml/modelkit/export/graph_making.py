@@ -101,7 +101,7 @@ def _capture_graph(
         ExportError: all permitted exporters failed; the error states the reason of each.
     """
     errors: dict[ExporterName, ExportError] = {}
-    for name, has_values in _attempts(prepared.part, config, use):
+    for name, has_values in _list_attempts(prepared.part, config, use):
         if has_values and (errors[name].operator is not None or (name == "dynamo" and not errors[name].is_by_value)):
             # Values do not help with an unsupported operator; dynamo needs values only if the forward branches on them.
             continue
@@ -111,15 +111,15 @@ def _capture_graph(
         except (ExportError, ImportError, AttributeError) as error:
             errors[name] = _convert_failure(name, error)
         else:
-            other = next((failed for failed in errors if failed != name), None)
-            return capture, use if other is None else ExporterUse(name, _failure_words(other, errors[other]))
+            failed = next((failed for failed in errors if failed != name), None)
+            return capture, use if failed is None else ExporterUse(name, _summarize_failure(failed, errors[failed]))
     first_error, *second_errors = errors.values()
     for second_error in second_errors:
         raise _combine_failures(first_error, second_error) from second_error
     raise first_error
 
 
-def _attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
+def _list_attempts(part: ModelPart, config: WinMLExportConfig, use: ExporterUse) -> list[tuple[ExporterName, bool]]:
     """Return the attempts in order: exporter, and True if it may read values of weights and example inputs."""
     attempts: list[tuple[ExporterName, bool]] = [(use.name, False)]
     if config.exporter == "auto" and part.open_grids is None:
@@ -173,10 +173,10 @@ def _convert_failure(name: ExporterName, error: ExportError | ImportError | Attr
     """Convert an exporter's failure to an ExportError, also for a missing library name; re-raise any other error."""
     missing = missing_name(error) or missing_name(error.__cause__ or error)
     if missing:
-        other = spell("dynamo" if name == "torchscript" else "no_dynamo")
+        option = spell("dynamo" if name == "torchscript" else "no_dynamo")
         failure = ExportError(
             f"{missing}, which the exporter {EXPORTER_WORDS[name]} needs",
-            hint=f"Use {other} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
+            hint=f"Use {option} or a different version of {missing.partition(' ')[0]}. Commands that take an ONNX "
             "file still work.",
         )
         failure.__cause__ = error
@@ -186,23 +186,23 @@ def _convert_failure(name: ExporterName, error: ExportError | ImportError | Attr
     raise error
 
 
-def _failure_words(name: ExporterName, error: ExportError) -> str:
+def _summarize_failure(name: ExporterName, error: ExportError) -> str:
     """Summarize the failure of an exporter in a few words."""
     if error.operator:
-        place = f" in module {error.module or '(the root)'}" if error.module is not None else ""
-        return f"{error.operator}{place} has no {EXPORTER_WORDS[name]} form"
+        scope = f" in module {error.module or '(the root)'}" if error.module is not None else ""
+        return f"{error.operator}{scope} has no {EXPORTER_WORDS[name]} form"
     return f"{EXPORTER_WORDS[name]}: {error.message}"
 
 
-def _combine_failures(first: ExportError, second: ExportError) -> ExportError:
+def _combine_failures(first_error: ExportError, second_error: ExportError) -> ExportError:
     error = ExportError(
-        f"neither exporter can make a graph of this model: {first.message}; {second.message}",
+        f"neither exporter can make a graph of this model: {first_error.message}; {second_error.message}",
         # The hint of an operator missing in TorchScript recommends dynamo.
-        hint=second.hint if first.operator else first.hint,
-        operator=first.operator,
-        module=first.module,
+        hint=second_error.hint if first_error.operator else first_error.hint,
+        operator=first_error.operator,
+        module=first_error.module,
     )
-    error.frozen = (*first.frozen, *second.frozen)
+    error.frozen = (*first_error.frozen, *second_error.frozen)
     return error
 
 
@@ -317,35 +317,35 @@ def _name_output_axes(
     """
     shapes = dict(proof.output_shapes or {})
     notes = []
-    for item in requested:
-        _refuse_unknown(item, shapes, inputs)
-        size = shapes[item.output][item.axis]
-        place = f"{item.requested_by}: axis {item.axis} of {item.output}"
+    for target in requested:
+        _refuse_unknown_axis(target, shapes, inputs)
+        size = shapes[target.output][target.axis]
+        axis_label = f"{target.requested_by}: axis {target.axis} of {target.output}"
         if isinstance(size, int):
-            notes.append(f"{place} is always {size}: it depends on no dynamic dimension of the inputs.")
-        elif item.name in (UNNAMED, size):
+            notes.append(f"{axis_label} is always {size}: it depends on no dynamic dimension of the inputs.")
+        elif target.name in (UNNAMED, size):
             continue
-        elif item.name in dimensions or size in dimensions:
-            notes.append(f"{place} equals {size} and has this name instead of {item.name}.")
+        elif target.name in dimensions or size in dimensions:
+            notes.append(f"{axis_label} equals {size} and has this name instead of {target.name}.")
         else:
-            shape = shapes[item.output]
-            shapes[item.output] = (*shape[: item.axis], item.name, *shape[item.axis + 1 :])
+            shape = shapes[target.output]
+            shapes[target.output] = (*shape[: target.axis], target.name, *shape[target.axis + 1 :])
     return replace(proof, output_shapes=shapes or None, notes=(*proof.notes, *notes))
 
 
-def _refuse_unknown(item: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequence[str]) -> None:
-    if item.output not in shapes:
-        guess = nearest(item.output, [*inputs, *shapes])
+def _refuse_unknown_axis(target: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequence[str]) -> None:
+    if target.output not in shapes:
+        guess = nearest(target.output, [*inputs, *shapes])
         raise UsageError(
-            f"{item.requested_by}: the model has no input or output {item.output!r}",
+            f"{target.requested_by}: the model has no input or output {target.output!r}",
             hint=f"{f'Did you mean {guess!r}? ' if guess else ''}Its inputs: {', '.join(inputs)}. "
             f"Its outputs: {', '.join(shapes)}.",
         )
-    rank = len(shapes[item.output])
-    if item.axis >= rank:
+    rank = len(shapes[target.output])
+    if target.axis >= rank:
         raise UsageError(
-            f"{item.requested_by}: output {item.output} has no axis {item.axis}; it has {rank}, counted from 0",
-            hint=f"Its shape: [{', '.join(map(str, shapes[item.output]))}].",
+            f"{target.requested_by}: output {target.output} has no axis {target.axis}; it has {rank}, counted from 0",
+            hint=f"Its shape: [{', '.join(map(str, shapes[target.output]))}].",
         )
 
 
@@ -389,8 +389,8 @@ def make_tagged_graph(
     with clock.step("hierarchy building") as step:
         # Without values there are no reads to record.
         watches_reads = run.config.verify and run.handover is None and part.stored is None
-        first = _trace_calls(prepared, inputs, watches_reads=watches_reads)
-        trace, draw = first.calls, first.draw
+        first_run = _trace_calls(prepared, inputs, watches_reads=watches_reads)
+        trace, draw = first_run.calls, first_run.draw
         inputs.traced = tensors = draw.inputs
         tree = build_tree(trace, run.config.torch_module, run.all_parts)
         if run.target.functions is not None:
@@ -399,9 +399,9 @@ def make_tagged_graph(
             chosen_modules(everything, run.target.functions)
         draw = _rename_outputs(draw, prepared.forward, run.config)
         # Comparisons in decibels stay near the traced sizes.
-        parameters = _parameter_count(prepared) if run.handover is None and run.config.verify else None
+        parameters = _count_parameters(prepared) if run.handover is None and run.config.verify else None
 
-        run_at = partial(_draw_of_sizes, run, prepared)
+        run_at = partial(_draw_at_sizes, run, prepared)
         try:
             proof = run_at_varied_sizes(draw, part.dimensions, run_at, parameters)
         except UsageError as error:
@@ -410,7 +410,7 @@ def make_tagged_graph(
         if proof.output_shapes is not None:
             proof = replace(proof, output_shapes=with_named_sums(proof.output_shapes, part.inputs))
         names = [spec.name for spec in part.inputs]
-        proof = _name_output_axes(proof, part.output_axes, names, [item.name for item in part.dimensions])
+        proof = _name_output_axes(proof, part.output_axes, names, [dimension.name for dimension in part.dimensions])
         at_other_shapes = f", run at {len(proof.draws)} more shapes" if proof.draws else ""
         step.summary = f"{len(tree)} modules ({tree.registered} registered, with torch.nn layers){at_other_shapes}"
     with clock.step("ONNX export") as step:
@@ -427,13 +427,13 @@ def make_tagged_graph(
         step.summary = f"{len(capture.scopes)} nodes tagged"
     with clock.step("tag injection") as step:
         model, graph_notes = _normalize_graph(capture.model, run.config, used) if normalizes else (capture.model, ())
-        maxima = {item.name: item.max for item in part.dimensions if item.max is not None}
+        maxima = {dimension.name: dimension.max for dimension in part.dimensions if dimension.max is not None}
         limits = {
             name: rows
             for name, rows in (table_limits(model.graph) if draw.sizes else {}).items()
             if name not in capture.bounds and rows < maxima.get(name, math.inf)
         }
-        extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _parameter_count(prepared))
+        extended, of_tables = limited_by_tables(proof, draw.sizes, limits, run_at, _count_parameters(prepared))
         dimensions, bound_notes, bounded_sums = _bound_dimensions(part.dimensions, capture.bounds, of_tables)
         bounds = {name: bound for name, bound in capture.bounds.items() if name in draw.sizes} | of_tables
         # Without a comparison of values, further draws are of no use.
@@ -458,16 +458,16 @@ def make_tagged_graph(
         assumed=(
             *capture.assumed,
             *bounded_sums,
-            *_find_retained_state(prepared, inputs, draw, first.changes),
-            *map(_shared_state_written, first.shared),
+            *_find_retained_state(prepared, inputs, draw, first_run.changes),
+            *map(_shared_state_assumption, first_run.shared),
         ),
         dimensions=dimensions,
-        reads=first.reads,
+        reads=first_run.reads,
     )
 
 
 def bounded_graph(
-    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, most: Mapping[str, int], reason: str
+    run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, maxima: Mapping[str, int], reason: str
 ) -> TaggedGraph:
     """Limit the dynamic dimensions of a graph to supported sizes; updates the graph's metadata in place.
 
@@ -475,21 +475,21 @@ def bounded_graph(
         run: The export.
         prepared: The part.
         tagged_graph: The graph of the part.
-        most: Dimension → largest size.
+        maxima: Dimension → largest size.
         reason: Reason of the limits, for the note.
     """
-    bounds = {item.name: (item.min, most[item.name]) for item in tagged_graph.dimensions if item.name in most}
+    bounds = {size.name: (size.min, maxima[size.name]) for size in tagged_graph.dimensions if size.name in maxima}
     dimensions, *_ = _bound_dimensions(tagged_graph.dimensions, bounds)
     proof = bounded_proof(
         tagged_graph.proof,
         tagged_graph.draw.sizes,
         bounds,
-        partial(_draw_of_sizes, run, prepared),
-        _parameter_count(prepared),
+        partial(_draw_at_sizes, run, prepared),
+        _count_parameters(prepared),
     )
     part = replace(prepared.part, dimensions=dimensions)
     _describe_model(tagged_graph.model, run, part, tagged_graph.tree, tagged_graph.exporter)
-    notes = (f"{name} is limited to {size}: {reason}" for name, size in most.items())
+    notes = (f"{name} is limited to {size}: {reason}" for name, size in maxima.items())
     return replace(tagged_graph, proof=proof, dimensions=dimensions, notes=(*tagged_graph.notes, *notes))
 
 
@@ -510,39 +510,39 @@ def _bound_dimensions(
     """
     bounded, notes = [], []
     for dimension in dimensions:
-        least, most = {**bounds, **of_tables}.get(dimension.name, (0, sys.maxsize))
-        least, most = max(least, dimension.min), min(most, dimension.max or most)
-        if least == most and dimension.min != dimension.max:
+        smallest, largest = {**bounds, **of_tables}.get(dimension.name, (0, sys.maxsize))
+        smallest, largest = max(smallest, dimension.min), min(largest, dimension.max or largest)
+        if smallest == largest and dimension.min != dimension.max:
             error = ExportError(
-                f"{dimension.name} cannot be dynamic: the graph supports size {most} only",
+                f"{dimension.name} cannot be dynamic: the graph supports size {largest} only",
                 hint=f"Fix the size: omit the dynamic option, or set a number in {opt.shape_config}.",
             )
             error.frozen = (dimension.name,)
             raise error
-        item = dimension.model_copy(update={"min": least, "max": None if most == sys.maxsize else most})
-        bounded.append(item)
-        if item != dimension:
-            sizes = f"to sizes from {least}" if item.max is None else f"to sizes from {least} to {most}"
+        narrowed = dimension.model_copy(update={"min": smallest, "max": None if largest == sys.maxsize else largest})
+        bounded.append(narrowed)
+        if narrowed != dimension:
+            sizes = f"to sizes from {smallest}" if narrowed.max is None else f"to sizes from {smallest} to {largest}"
             reason = "torch.export found that the forward takes a different branch beyond"
-            if item.name in of_tables:
-                reason = f"a table of the model, such as one of positions, has {most} rows"
-            notes.append(f"{item.name} is limited {sizes}: {reason}.")
+            if narrowed.name in of_tables:
+                reason = f"a table of the model, such as one of positions, has {largest} rows"
+            notes.append(f"{narrowed.name} is limited {sizes}: {reason}.")
     names = {dimension.name for dimension in dimensions}
     sums = [
         Assumption(
             "size",
             name,
-            value=f"up to {most}",
-            message=f"{name} is limited to {most}, as the sum of its parts: torch.export found that the forward "
+            value=f"up to {largest}",
+            message=f"{name} is limited to {largest}, as the sum of its parts: torch.export found that the forward "
             "takes a different branch beyond.",
         )
-        for name, (_, most) in bounds.items()
-        if name not in names and most != sys.maxsize
+        for name, (_, largest) in bounds.items()
+        if name not in names and largest != sys.maxsize
     ]
     return tuple(bounded), notes, sums
 
 
-def _parameter_count(prepared: PreparedPart) -> int:
+def _count_parameters(prepared: PreparedPart) -> int:
     return sum(parameter.numel() for parameter in prepared.part.module.parameters())
 
 
@@ -598,10 +598,10 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
     draw = inputs.accepted(lambda drawing: drawing.draw(1), run)
     if replaces_modules:
         run(draw.inputs)
-    return next(item for item in reversed(runs) if item.draw.inputs is draw.inputs)
+    return next(observed for observed in reversed(runs) if observed.draw.inputs is draw.inputs)
 
 
-def _shared_state_written(name: str) -> Assumption:
+def _shared_state_assumption(name: str) -> Assumption:
     return Assumption(
         "first_call",
         value=name,
@@ -626,22 +626,22 @@ def _find_retained_state(
     if not changes or prepared.part.stored is not None:
         return ()
 
-    def answer(tensors: Tensors) -> Draw:
+    def run_sample(tensors: Tensors) -> Draw:
         return Draw(tensors, run_reference(prepared, tensors), draw.sizes)
 
     try:
-        first = inputs.accepted(lambda drawing: drawing.draw(2), answer)
+        sample = inputs.accepted(lambda drawing: drawing.draw(2), run_sample)
     except ExportError:
         return ()
-    if not _differs_later(prepared, draw, first):
+    if not _differs_later(prepared, draw, sample):
         return ()
     names = ", ".join(changes[:_DISPLAYED_CHANGES]) + (", …" if len(changes) > _DISPLAYED_CHANGES else "")
     note = f"The forward keeps state between calls ({names}), so in PyTorch a later call returns different outputs."
-    words = f"{note} The file always returns the outputs of a first call."
-    return (Assumption("first_call", value=", ".join(changes), message=words),)
+    message = f"{note} The file always returns the outputs of a first call."
+    return (Assumption("first_call", value=", ".join(changes), message=message),)
 
 
-def _differs_later(prepared: PreparedPart, draw: Draw, first: Draw) -> bool:
+def _differs_later(prepared: PreparedPart, draw: Draw, sample: Draw) -> bool:
     """Return True if PyTorch's outputs for a sample differ after further calls from the first call.
 
     A model whose state no longer changes after a call, such as a table created in the first call, is not called again.
@@ -653,19 +653,19 @@ def _differs_later(prepared: PreparedPart, draw: Draw, first: Draw) -> bool:
                     run_reference(prepared, draw.inputs, keeps_state=True)
                     is_changed = bool(state.changes())
                     state.keep()
-                later = run_reference(prepared, first.inputs)
+                later = run_reference(prepared, sample.inputs)
             except ExportError:
                 return True
-            is_same = first.reference.keys() == later.keys() and all(
+            is_same = sample.reference.keys() == later.keys() and all(
                 np.array_equal(value, later[name], equal_nan=value.dtype.kind not in "biu")
-                for name, value in first.reference.items()
+                for name, value in sample.reference.items()
             )
             if not is_same or not is_changed:
                 return not is_same
     return False
 
 
-def _draw_of_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
+def _draw_at_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
     """Draw inputs of other sizes and run the part on them."""
     return run.inputs(prepared.part).accepted(
         lambda drawing: drawing.draw(3, sizes), lambda tensors: Draw(tensors, run_for_shapes(prepared, tensors), sizes)
@@ -693,15 +693,15 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
     for dimension in error.frozen:
         fixed = [(name, axis) for name, shape in shapes.items() for axis, size in enumerate(shape) if size == dimension]
         sizes = {(axis, tensors[name].shape[axis]) for name, axis in fixed}
-        others = [
+        candidates = [
             (name, axis)
             for name, shape in shapes.items()
             for axis, size in enumerate(shape)
             if isinstance(size, int) and (axis, size) in sizes
         ]
-        if not others or is_accepted(fixed):
+        if not candidates or is_accepted(fixed):
             continue
-        choices = [*([other] for other in others), others]
+        choices = [*([candidate] for candidate in candidates), candidates]
         if missing := next((axes for axes in choices if is_accepted([*fixed, *axes])), None):
             places = " and ".join(f"axis {axis} of {name}" for name, axis in missing)
             option = " ".join(f"{name}:{axis}={dimension}" for name, axis in missing)
@@ -753,11 +753,11 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
         for node in all_nodes(model):
             clear_tag(node)
         return
-    requested = next(item for item in run.loaded.parts if item.name == part.name).dimensions
-    narrowed = {item.name: [item.min, item.max] for item in part.dimensions if item not in requested}
+    requested = next(loaded_part for loaded_part in run.loaded.parts if loaded_part.name == part.name).dimensions
+    narrowed = {size.name: [size.min, size.max] for size in part.dimensions if size not in requested}
     bounds = (
-        item.model_copy(update={"min": part.smallest_sizes.get(item.name, item.min), "example": None})
-        for item in part.dimensions
+        size.model_copy(update={"min": part.smallest_sizes.get(size.name, size.min), "example": None})
+        for size in part.dimensions
     )
     description = ModelDescription(
         tree=tree,
@@ -775,7 +775,7 @@ def _describe_model(model: ir.Model, run: ExportRun, part: ModelPart, tree: Modu
             **({"bounds": narrowed} if narrowed else {}),
         },
         part=run.loaded.describe(part),
-        bounds=tuple(item for item in bounds if item.min > 1 or item.max is not None),
+        bounds=tuple(size for size in bounds if size.min > 1 or size.max is not None),
     )
     write_model_metadata(model, description)
     stamp(model)

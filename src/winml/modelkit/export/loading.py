@@ -217,13 +217,13 @@ def load_for_export(
         InputError: files, the Hub, or the user's code failed.
         ExportError: the outputs are to be compared with PyTorch's, and memory cannot hold the weights.
     """
-    loaded, use = _load(request, config, is_handed_over=is_handed_over, check=check)
+    loaded, use = _resolve_and_load(request, config, is_handed_over=is_handed_over, check=check)
     takes_dynamic = config.ep is None or config.allow_dynamic or find_execution_provider(config.ep).takes_dynamic
     closing = {} if takes_dynamic else _closing_sizes_by_default(loaded)
     if not closing:
         return loaded, use
     fixed = request.with_sizes({**closing, **request.fixed_sizes})
-    loaded, use = _load(fixed, config, is_handed_over=is_handed_over, check=check)
+    loaded, use = _resolve_and_load(fixed, config, is_handed_over=is_handed_over, check=check)
     note = (
         f"Sizes are fixed, as {opt.ep} {config.ep} requires. To change them: {opt.shape_config} "
         f"'{json.dumps(closing)}'."
@@ -231,7 +231,7 @@ def load_for_export(
     return replace(loaded, model_notes=(note, *loaded.model_notes)), use
 
 
-def _load(
+def _resolve_and_load(
     request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool, check: ModelCheck | None
 ) -> tuple[LoadedModel, ExporterUse]:
     resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
@@ -255,9 +255,9 @@ def _load(
             if config.verify:
                 reference_run.refuse_verification_beyond_memory(resolved.model, available_bytes())
             note = f"The weights were loaded: the forward fails without them in {refusal.module or 'the root'}."
-            complete = load_resolved(resolved, request)
+            weighted = load_resolved(resolved, request)
             parts = tuple(
-                replace(item, notes=seen.notes) for item, seen in zip(complete.parts, loaded.parts, strict=True)
+                replace(full, notes=fake.notes) for full, fake in zip(weighted.parts, loaded.parts, strict=True)
             )
             return LoadedModel.of_parts(loaded.info, parts, loaded.model_notes, [note], wanted=loaded.wanted), use
     return loaded, use
@@ -293,7 +293,7 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
     ``{}`` if the model has no cache or no dynamic size, or if the user requested a dynamic size.
     """
     parts = loaded.requested_parts
-    is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
+    is_asked = any(dimension.name not in part.open_by_default for part in parts for dimension in part.dimensions)
     if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
         return {}
     return closing_sizes(parts) or {}
@@ -313,15 +313,15 @@ def closing_sizes(parts: Sequence[ModelPart]) -> dict[str, int] | None:
     step = "decoder_sequence_length" if "decoder_sequence_length" in bounds else "sequence_length"
     usual = {name: default_size(name) or 1 for name in bounds}
     requested = {**usual, step: 1, PAST_KEY: _CACHED}
-    sizes = {name: _clamp_size(requested[name], usual[name], items) for name, items in bounds.items()}
-    for item in bounds.get(PAST_KEY, ()):
-        if item.max is not None:  # which reserves space for one token of a step
-            sizes[PAST_KEY] = max(1, min(sizes[PAST_KEY], item.max + 1 - sizes.get(step, 1)))
+    sizes = {name: _clamp_size(requested[name], usual[name], dimensions) for name, dimensions in bounds.items()}
+    for cache_dimension in bounds.get(PAST_KEY, ()):
+        if cache_dimension.max is not None:  # which reserves space for one token of a step
+            sizes[PAST_KEY] = max(1, min(sizes[PAST_KEY], cache_dimension.max + 1 - sizes.get(step, 1)))
     return sizes
 
 
 def _clamp_size(requested: int, usual: int, bounds: Sequence[DynamicDimension]) -> int:
     """Return the requested size, or the usual size if a part's minimum is larger, within the bounds of all parts."""
-    least = max(item.min for item in bounds)
-    most = [item.max for item in bounds if item.max is not None]
-    return min([requested if requested >= least else max(least, usual), *most])
+    minimum = max(bound.min for bound in bounds)
+    limits = [bound.max for bound in bounds if bound.max is not None]
+    return min([requested if requested >= minimum else max(minimum, usual), *limits])

@@ -36,26 +36,26 @@ def lower_opset(model: ir.Model, requested_opset: int) -> tuple[ir.Model, str]:
         The model, and a note on the reason of a newer opset; ``""`` if the requested opset was reached.
     """
     nodes = [node for node in model.graph.all_nodes() if not node.domain]
-    if form := next(filter(None, map(_missing_form, nodes)), ""):
+    if form := next(filter(None, map(_find_missing_form, nodes)), ""):
         reason = f"{form} has no form in {_INTERMEDIATE_OPSET}"
         return model, _opset_note(model.opset_imports[""], requested_opset, reason)
     for node in nodes:
-        _downgrade(node)
+        _downgrade_node(node)
     model.graph.opset_imports[""] = _INTERMEDIATE_OPSET
     if requested_opset == _INTERMEDIATE_OPSET:
         return model, ""
     return _convert_further(model, requested_opset)
 
 
-def _missing_form(node: ir.Node) -> str:
+def _find_missing_form(node: ir.Node) -> str:
     """Describe the operator or attribute of a node that opset 17 lacks; ``""`` if opset 17 has it."""
     if node.op_type in _NEW_OPERATORS:
         return node.op_type
     forms = _NEW_FORMS.get(node.op_type, ())
-    return next((f"{node.op_type} {words}" for words, is_form in forms if is_form(node)), "")
+    return next((f"{node.op_type} {suffix}" for suffix, is_form in forms if is_form(node)), "")
 
 
-def _downgrade(node: ir.Node) -> None:
+def _downgrade_node(node: ir.Node) -> None:
     """Rewrite a node of opset 18 for opset 17, in place."""
     if node.op_type in _REDUCTIONS:
         if axes := _constant_axes(node):
@@ -71,7 +71,7 @@ def _constant_axes(node: ir.Node) -> list[int] | None:
     if axes is None:
         return []
     tensor = ir.convenience.get_const_tensor(axes)
-    return None if tensor is None else [int(item) for item in tensor.numpy().reshape(-1)]
+    return None if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]
 
 
 def _reduces_nothing(node: ir.Node) -> bool:

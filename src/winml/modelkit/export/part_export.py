@@ -103,23 +103,23 @@ def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter:
 def hint_with_cache(hint: str) -> str:
     """Extend a hint by the suggestion to export without a cache, if that may help."""
     # Too few bits are too few without a cache, too; and what names the option has said it.
-    stated = any(option in hint for option in (opt.min_sqnr, opt.no_cache))
-    return hint if stated else f"{hint} {no_cache_hint()}".strip()
+    names_option = any(option in hint for option in (opt.min_sqnr, opt.no_cache))
+    return hint if names_option else f"{hint} {no_cache_hint()}".strip()
 
 
 def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
     with prepared_part(part) as prepared:
-        tagged_graph = _without_idle_weights(run, prepared, make_tagged_graph(run, prepared, exporter))
+        tagged_graph = _avoid_idle_weights(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)
         try:
             return _write_part(run, result, prepared, tagged_graph)
         except VerificationError as error:
             failed = error
         _blame_normalization(run, prepared, tagged_graph, failed)
-        second = second_choice(run.config, tagged_graph.exporter, failed)
-        if second is not None and prepared.part.open_grids is None:
-            retried_graph = make_tagged_graph(run, prepared, second)
-            if retried_graph.exporter != second:
+        second_exporter = second_choice(run.config, tagged_graph.exporter, failed)
+        if second_exporter is not None and prepared.part.open_grids is None:
+            retried_graph = make_tagged_graph(run, prepared, second_exporter)
+            if retried_graph.exporter != second_exporter:
                 failed.hint = f"{failed.hint} Also tried: {retried_graph.exporter.reason}."
             else:
                 try:
@@ -154,9 +154,9 @@ def _blame_normalization(
                 return
             path = folder / "raw.onnx"
             write_model(raw_graph.model, path)
-            written = _written_graph(prepared.part, raw_graph, path)
+            graph = _make_written_graph(prepared.part, raw_graph, path)
             is_streamed = _streams_weights(prepared)
-            verify_written_file(written, prepared, raw_run.inputs(prepared.part), is_streamed=is_streamed)
+            verify_written_file(graph, prepared, raw_run.inputs(prepared.part), is_streamed=is_streamed)
         except WinMLError:
             return
     failed.is_normalization_wrong = True
@@ -167,7 +167,7 @@ def _blame_normalization(
     failed.hint = f"No file was written; {opt.no_verify} writes it anyway. This is a bug in winml: please report it."
 
 
-def _without_idle_weights(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
+def _avoid_idle_weights(run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph) -> TaggedGraph:
     """Use the dynamo graph of a part if TorchScript's stores weights of other parts that are only read for shapes.
 
     A part may run modules of another part for sizes alone. TorchScript computes the sizes from values; dynamo knows
@@ -178,8 +178,8 @@ def _without_idle_weights(run: ExportRun, prepared: PreparedPart, tagged_graph: 
     if not idle or run.config.exporter != "auto" or tagged_graph.exporter.name != "torchscript":
         return tagged_graph
     reason = f"TorchScript would store {size_words(idle)} of weights of which only the shapes are read"
-    other = make_tagged_graph(run, prepared, ExporterUse("dynamo", reason, SECOND_TRY_S))
-    return tagged_graph if idle_weight_bytes(other.model) else other
+    dynamo_graph = make_tagged_graph(run, prepared, ExporterUse("dynamo", reason, SECOND_TRY_S))
+    return tagged_graph if idle_weight_bytes(dynamo_graph.model) else dynamo_graph
 
 
 def _refuse_wrong_feeds(run: ExportRun, part: ModelPart, outputs: Sequence[str]) -> None:
@@ -221,7 +221,7 @@ def _write_part(
             for file in files:
                 file.unlink(missing_ok=True)
             raise
-        exported = _exported_part(run, part, paths, tagged_graph, comparison)
+        exported = _make_exported_part(run, part, paths, tagged_graph, comparison)
         step.summary = exported.comparison_words
         notes = (*exported.notes, *function_notes, *adapter_notes)
         if run.target.with_adapters:
@@ -249,7 +249,7 @@ def _write_part(
         if is_last:
             companions = settled_companions(companions, paths.model.parent, sources, run.files.gave_way)
             result = replace(result, companions=companions)
-            models = [run.target.part_paths(other).model for other in run.loaded.requested_parts]
+            models = [run.target.part_paths(requested_part).model for requested_part in run.loaded.requested_parts]
             remove_companions(paths.model.parent, {*owned} - {*sources, *(path.name for path in sizes)}, models)
     return _append_part(result, replace(exported, files=_written_files(paths, files, sizes)), run)
 
@@ -278,13 +278,13 @@ def _apply_handover(run: ExportRun, tagged_graph: TaggedGraph, path: Path) -> Ta
     """Apply the handed-over works to the graph, if there are any."""
     if run.handover is None:
         return tagged_graph
-    handed = run.handover.apply(tagged_graph.model, path)
+    handed_graph = run.handover.apply(tagged_graph.model, path)
     return replace(
         tagged_graph,
-        model=handed.model,
-        coverage=measure_coverage(handed.model),
-        notes=(*tagged_graph.notes, *handed.notes),
-        handed=handed,
+        model=handed_graph.model,
+        coverage=measure_coverage(handed_graph.model),
+        notes=(*tagged_graph.notes, *handed_graph.notes),
+        handed=handed_graph,
     )
 
 
@@ -305,17 +305,17 @@ def _verify_adapters(
         return (
             f"Not verified with adapters ({names}): the comparison needs {size_words(needed)} of memory in PyTorch.",
         )
-    written = _written_graph(prepared.part, tagged_graph, staged)
-    least = None if tagged_graph.handed is None else tagged_graph.handed.least_sqnr_db
+    graph = _make_written_graph(prepared.part, tagged_graph, staged)
+    minimum_db = None if tagged_graph.handed is None else tagged_graph.handed.least_sqnr_db
     with temporary_folder() as folder, with_values(prepared) as weighted:
         files = write_adapters(adapters, staged, lambda name: folder / name)
         for adapter, file in zip(adapters, files, strict=True):
             with adapter_merged(weighted.model, adapter):
-                verify_with_adapter(written, weighted, folder / file, str(adapter.name), least)
+                verify_with_adapter(graph, weighted, folder / file, str(adapter.name), minimum_db)
     return (f"Also compared with PyTorch with each adapter merged: {names}.",)
 
 
-def _written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path) -> WrittenGraph:
+def _make_written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path) -> WrittenGraph:
     return WrittenGraph(
         staged,
         tagged_graph.model,
@@ -333,13 +333,13 @@ def _verify_part(
     if not run.config.verify:
         return None
     part = prepared.part
-    written = _written_graph(part, tagged_graph, staged)
+    graph = _make_written_graph(part, tagged_graph, staged)
     if run.handover is not None:
         assert tagged_graph.handed is not None  # applied before the file was written
-        least, piece_bytes = tagged_graph.handed.least_sqnr_db, run.handover.piece_bytes
-        samples = None if len(run.loaded.parts) > 1 else _samples(run, part)
-        fidelity = measure_written_file(written, prepared, run.inputs(part), least, piece_bytes, samples)
-        return fidelity if len(run.loaded.parts) == 1 else _measured_text(run, prepared, fidelity)
+        minimum_db, piece_bytes = tagged_graph.handed.least_sqnr_db, run.handover.piece_bytes
+        samples = None if len(run.loaded.parts) > 1 else _make_samples(run, part)
+        fidelity = measure_written_file(graph, prepared, run.inputs(part), minimum_db, piece_bytes, samples)
+        return fidelity if len(run.loaded.parts) == 1 else _measure_text(run, prepared, fidelity)
     advice = (
         (
             f"Without {opt.no_dynamo}, the dynamo exporter is tried too: it supports dynamic sizes that TorchScript "
@@ -350,19 +350,19 @@ def _verify_part(
     )
     try:
         is_streamed = _streams_weights(prepared)
-        verification = verify_written_file(written, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
+        verification = verify_written_file(graph, prepared, run.inputs(part), advice=advice, is_streamed=is_streamed)
     except VerificationError as error:
-        verified = _verified_on_copy(run, prepared, tagged_graph, advice) if error.is_silent else None
+        verified = _verify_on_copy(run, prepared, tagged_graph, advice) if error.is_silent else None
         if verified is None:
             raise
         verification = replace(verified, on_drawn_weights=True)
     follows = partial(_follows_inputs, tagged_graph.model)
     if not verification.on_drawn_weights and any(map(follows, verification.constant)):
         # A head, or a neighbouring scale, may be zero.
-        verified = _verified_on_copy(run, prepared, tagged_graph, advice)
+        verified = _verify_on_copy(run, prepared, tagged_graph, advice)
         if verified is not None and len(verified.constant) < len(verification.constant):
             disproved = {*verification.constant} - {*verified.constant}
-            assumed = (item for item in verification.assumed or () if item.value not in disproved)
+            assumed = (assumption for assumption in verification.assumed or () if assumption.value not in disproved)
             verification = replace(verification, assumed=tuple(assumed), on_drawn_weights=True)
     verification = replace(verification, accepts_assumptions=run.config.accept_assumptions)
     return _verify_text(run, prepared, verification)
@@ -376,7 +376,7 @@ def _streams_weights(prepared: PreparedPart) -> bool:
     return prepared.part.with_references is not None and 2 * verification_bytes(prepared.model) > available_bytes()
 
 
-def _verified_on_copy(
+def _verify_on_copy(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
 ) -> VerificationInfo | None:
     """Compare the graph of the same model with random weights; None if that proves nothing or gives another graph.
@@ -399,8 +399,8 @@ def _verified_on_copy(
         path = folder / "copy.onnx"
         write_model(copied.model, path)
         try:
-            written = _written_graph(drawn.part, copied, path)
-            return verify_written_file(written, drawn, copied_run.inputs(drawn.part), advice=advice)
+            graph = _make_written_graph(drawn.part, copied, path)
+            return verify_written_file(graph, drawn, copied_run.inputs(drawn.part), advice=advice)
         except VerificationError as error:
             if not error.is_graph_wrong:
                 return None
@@ -432,8 +432,8 @@ def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
             tensor = None if stored is None else stored.const_value
             if tensor is None or tuple(tensor.shape.numpy()) != tuple(value.shape):
                 continue
-            own, written = to_numpy(value.detach()), tensor.numpy()
-            if not np.array_equal(written.astype(np.float64), own.astype(np.float64), equal_nan=True):
+            original, saved = to_numpy(value.detach()), tensor.numpy()
+            if not np.array_equal(saved.astype(np.float64), original.astype(np.float64), equal_nan=True):
                 raise VerificationError(
                     f"the values of parameter {name!r} in the file differ from the model",
                     hint="No file was written. This is a bug in winml: please report it.",
@@ -441,7 +441,7 @@ def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
                 )
 
 
-def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
+def _make_samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], QualitySamples] | None:
     """Return the samples on which every command measures quality, made by the processor of the checkpoint.
 
     None without a processor, or if its results do not fit the inputs of the model.
@@ -465,7 +465,7 @@ def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Quality
     return [values.feeds for values in made], QualitySamples("processor", len(made), run.seed)
 
 
-def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:
+def _measure_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:
     """Add the comparison of the text of all parts to the fidelity of a quantized decoder, which is exported last.
 
     Raises:
@@ -504,7 +504,7 @@ def _verify_text(run: ExportRun, prepared: PreparedPart, verification: Verificat
     return replace(verification, generation=generation)
 
 
-def _exported_part(
+def _make_exported_part(
     run: ExportRun,
     part: ModelPart,
     paths: ExportPaths,
@@ -519,7 +519,7 @@ def _exported_part(
     skipped = () if comparison else (f"Not verified: the file was not compared with the model ({opt.no_verify}).",)
     if part.dimensions and not comparison:
         skipped = (*skipped, f"Not verified: whether the dynamic dimensions work at different sizes ({opt.no_verify}).")
-    model, exporter, handed = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
+    model, exporter, handed_graph = tagged_graph.model, tagged_graph.exporter, tagged_graph.handed
     checked_sizes = tagged_graph.proof.other_sizes(tagged_graph.draw.sizes) if comparison else {}
     return ExportedPart(
         name=part.name,
@@ -538,16 +538,16 @@ def _exported_part(
         opset_produced=model.opset_imports[""],
         dimensions=tagged_graph.dimensions,
         checked_sizes=checked_sizes,
-        done=handed.summaries if handed is not None else (),
+        done=handed_graph.summaries if handed_graph is not None else (),
         fidelity=fidelity,
         assumed=assumed,
         notes=(
             *part.notes,
             *tagged_graph.notes,
-            *(item.message for item in assumed),
+            *(assumption.message for assumption in assumed),
             *run.inputs(part).notes,
             *verification_notes(verification),
-            *(handed.late_notes() if handed is not None else ()),
+            *(handed_graph.late_notes() if handed_graph is not None else ()),
             *compared,
             *skipped,
         ),
@@ -575,9 +575,9 @@ def _node_records(model: ir.Model) -> tuple[NodeRecord, ...]:
     return tuple(map(record, all_nodes(model)))
 
 
-def _written_files(paths: ExportPaths, written: Sequence[Path], sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
+def _written_files(paths: ExportPaths, outputs: Sequence[Path], sizes: Mapping[Path, int]) -> tuple[WrittenFile, ...]:
     """Return the files of a part as the user named them, the model first."""
-    names = {path.name for path in (*written, paths.sidecar, paths.report) if path is not None}
+    names = {path.name for path in (*outputs, paths.sidecar, paths.report) if path is not None}
     files = [WrittenFile(paths.model.with_name(path.name), size) for path, size in sizes.items() if path.name in names]
     return tuple(sorted(files, key=lambda file: (file.path != paths.model, file.path.name)))
 

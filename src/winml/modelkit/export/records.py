@@ -61,9 +61,9 @@ class ModuleSize:
     @property
     def words(self) -> str:
         """The size in words: ``93 nodes (12 own) · 4.4 M parameters``."""
-        own = "" if self.own_nodes == self.nodes else f" ({self.own_nodes} own)"
+        own_text = "" if self.own_nodes == self.nodes else f" ({self.own_nodes} own)"
         size = f" · {count_words(self.parameters)} parameters" if self.parameters else ""
-        return f"{count_noun(self.nodes, 'node')}{own}{size}"
+        return f"{count_noun(self.nodes, 'node')}{own_text}{size}"
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,8 @@ class ExportedPart(Record):
 
     def module_sizes(self) -> Callable[[ModuleNode], ModuleSize]:
         """Return a function from module path to its numbers of nodes and parameters."""
-        own, total = self.node_counts(), self.total_node_counts()
-        return lambda module: ModuleSize(total.get(module.path, 0), own.get(module.path, 0), module.parameter_count)
+        nodes, totals = self.node_counts(), self.total_node_counts()
+        return lambda module: ModuleSize(totals.get(module.path, 0), nodes.get(module.path, 0), module.parameter_count)
 
     @recorded(entry("dynamic", before="coverage"))
     def dynamic_entry(self) -> list[dict[str, object]]:
@@ -238,6 +238,6 @@ class ExportResult:
         }
         if len(self.parts) == 1:
             part = self.only_part.as_record()
-            first = {"model_path": part["model_path"], "files": part["files"], "model": record["model"]}
-            return {**first, **part, **record}
+            leading_entries = {"model_path": part["model_path"], "files": part["files"], "model": record["model"]}
+            return {**leading_entries, **part, **record}
         return {**record, "parts": [{"name": part.name, **part.as_record()} for part in self.parts]}

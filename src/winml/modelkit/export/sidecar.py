@@ -45,11 +45,11 @@ class DescribedFile:
 def adapted_sidecar_json(sidecar: Mapping[str, Any], file: DescribedFile) -> str:
     """Return the sidecar of an export as JSON text, with its file facts replaced by those of another file."""
     note = f"Nodes, coverage and files are those of {file.files[0][0]}; all else was written down by the export."
-    own = Counter(file.nodes.values())
+    node_counts = Counter(file.nodes.values())
     record = {
         **sidecar,
         "model_sha256": file.sha256,
-        **{key: _update_node_counts(module, own) for key, module in sidecar.items() if key == "modules"},
+        **{key: _update_node_counts(module, node_counts) for key, module in sidecar.items() if key == "modules"},
         "nodes": dict(file.nodes),
         "statistics": {**sidecar["statistics"], **_coverage_record(file.coverage), "root_nodes": list(file.root_nodes)},
         "outputs": {**sidecar["outputs"], "files": [{"name": name, "size_bytes": size} for name, size in file.files]},
@@ -125,10 +125,10 @@ def _module_record(part: ExportedPart, node: ModuleNode) -> dict[str, object]:
     }
 
 
-def _update_node_counts(module: Mapping[str, Any], own: Mapping[str, int]) -> dict[str, Any]:
+def _update_node_counts(module: Mapping[str, Any], own_counts: Mapping[str, int]) -> dict[str, Any]:
     """Return the record of a module and its children with node counts updated by tag."""
-    children = [_update_node_counts(child, own) for child in module["children"]]
-    count = own.get(module["tag"], 0)
+    children = [_update_node_counts(child, own_counts) for child in module["children"]]
+    count = own_counts.get(module["tag"], 0)
     nodes = {"total": count + sum(child["nodes"]["total"] for child in children), "own": count}
     return {**module, "nodes": nodes, "children": children}
 

@@ -35,24 +35,24 @@ _MOST_SINGLE = 2
 
 def input_words(inputs: Sequence[InputTensorSpec]) -> str:
     """Return the inputs of a graph: ``input_ids int64[batch, sequence], …``."""
-    return _words(inputs, {spec.name for spec in inputs if spec.cache is not None})
+    return _describe_specs(inputs, {spec.name for spec in inputs if spec.cache is not None})
 
 
 def output_words(outputs: Sequence[OutputTensorSpec], description: PartDescription | None) -> str:
     """List the outputs of a graph; outputs that the part feeds to itself are summarized as the cache."""
     own_feeds = [feed for feed in description.feeds if feed.part == description.name] if description else []
-    return _words(outputs, {feed.output for feed in own_feeds})
+    return _describe_specs(outputs, {feed.output for feed in own_feeds})
 
 
-def _words(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], together: Collection[str]) -> str:
+def _describe_specs(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], together: Collection[str]) -> str:
     single = [spec for spec in specs if spec.name not in together or len(together) <= _MOST_SINGLE]
-    rest = [spec for spec in specs if spec not in single]
-    words = [f"{spec.name} {spec.words}" for spec in single]
-    if rest:
-        shapes = list(dict.fromkeys(spec.words for spec in rest))
-        others = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
-        words.append(f"{rest[0].name} to {rest[-1].name} ({len(rest)} of the cache) {shapes[0]}{others}")
-    return ", ".join(words)
+    cached = [spec for spec in specs if spec not in single]
+    texts = [f"{spec.name} {spec.words}" for spec in single]
+    if cached:
+        shapes = list(dict.fromkeys(spec.words for spec in cached))
+        further = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
+        texts.append(f"{cached[0].name} to {cached[-1].name} ({len(cached)} of the cache) {shapes[0]}{further}")
+    return ", ".join(texts)
 
 
 def export_document(result: ExportResult, limits: TreeLimits | None = None) -> doc.Document:
@@ -131,7 +131,7 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
     yield "inputs", input_words(part.inputs)
     yield "outputs", output_words(part.outputs, part.description)
     if part.dimensions:
-        yield "dynamic", ", ".join(_dimension_words(item, checked.get(item.name, ())) for item in part.dimensions)
+        yield "dynamic", ", ".join(_dimension_words(size, checked.get(size.name, ())) for size in part.dimensions)
     yield "exporter", part.exporter_words
     yield "hierarchy", f"{len(part.tree)} modules ({part.tree.registered} registered, with torch.nn layers) · {tagged}"
     if coverage.tagged:
@@ -140,18 +140,18 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
         yield "functions", part.functions.words
     yield "verified", part.comparison_words
     if part.assumed:
-        yield "assumed", ", ".join(item.words for item in part.assumed)
+        yield "assumed", ", ".join(assumption.words for assumption in part.assumed)
 
 
 def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
     size_of = part.module_sizes()
 
-    def branch(displayed: DisplayedModule[ModuleNode]) -> doc.Branch:
+    def make_branch(displayed: DisplayedModule[ModuleNode]) -> doc.Branch:
         return doc.Branch(
             displayed.name(lambda node: address.last_segment(node.tag)),
             displayed.name(lambda node: node.path),
             f"{displayed.count_words} · {size_of(displayed.item).words}",
-            tuple(map(branch, displayed.children)),
+            tuple(map(make_branch, displayed.children)),
         )
 
     (root,) = displayed_modules(
@@ -160,7 +160,7 @@ def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
         lambda node: (node.class_name, size_of(node)),
         limits,
     )
-    return doc.Tree(branch(root))
+    return doc.Tree(make_branch(root))
 
 
 def _node_sections(part: ExportedPart) -> Iterator[doc.Section]:

@@ -39,11 +39,11 @@ class ValueLoops(ABC):
     """The running loop, its number of positions and the current position; None after the loop's end."""
 
     @abstractmethod
-    def place_count(self, values: torch.Tensor) -> int | None:
+    def count_positions(self, values: torch.Tensor) -> int | None:
         """Return the number of positions of a one-dimensional tensor; None if a loop over them is not unrolled."""
 
     @abstractmethod
-    def place(self, number: int, device: torch.device) -> torch.Tensor:
+    def make_position(self, number: int, device: torch.device) -> torch.Tensor:
         """Return the position of one iteration as a tensor of one number."""
 
     @abstractmethod
@@ -73,11 +73,11 @@ class ValueLoops(ABC):
         self.begin()
         with ExitStack() as stack:
             for owner, name, patch in (
-                (torch.Tensor, "nonzero", self._places),
-                (torch, "nonzero", self._places),
-                (torch.Tensor, "__iter__", self._rounds),
-                (torch, "where", _counted),
-                (torch.Tensor, "numel", self._taken_as_filled),
+                (torch.Tensor, "nonzero", self._mark_positions),
+                (torch, "nonzero", self._mark_positions),
+                (torch.Tensor, "__iter__", self._iterate_rounds),
+                (torch, "where", _mark_counted),
+                (torch.Tensor, "numel", self._count_if_filled),
             ):
                 stack.enter_context(call_replaced(owner, name, patch))
             yield
@@ -101,37 +101,37 @@ class ValueLoops(ABC):
         index = _INDEX.search(error)
         if index is None or self._last_round is None:
             return False
-        loop, places, place = self._last_round
-        if not place or place != int(index[1]):
+        loop, places, position = self._last_round
+        if not position or position != int(index[1]):
             return False
         # Later loops of the trace may change with the iterations of this loop.
-        self._shortened = {other: sizes for other, sizes in self._shortened.items() if other < loop}
-        self._shortened[loop] = (places, place)
+        self._shortened = {earlier: sizes for earlier, sizes in self._shortened.items() if earlier < loop}
+        self._shortened[loop] = (places, position)
         return True
 
-    def _places(self, original: Callable[..., object], *args: Any, **options: Any) -> Any:
+    def _mark_positions(self, original: Callable[..., object], *args: Any, **options: Any) -> Any:
         result = original(*args, **options)
         values = args[0] if args else options["input"]
         if isinstance(result, torch.Tensor) and values.dim() == 1:
-            places = self.place_count(values)
+            places = self.count_positions(values)
             if places is not None:
                 setattr(result, _ROUNDS, places)
-        return _marked(result)
+        return _mark_tensors(result)
 
-    def _rounds(self, original: Callable[..., object], values: torch.Tensor) -> Any:
+    def _iterate_rounds(self, original: Callable[..., object], values: torch.Tensor) -> Any:
         places = getattr(values, _ROUNDS, None)
-        return original(values) if places is None else self._round_by_round(places, values.device)
+        return original(values) if places is None else self._iterate_positions(places, values.device)
 
-    def _round_by_round(self, places: int, device: torch.device) -> Iterator[torch.Tensor]:
+    def _iterate_positions(self, places: int, device: torch.device) -> Iterator[torch.Tensor]:
         around, loop = self._last_round, self._loops
         self._loops += 1
         _, rounds = self._shortened.get(loop, (places, places))
-        for place in range(rounds):
-            self._last_round = (loop, places, place)
-            yield self.place(place, device)
+        for position in range(rounds):
+            self._last_round = (loop, places, position)
+            yield self.make_position(position, device)
         self._last_round = around
 
-    def _taken_as_filled(self, original: Callable[..., object], values: torch.Tensor) -> Any:
+    def _count_if_filled(self, original: Callable[..., object], values: torch.Tensor) -> Any:
         # A check for an empty loop body: the graph always runs it, on zero rows if empty.
         return self.size_if_filled(values) if getattr(values, _COUNTED, False) else original(values)
 
@@ -153,13 +153,13 @@ def call_replaced(owner: object, name: str, patch: Callable[..., object]) -> Abs
     return attribute_replaced(owner, name, call)
 
 
-def _counted(original: Callable[..., object], *args: object, **options: object) -> Any:
+def _mark_counted(original: Callable[..., object], *args: object, **options: object) -> Any:
     result = original(*args, **options)
     # A call with two tensors returns a single tensor, which holds no positions.
-    return result if isinstance(result, torch.Tensor) else _marked(result)
+    return result if isinstance(result, torch.Tensor) else _mark_tensors(result)
 
 
-def _marked(found: Any) -> Any:
-    for tensor in (found,) if isinstance(found, torch.Tensor) else found:
+def _mark_tensors(result: Any) -> Any:
+    for tensor in (result,) if isinstance(result, torch.Tensor) else result:
         setattr(tensor, _COUNTED, True)
-    return found
+    return result

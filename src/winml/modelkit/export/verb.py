@@ -87,7 +87,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
     refuse_dynamic(config.ep, is_dynamic=model.is_dynamic, allow_dynamic=config.allow_dynamic)
     source = resolve_source(model)
     folder, notes = _checkpoint_folder(source, model)
-    companions, orphans = _companions(request, paths, folder)
+    companions, orphans = _plan_companions(request, paths, folder)
     adapters = read_adapters(model.adapter)
     reads = (*(path for path in source.files if path.is_file()), *adapter_files(adapters).values())
     adapter_names = (adapter.name for adapter in adapters if adapter.name is not None)
@@ -102,7 +102,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
             *map(planned_file, filter(None, (paths.sidecar, paths.report))),
             *map(planned_file, (*beside, *companions)),
         ),
-        steps=_steps(request, model),
+        steps=_plan_steps(request, model),
         notes=notes,
         removes=(*orphaned_data([paths.model], reads), *orphans),
         interrupted=interruptions_beside([paths.model]),
@@ -170,7 +170,7 @@ def _checkpoint_folder(source: ModelSource, model: ModelRequest) -> tuple[Path |
     return folder, tuple(notes)
 
 
-def _companions(
+def _plan_companions(
     request: ExportRequest, paths: ExportPaths, folder: Path | None
 ) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return the checkpoint files written next to the model, and files of an earlier export to remove."""
@@ -185,20 +185,20 @@ def _companions(
     return written, orphans
 
 
-def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ...]:
+def _plan_steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ...]:
     from winml.modelkit.export.config import EXPORTER_ORDER, EXPORTER_WORDS, first_choice
     from winml.modelkit.export.records import STEPS
 
     config = request.config
-    first, second = (EXPORTER_WORDS[name] for name in EXPORTER_ORDER)
+    first_name, second_name = (EXPORTER_WORDS[name] for name in EXPORTER_ORDER)
     exporters = {
-        "auto": f"{first}, or {second} if that fails",
+        "auto": f"{first_name}, or {second_name} if that fails",
         **{str(name): EXPORTER_WORDS[name] for name in EXPORTER_ORDER},
     }
     opset = config.opset_for(first_choice(config).name)
     weights = f"random weights, seed {model.seed}" if model.random_weights else "with its weights"
     compared = "compared with PyTorch in ONNX Runtime" if config.verify else "not compared"
-    words = (
+    texts = (
         f"{model.model}: {weights}",
         f"random values with seed {model.seed}, "
         + ("as the inputs are stated" if model.input_specs is not None else "for inputs decided from the model"),
@@ -209,7 +209,7 @@ def _steps(request: ExportRequest, model: ModelRequest) -> tuple[PlannedStep, ..
         "tags written to nodes" if config.hierarchy else f"left out: {opt.no_hierarchy}",
         f"{request.output}: {compared}",
     )
-    return tuple(PlannedStep(name, text) for name, text in zip(STEPS, words, strict=True))
+    return tuple(PlannedStep(name, text) for name, text in zip(STEPS, texts, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,12 +95,12 @@ def export_error(
         module = paths[-1] if paths else None
     if module is None:
         module = _first_not_none(module_of_error(link, model) for link in chain)
-    place = f" in module {module or '(the root)'}" if module is not None else ""
+    scope = f" in module {module or '(the root)'}" if module is not None else ""
     if (missing_operator := _first_not_none(_MISSING_OPERATOR.search(str(link)) for link in chain)) is not None:
         operator = missing_operator[1].replace(".", "::")
         is_complex = any(_COMPLEX.search(str(link)) for link in chain)
         return ExportError(
-            f"the dynamo exporter has no ONNX form of {operator}{' on complex numbers' if is_complex else ''}{place}",
+            f"the dynamo exporter has no ONNX form of {operator}{' on complex numbers' if is_complex else ''}{scope}",
             hint=(
                 "Compute with real and imaginary parts there (torch.view_as_real)."
                 if is_complex
@@ -112,7 +112,7 @@ def export_error(
     if fixed_axes := _fixed_axes(error, axes):
         places = " and ".join(f"{name} (axis {axis} of {spec})" for name, spec, axis in fixed_axes)
         frozen = ExportError(
-            f"{places} cannot be dynamic with the dynamo exporter{place}: {_constraint_reason(error)}",
+            f"{places} cannot be dynamic with the dynamo exporter{scope}: {_constraint_reason(error)}",
             hint=_SIZE_HINT,
             module=module,
         )
@@ -121,7 +121,7 @@ def export_error(
     cause = chain[-1]
     if any(_DATA_DEPENDENT.search(f"{type(link).__name__}: {first_line(link)}") for link in chain):
         undecided = ExportError(
-            f"the forward decides by the value of a tensor{place}{_line_of(chain)}, which the dynamo exporter cannot "
+            f"the forward decides by the value of a tensor{scope}{_user_line(chain)}, which the dynamo exporter cannot "
             f"follow: {first_line(cause)}",
             hint=f"Use torch.where or torch.cond there, or {opt.no_dynamo}, which retains the branch of the traced "
             "inputs.",
@@ -129,20 +129,20 @@ def export_error(
         )
         undecided.is_by_value = True
         return undecided
-    failed_operator = _operator_of(node)
+    failed_operator = _operator_name(node)
     summary = (
         f"operator {failed_operator} could not be converted" if failed_operator else "the model could not be exported"
     )
     return ExportError(
-        f"{summary}{place} with the dynamo exporter: {type(cause).__name__}: {first_line(cause)}",
+        f"{summary}{scope} with the dynamo exporter: {type(cause).__name__}: {first_line(cause)}",
         hint=f"The forward must run under torch.export with these inputs; {opt.debug} shows the full traceback.",
         operator=failed_operator,
         module=module,
     )
 
 
-def _first_not_none(items: Iterable[_T | None]) -> _T | None:
-    return next((item for item in items if item is not None), None)
+def _first_not_none(candidates: Iterable[_T | None]) -> _T | None:
+    return next((candidate for candidate in candidates if candidate is not None), None)
 
 
 def _failed_node(error: BaseException) -> torch.fx.Node | None:
@@ -158,7 +158,7 @@ def _failed_node(error: BaseException) -> torch.fx.Node | None:
     return failed_node
 
 
-def _operator_of(node: torch.fx.Node | None) -> str | None:
+def _operator_name(node: torch.fx.Node | None) -> str | None:
     if node is None or node.op != "call_function":
         return None
     target = node.target
@@ -179,7 +179,7 @@ def _constraint_reason(error: BaseException) -> str:
     return first_line(error)
 
 
-def _line_of(chain: Sequence[BaseException]) -> str:
+def _user_line(chain: Sequence[BaseException]) -> str:
     """Return file name and line of the innermost frame outside the libraries, in brackets: `` (net.py:8)``."""
     for error in chain:
         frames = traceback.extract_tb(error.__traceback__)
@@ -284,7 +284,7 @@ def capture_dynamo(
                 stack.enter_context(decided_by_examples(assumed))
             with loops.in_trace():
                 captured, bounds = loops.call(
-                    lambda: _export_with_torch(model, inputs, forward, stacks, options, loops)
+                    lambda: _export_with_dynamo(model, inputs, forward, stacks, options, loops)
                 )
     except TimeIsUpError:
         raise ExportError(
@@ -292,14 +292,14 @@ def capture_dynamo(
             hint=f"Use {opt.dynamo} to run it without a time limit. Divisions of dynamic sizes are what takes long.",
         ) from None
     except Exception as error:
-        raise export_error(error, model, stacks, _named_axes(forward, options.dynamic_axes)) from error
+        raise export_error(error, model, stacks, _index_axes(forward, options.dynamic_axes)) from error
     # torch writes some operators as functions; inlined, every node has a module.
     ir.passes.common.InlinePass()(captured)
-    capture = _as_capture(captured, model, tree, stacks, options)
+    capture = _make_capture(captured, model, tree, stacks, options)
     return replace(capture, bounds=bounds, assumed=tuple(assumed.values()), notes=loops.notes)
 
 
-def _export_with_torch(
+def _export_with_dynamo(
     model: nn.Module,
     inputs: Mapping[str, torch.Tensor],
     forward: FlatForward,
@@ -314,9 +314,9 @@ def _export_with_torch(
         fresh_shape_envs(model, are_sizes_open=True),
         stacks.patched_tracer(),
         shortcuts(keep_stack_traces=options.keep_stack_traces),
-        attribute_replaced(nn.Module, "to", _cast_if_other),
-        attribute_replaced(nn.functional, "embedding_bag", _sum_of_bags),
-        call_replaced(torch.Tensor, "__setitem__", _set_at),
+        attribute_replaced(nn.Module, "to", _cast_unless_equal),
+        attribute_replaced(nn.functional, "embedding_bag", _sum_bags),
+        call_replaced(torch.Tensor, "__setitem__", _write_at_indices),
         library_repairs(model) as repairs,
     ):
         with complex_as_pairs():
@@ -327,7 +327,7 @@ def _export_with_torch(
                 dynamic_shapes=_dynamic_shapes(inputs, options.dynamic_axes),
                 strict=False,
             )
-        bounds = _bounds_of_sizes(program, forward, options.dynamic_axes)
+        bounds = _find_size_bounds(program, forward, options.dynamic_axes)
         repairs.repair_program(program)
         converted = torch.onnx.export(
             program,
@@ -344,7 +344,7 @@ def _export_with_torch(
     return converted.model, bounds
 
 
-def _bounds_of_sizes(
+def _find_size_bounds(
     program: torch.export.ExportedProgram, forward: FlatForward, axes: Mapping[str, Mapping[int, str]]
 ) -> dict[str, tuple[int, int]]:
     """Return the ranges of dynamic sizes for which torch made the graph, if they exclude sizes.
@@ -362,14 +362,14 @@ def _bounds_of_sizes(
             limits = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
             if limits is None:
                 continue
-            least, most = (int(bound) if bound.is_Integer else sys.maxsize for bound in (limits.lower, limits.upper))
-            if least > _LEAST_TRACED or most < _LARGEST_SIZE:
+            low, high = (int(bound) if bound.is_Integer else sys.maxsize for bound in (limits.lower, limits.upper))
+            if low > _LEAST_TRACED or high < _LARGEST_SIZE:
                 before = bounds.get(dimension, (0, sys.maxsize))
-                bounds[dimension] = (max(before[0], least if least > _LEAST_TRACED else 0), min(before[1], most))
+                bounds[dimension] = (max(before[0], low if low > _LEAST_TRACED else 0), min(before[1], high))
     return bounds
 
 
-def _as_capture(
+def _make_capture(
     captured: ir.Model, model: nn.Module, tree: ModuleTree, stacks: ModuleStacks, options: CaptureOptions
 ) -> Capture:
     """Attach weights, name nodes and dynamic sizes, drop torch's own metadata, in place; return the capture."""
@@ -399,27 +399,27 @@ def _copy_scopes_to_bodies(scopes: dict[ir.Node, tuple[str, ...]]) -> None:
 _cast, _embedding_bag = nn.Module.to, nn.functional.embedding_bag
 
 
-def _set_at(original: Callable[..., None], tensor: torch.Tensor, places: Any, values: Any) -> None:
+def _write_at_indices(original: Callable[..., None], tensor: torch.Tensor, indices: Any, values: Any) -> None:
     """Write at indices, stacking a list of scalar tensors to one tensor; torch would read their values (for: UDOP)."""
-    if isinstance(places, tuple):
-        places = tuple(
-            torch.stack(list(item))
-            if isinstance(item, (list, tuple)) and item and all(isinstance(each, torch.Tensor) for each in item)
-            else item
-            for item in places
+    if isinstance(indices, tuple):
+        indices = tuple(
+            torch.stack(list(index))
+            if isinstance(index, (list, tuple)) and index and all(isinstance(each, torch.Tensor) for each in index)
+            else index
+            for index in indices
         )
-    original(tensor, places, values)
+    original(tensor, indices, values)
 
 
-def _cast_if_other(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
+def _cast_unless_equal(module: nn.Module, *args: Any, **options: Any) -> nn.Module:
     """Return a module unchanged if it already has the dtype; a cast swaps parameters, which a trace refuses."""
-    (requested, *others) = (*args, *options.values(), None)
+    (requested, *other_arguments) = (*args, *options.values(), None)
     dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
-    is_alike = isinstance(requested, torch.dtype) and others == [None] and dtypes <= {requested}
+    is_alike = isinstance(requested, torch.dtype) and other_arguments == [None] and dtypes <= {requested}
     return module if is_alike else _cast(module, *args, **options)
 
 
-def _sum_of_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+def _sum_bags(indices: torch.Tensor, table: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
     """Return sums or means of table rows per bag; for bags of one size, as a sum of gathered rows.
 
     onnxscript writes a loop over a sequence of bags, which ONNX Runtime does not load for every model (for: Kimi K2.5).
@@ -439,7 +439,7 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
     def forward_function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         loops.begin()
         copies = tuple(tensor.clone() for tensor in tensors)
-        return _distinct_outputs(forward(*copies), copies)
+        return _clone_repeated(forward(*copies), copies)
 
     forward_function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # read by inspect.signature
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in _argument_names(forward)]
@@ -447,7 +447,7 @@ def _function_as_forward(model: nn.Module, forward: FlatForward, loops: Exported
     return attribute_replaced(model, "forward", forward_function)
 
 
-def _distinct_outputs(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def _clone_repeated(outputs: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """Return the outputs, with copies of repeated outputs and of inputs: an ONNX value has one name."""
     seen_ids = {id(tensor) for tensor in inputs}
     distinct = []
@@ -462,7 +462,7 @@ def _argument_names(forward: FlatForward) -> list[str]:
     return accepted_names(forward.input_names, lambda name: name.isidentifier() and not keyword.iskeyword(name))
 
 
-def _named_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> dict[tuple[str, int], tuple[str, str]]:
+def _index_axes(forward: FlatForward, axes: Mapping[str, Mapping[int, str]]) -> dict[tuple[str, int], tuple[str, str]]:
     """Return (argument name of torch, axis) → (name of the dimension, name of the input)."""
     return {
         (argument, axis): (dimension, name)
@@ -492,7 +492,7 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
         tensor = tensors.get(name)
         first_name = name if tensor is None else first_names[id(tensor)]
         if first_name != name:
-            value = _renamed_initializer(graph, value, first_name)
+            value = _rename_initializer(graph, value, first_name)
         if tensor is None:
             tensor = getattr(value.const_value, "raw", None)
             if not is_fake(tensor):
@@ -503,7 +503,7 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
         value.const_value = weight_by_reference(first_name, tensor, weights)
 
 
-def _renamed_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
+def _rename_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
     """Rename an initializer, or replace it by an existing initializer of that name; return the result."""
     assert value.name is not None  # an initializer has a name
     del graph.initializers[value.name]

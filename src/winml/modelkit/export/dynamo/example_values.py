@@ -53,29 +53,29 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
     """
     original = op_implementations_dict[_TAKES_A_NUMBER]
 
-    def number_of(mode: FakeTensorMode, operator: Callable[..., Any], values: FakeTensor) -> Any:
+    def read_example_number(mode: FakeTensorMode, operator: Callable[..., Any], values: FakeTensor) -> Any:
         if values.real_tensor is None:
             return original(mode, operator, values)
-        place = _own_line(inspect.currentframe())
-        if place is not None:
-            assumed.setdefault(place, branch_taken(place))
+        source_line = _find_user_line(inspect.currentframe())
+        if source_line is not None:
+            assumed.setdefault(source_line, branch_taken(source_line))
         return values.real_tensor.item()
 
     def note_size(env: ShapeEnv, expression: object, value: object) -> None:
         log_size(env, expression, value)
-        place = _line_reading_size(inspect.currentframe())
-        if place is not None:
-            assumed.setdefault(place, replace(branch_taken(place), value=str(value)))
+        source_line = _find_size_reading_line(inspect.currentframe())
+        if source_line is not None:
+            assumed.setdefault(source_line, replace(branch_taken(source_line), value=str(value)))
 
     log_size = ShapeEnv._log_real_tensor_propagation
-    op_implementations_dict[_TAKES_A_NUMBER] = number_of
+    op_implementations_dict[_TAKES_A_NUMBER] = read_example_number
     try:
         with (
             config.patch(fake_tensor_propagate_real_tensors=True),
             # oneDNN's recurrent layers return fewer outputs than their shape rule states.
             torch.backends.mkldnn.flags(enabled=False),
-            attribute_replaced(torch, "tensor", _tensor_of_numbers),
-            attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _laid_out_alike),
+            attribute_replaced(torch, "tensor", _make_tensor_of_numbers),
+            attribute_replaced(FakeTensorMode, "_maybe_infer_fake_kernel_from_pytree_out", _apply_fake_strides),
             attribute_replaced(meta_utils, "_safe_copy", _copy_values),
             attribute_replaced(ShapeEnv, "_log_real_tensor_propagation", note_size),
         ):
@@ -87,15 +87,15 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
 _tensor = torch.tensor
 
 
-def _tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
+def _make_tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
     """Make a tensor of numbers, some of which are tensors; torch would read them from a storage that they lack."""
 
-    def numbers(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return [numbers(each) for each in item]
-        return item.item() if isinstance(item, torch.Tensor) and item.dim() == 0 else item
+    def read_numbers(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [read_numbers(element) for element in value]
+        return value.item() if isinstance(value, torch.Tensor) and value.dim() == 0 else value
 
-    return _tensor(numbers(data) if isinstance(data, (list, tuple)) else data, *args, **options)
+    return _tensor(read_numbers(data) if isinstance(data, (list, tuple)) else data, *args, **options)
 
 
 def _copy_values(target: torch.Tensor, source: torch.Tensor | None) -> None:
@@ -104,22 +104,22 @@ def _copy_values(target: torch.Tensor, source: torch.Tensor | None) -> None:
         target.copy_(source.detach())
 
 
-def _laid_out_alike(_mode: FakeTensorMode, _operator: object, _inputs: object, _values: object, *out: Any) -> Any:
+def _apply_fake_strides(_mode: FakeTensorMode, _operator: object, _inputs: object, _values: object, *out: Any) -> Any:
     """Apply the strides of fake tensors to the values beside them, in place; return the fake tensors.
 
     torch refuses a kernel whose result has another layout or integer type than the shape rule states.
     """
-    fakes, values = (item if isinstance(item, (list, tuple)) else (item,) for item in out)
+    fakes, values = (result if isinstance(result, (list, tuple)) else (result,) for result in out)
     for fake, value in zip(fakes, values, strict=True):
         if isinstance(fake, FakeTensor) and isinstance(value, torch.Tensor):
             strides = fake.stride()
             is_known = all(isinstance(size, int) for size in (*fake.shape, *strides))
             if is_known and strides != value.stride():
-                _lay_out(value, fake)
+                _lay_out_like(value, fake)
     return out[0]
 
 
-def _lay_out(value: torch.Tensor, fake: FakeTensor) -> None:
+def _lay_out_like(value: torch.Tensor, fake: FakeTensor) -> None:
     """Lay out a tensor like a fake tensor, in place: with its strides, in a storage of its size."""
     with no_dispatch():
         count = fake.untyped_storage().nbytes() // fake.element_size()
@@ -128,7 +128,7 @@ def _lay_out(value: torch.Tensor, fake: FakeTensor) -> None:
         value.set_(elements.untyped_storage(), fake.storage_offset(), value.shape, fake.stride())
 
 
-def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
+def _find_user_line(frame: FrameType | None) -> tuple[str, int] | None:
     """Return file name and line of the user's Python that reads a value; None for libraries and assertions.
 
     Libraries mostly read shapes, and the user cannot change them.
@@ -143,7 +143,7 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
     return Path(file).name, frame.f_lineno
 
 
-def _line_reading_size(frame: FrameType | None) -> tuple[str, int] | None:
+def _find_size_reading_line(frame: FrameType | None) -> tuple[str, int] | None:
     """Return file name and line of the user's Python that reads a size as a number; `None` if torch itself reads it."""
     is_asked_by_user, passing_on = True, (__file__, *_SIZE_FILES)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
@@ -164,15 +164,15 @@ class ExportedLoops(ValueLoops):
     @contextmanager
     def in_trace(self) -> Iterator[None]:
         """Trace an iteration for every position inside the block, including positions in names; patches torch."""
-        with super().in_trace(), call_replaced(torch.Tensor, "__format__", _known_number):
+        with super().in_trace(), call_replaced(torch.Tensor, "__format__", _format_known_number):
             yield
 
-    def place_count(self, values: torch.Tensor) -> int | None:
+    def count_positions(self, values: torch.Tensor) -> int | None:
         """Return the number of positions; None for a dynamic size, or outside an export."""
         size: Any = values.shape[0]
         return size if isinstance(size, int) and torch.compiler.is_exporting() else None
 
-    def place(self, number: int, device: torch.device) -> torch.Tensor:
+    def make_position(self, number: int, device: torch.device) -> torch.Tensor:
         """Return the position as a constant tensor whose value Python knows."""
         return torch.tensor([number], device=device)
 
@@ -182,9 +182,9 @@ class ExportedLoops(ValueLoops):
         return torch.sym_max(1, count) if isinstance(count, torch.SymInt) else count
 
 
-def _known_number(original: Callable[..., str], tensor: torch.Tensor, form: str) -> str:
+def _format_known_number(original: Callable[..., str], tensor: torch.Tensor, format_spec: str) -> str:
     """Return a number that is a constant of the graph as PyTorch writes it, such as in ``expert_3`` (for: Switch)."""
     constant = getattr(tensor, "constant", None)
     if isinstance(constant, torch.Tensor) and constant.dim() == 0:
-        return format(constant.item(), form)
-    return original(tensor, form)
+        return format(constant.item(), format_spec)
+    return original(tensor, format_spec)

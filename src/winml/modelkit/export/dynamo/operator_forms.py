@@ -78,7 +78,7 @@ def operator_forms() -> dict[Any, Callable[..., Any]]:
 
         def combined(a: Any, b: Any) -> Any:
             tensor = b if isinstance(a, (int, float)) else a
-            operands = [builder.number(item, tensor) if isinstance(item, (int, float)) else item for item in (a, b)]
+            operands = [builder.number(value, tensor) if isinstance(value, (int, float)) else value for value in (a, b)]
             return (of_integers if tensor.dtype.is_integer() else partial(form, builder))(*operands)
 
         return combined
@@ -107,9 +107,9 @@ def operator_forms() -> dict[Any, Callable[..., Any]]:
             return op.Identity(x)
         axis = dim % rank
         body = _BodyBuilder(x.dtype)
-        total, item = (ir.Value(name=f"{x.name}_{role}", type=ir.TensorType(x.dtype)) for role in ("total", "item"))
-        raised = exact_forms.logaddexp(body, total, item)
-        graph = body.as_graph([total, item], [raised, body.op("Identity", raised)], "logcumsumexp")
+        total, element = (ir.Value(name=f"{x.name}_{role}", type=ir.TensorType(x.dtype)) for role in ("total", "item"))
+        raised = exact_forms.logaddexp(body, total, element)
+        graph = body.as_graph([total, element], [raised, body.op("Identity", raised)], "logcumsumexp")
         nothing = op.Expand(builder.number(-math.inf, x), op.Shape(op.Gather(x, builder.index(0), axis=axis)))
         options: dict[str, Any] = {"num_scan_inputs": 1, "scan_input_axes": [axis], "scan_output_axes": [axis]}
         _last, totals = call_op("Scan", nothing, x, _num_outputs=2, body=graph, **options)

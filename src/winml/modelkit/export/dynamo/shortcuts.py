@@ -66,7 +66,7 @@ def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registr
     if any("val" not in node.meta for node in program.graph.nodes if node.op == "call_function"):
         return False
     return all(
-        _form_of(node) is not None
+        _find_form(node) is not None
         if node.target in _REPLACED
         else registry.is_registered(node.target) and not _is_decomposed_always(node.target)
         for node in program.graph.nodes
@@ -74,7 +74,7 @@ def _is_replaced_alone(program: torch.export.ExportedProgram, registry: _registr
     )
 
 
-def _form_of(node: torch.fx.Node) -> _Form | torch.fx.Node | None:
+def _find_form(node: torch.fx.Node) -> _Form | torch.fx.Node | None:
     form: _Form | torch.fx.Node | None = _REPLACED[node.target](*node.args, **node.kwargs, out=node.meta["val"])
     return form
 
@@ -90,10 +90,10 @@ def _replace_operators(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _REPLACED:
             continue
-        form = _form_of(node)
+        form = _find_form(node)
         assert form is not None  # as was found before
         if isinstance(form, torch.fx.Node) and any(user.op == "output" for user in node.users):
-            form = _copy(form)
+            form = _replace_by_clone(form)
         if isinstance(form, torch.fx.Node):
             node.replace_all_uses_with(form)
         else:
@@ -106,51 +106,51 @@ _LEFT_TO_TORCH = (operator.getitem, torch.ops.aten._assert_tensor_metadata.defau
 """Operators that torch translates without a form, or removes."""
 
 
-def _cast(x: torch.fx.Node, *_args: Any, out: torch.Tensor, copy: bool = False, **_options: Any) -> Any:
+def _replace_cast(x: torch.fx.Node, *_args: Any, out: torch.Tensor, copy: bool = False, **_options: Any) -> Any:
     if x.meta["val"].dtype == out.dtype:
-        return _copy(x) if copy else x
+        return _replace_by_clone(x) if copy else x
     return torch.ops.aten._to_copy.default, (x,), {"dtype": out.dtype}
 
 
-def _copy(x: torch.fx.Node, *_args: Any, **_options: Any) -> _Form:
+def _replace_by_clone(x: torch.fx.Node, *_args: Any, **_options: Any) -> _Form:
     return _aten.clone.default, (x,), {}
 
 
-def _contiguous(x: torch.fx.Node, **_options: Any) -> _Form | torch.fx.Node:
+def _replace_contiguous(x: torch.fx.Node, **_options: Any) -> _Form | torch.fx.Node:
     if is_contiguous_or_false(x.meta["val"]):
         return x
     # The next node may view the result, which torch checks again.
     return _aten.clone.default, (x,), {"memory_format": torch.contiguous_format}
 
 
-def _dropout(x: torch.fx.Node, _rate: float, train: bool, **_options: Any) -> _Form | None:
-    return None if train else _copy(x)
+def _replace_dropout(x: torch.fx.Node, _rate: float, train: bool, **_options: Any) -> _Form | None:
+    return None if train else _replace_by_clone(x)
 
 
-def _view(x: torch.fx.Node, shape: Any, **_options: Any) -> _Form | None:
+def _replace_view(x: torch.fx.Node, shape: Any, **_options: Any) -> _Form | None:
     return (_aten.view.default, (x, shape), {}) if is_contiguous_or_false(x.meta["val"]) else None
 
 
-def _flat(x: torch.fx.Node, *_axes: int, out: torch.Tensor, **_options: Any) -> _Form | None:
+def _replace_flatten(x: torch.fx.Node, *_axes: int, out: torch.Tensor, **_options: Any) -> _Form | None:
     sizes = list(out.shape)
-    return _view(x, sizes) if all(isinstance(size, int) for size in sizes) else None
+    return _replace_view(x, sizes) if all(isinstance(size, int) for size in sizes) else None
 
 
-def _other_name(target: Any) -> Callable[..., _Form]:
+def _use_operator(target: Any) -> Callable[..., _Form]:
     return lambda *args, **_options: (target, args, {})
 
 
 _REPLACED: dict[Any, Callable[..., _Form | torch.fx.Node | None]] = {
-    _aten.to.device: _cast,
-    _aten.to.dtype: _cast,
-    _aten.to.dtype_layout: _cast,
-    _aten.contiguous.default: _contiguous,
-    _aten.dropout.default: _dropout,
-    _aten.reshape.default: _view,
-    _aten.flatten.using_ints: _flat,
-    _aten.__and__.Tensor: _other_name(_aten.bitwise_and.Tensor),
-    _aten.__or__.Tensor: _other_name(_aten.bitwise_or.Tensor),
-    _aten.min.other: _other_name(_aten.minimum.default),
-    _aten.max.other: _other_name(_aten.maximum.default),
+    _aten.to.device: _replace_cast,
+    _aten.to.dtype: _replace_cast,
+    _aten.to.dtype_layout: _replace_cast,
+    _aten.contiguous.default: _replace_contiguous,
+    _aten.dropout.default: _replace_dropout,
+    _aten.reshape.default: _replace_view,
+    _aten.flatten.using_ints: _replace_flatten,
+    _aten.__and__.Tensor: _use_operator(_aten.bitwise_and.Tensor),
+    _aten.__or__.Tensor: _use_operator(_aten.bitwise_or.Tensor),
+    _aten.min.other: _use_operator(_aten.minimum.default),
+    _aten.max.other: _use_operator(_aten.maximum.default),
 }
 """Operator → its decomposition by torch, or its operand; None if the result depends on further conditions."""

@@ -59,15 +59,15 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
     onnx, dynamo, shared = exporters
     attention = nn.functional.scaled_dot_product_attention
     with ExitStack() as stack:
-        stack.enter_context(_patches(shared, "onnx"))
+        stack.enter_context(_apply_patches(shared, "onnx"))
         stack.enter_context(_attention_over_low_values(attention))
         stack.enter_context(attribute_replaced(torch.Tensor, "masked_scatter", _masked_scatter))
         own_forwards = _attention_with_norms(model)
-        stack.enter_context(_patches(shared, "dynamo"))
+        stack.enter_context(_apply_patches(shared, "dynamo"))
         for attention_class, forward in own_forwards.items():
             stack.enter_context(attribute_replaced(attention_class, "forward", forward))
         stack.enter_context(dynamo.reset_model_state(model))
-        fix_nodes = stack.enter_context(_fixes_keeping_stacks(onnx))
+        fix_nodes = stack.enter_context(_keep_stacks_in_fixes(onnx))
         yield LibraryRepairs(
             translations=_allow_empty_sources(onnx._ONNX_TRANSLATION_TABLE),
             repair_program=lambda program: fix_nodes("onnx", program.graph_module),
@@ -76,7 +76,7 @@ def library_repairs(model: nn.Module) -> Iterator[LibraryRepairs]:
 
 
 @contextmanager
-def _patches(shared: Any, backend: str) -> Iterator[None]:
+def _apply_patches(shared: Any, backend: str) -> Iterator[None]:
     """Apply transformers' patches inside the block, except patches of files that are not imported.
 
     transformers imports the files of some 35 architectures to patch them, which takes longer than a small export.
@@ -100,7 +100,7 @@ def _patches(shared: Any, backend: str) -> Iterator[None]:
 
 
 @contextmanager
-def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.GraphModule], None]]:
+def _keep_stacks_in_fixes(exporter: Any) -> Iterator[Callable[[str, torch.fx.GraphModule], None]]:
     """Make transformers' node fixes copy the module stack of a replaced node to the new nodes, inside the block.
 
     Most fixes drop this metadata. The fixes also run inside torch's exporter, after the decompositions.
@@ -108,36 +108,36 @@ def _fixes_keeping_stacks(exporter: Any) -> Iterator[Callable[[str, torch.fx.Gra
     apply_fixes = exporter.apply_fx_node_fixes
 
     def apply_keeping_stacks(backend: str, module: torch.fx.GraphModule) -> None:
-        with _inherited_stacks():
+        with _inherit_stacks():
             apply_fixes(backend, module)
 
     with attribute_replaced(exporter, "apply_fx_node_fixes", apply_keeping_stacks):
         yield apply_keeping_stacks
 
 
-def _inherited_stacks() -> AbstractContextManager[None]:
+def _inherit_stacks() -> AbstractContextManager[None]:
     """Copy a node's module stack to nodes inserted before or after it; patches torch inside the block."""
     graph_class = torch.fx.Graph
     create_originally: Any = graph_class.create_node
-    places: dict[torch.fx.Graph, torch.fx.Node | None] = {}
+    anchors: dict[torch.fx.Graph, torch.fx.Node | None] = {}
 
-    def remembering(insert: Callable[..., object]) -> Callable[..., Any]:
-        def inserting(graph: torch.fx.Graph, node: torch.fx.Node | None = None) -> Any:
-            places[graph] = node
+    def remember_anchor(insert: Callable[..., object]) -> Callable[..., Any]:
+        def insert_and_remember(graph: torch.fx.Graph, node: torch.fx.Node | None = None) -> Any:
+            anchors[graph] = node
             return insert(graph, node)
 
-        return inserting
+        return insert_and_remember
 
     def create_node(graph: torch.fx.Graph, *args: object, **options: object) -> torch.fx.Node:
         created: torch.fx.Node = create_originally(graph, *args, **options)
-        place = places.get(graph)
-        if created.op == "call_function" and place is not None and _STACK in place.meta:
-            created.meta.setdefault(_STACK, place.meta[_STACK])
+        anchor = anchors.get(graph)
+        if created.op == "call_function" and anchor is not None and _STACK in anchor.meta:
+            created.meta.setdefault(_STACK, anchor.meta[_STACK])
         return created
 
     return attributes_replaced(
-        (graph_class, "inserting_before", remembering(graph_class.inserting_before)),
-        (graph_class, "inserting_after", remembering(graph_class.inserting_after)),
+        (graph_class, "inserting_before", remember_anchor(graph_class.inserting_before)),
+        (graph_class, "inserting_after", remember_anchor(graph_class.inserting_after)),
         (graph_class, "create_node", create_node),
     )
 

@@ -162,11 +162,11 @@ def capture_torchscript(
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
     counted = (
-        replace(branch_taken(place), input=", ".join(sorted(names)), value=value)
-        for place, (value, names) in numbers.values.items()
+        replace(branch_taken(source_line), input=", ".join(sorted(names)), value=value)
+        for source_line, (value, names) in numbers.values.items()
     )
-    sizes = (size_taken(place, value, names) for place, (value, names) in numbers.sizes.items())
-    by_line = {item.place: item for item in (*sizes, *_values_read(caught), *counted)}
+    sizes = (size_taken(source_line, value, names) for source_line, (value, names) in numbers.sizes.items())
+    by_line = {assumption.place: assumption for assumption in (*sizes, *_find_value_reads(caught), *counted)}
     return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)
 
 
@@ -228,7 +228,7 @@ def _mend_bfloat16_casts(captured: ir.Model) -> None:
 def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:
     converted = operator_of_error(error, scopes)
     operator, module = converted or (None, module_of_error(error, model))
-    place = f" in module {module or '(the root)'}" if module is not None else ""
+    scope = f" in module {module or '(the root)'}" if module is not None else ""
     if isinstance(error, UnsupportedOperatorError):
         # The exporter's message names a sufficient opset: "Support for this operator was added in version 18, …".
         newer = re.search(r"version (\d+), try", str(error))
@@ -236,21 +236,21 @@ def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opse
         if newer:
             remedy = f"Use {opt.export_config} '{{\"opset_version\": {newer[1]}}}', or replace"
         return ExportError(
-            f"the TorchScript exporter has no ONNX form of {operator or error}{place} at opset {opset_version}",
+            f"the TorchScript exporter has no ONNX form of {operator or error}{scope} at opset {opset_version}",
             hint=f"{remedy} the operator in that module's forward by others.",
             operator=operator,
             module=module,
         )
     summary = f"operator {operator} could not be converted" if operator else "the model could not be traced"
     return ExportError(
-        f"{summary}{place}: {type(error).__name__}: {first_line(error)}",
+        f"{summary}{scope}: {type(error).__name__}: {first_line(error)}",
         hint=f"The forward must run under torch.jit.trace with these inputs; {opt.debug} shows the full traceback.",
         operator=operator,
         module=module,
     )
 
 
-def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumption]:
+def _find_value_reads(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumption]:
     """Yield the lines where the user's Python read a tensor's value during tracing.
 
     Lines of installed libraries are omitted: they mostly read shapes, and the user cannot change them. Lines that only
@@ -260,9 +260,9 @@ def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumpti
         if not issubclass(warning.category, _TracerWarning) or "site-packages" in Path(warning.filename).parts:
             continue
         if not is_noted_elsewhere(warning.filename) and not asserts_only(warning.filename, warning.lineno):
-            place = (Path(warning.filename).name, warning.lineno)
-            takes_all = any(words in str(warning.message) for words in _TAKING_ALL)
-            yield (values_taken if takes_all else branch_taken)(place)
+            source_line = (Path(warning.filename).name, warning.lineno)
+            takes_all = any(text in str(warning.message) for text in _TAKING_ALL)
+            yield (values_taken if takes_all else branch_taken)(source_line)
 
 
 def _attach_parameters(
@@ -352,8 +352,8 @@ def further_operators(opset_version: int) -> Iterator[None]:
 
 def _is_user_operator(name: str, opset_version: int) -> bool:
     group = registry.get_function_group(name)
-    form = group.get(opset_version) if group is not None else None
-    return form is not None and not form.__module__.startswith("torch.onnx.")
+    symbolic = group.get(opset_version) if group is not None else None
+    return symbolic is not None and not symbolic.__module__.startswith("torch.onnx.")
 
 
 @symbolic_helper.parse_args("v", "i", "i", "v", "v")
@@ -396,7 +396,7 @@ class _TorchScriptBuilder:
         return self._graph.op("Constant", value_t=torch.tensor(value))
 
 
-def _exact(form: Callable[..., Any]) -> Callable[..., Any]:
+def _adapt_exact_form(form: Callable[..., Any]) -> Callable[..., Any]:
     """Adapt an exact form for float operands of one dtype to torch's symbolic signature."""
 
     def symbolic(graph: Any, *operands: Any) -> Any:
@@ -450,7 +450,7 @@ def _cross_entropy_symbolic(graph: Any, x: Any, target: Any, weight: Any, positi
 def _softplus_symbolic(graph: Any, values: Any, beta: Any, threshold: Any) -> Any:
     """Torch's symbolic with a threshold; from the default of 20 on, the threshold has no effect in float32."""
     result = symbolic_opset9.softplus(graph, values, beta, threshold)
-    factor, limit = (symbolic_helper._get_const(item, "f", "number") for item in (beta, threshold))
+    factor, limit = (symbolic_helper._get_const(constant, "f", "number") for constant in (beta, threshold))
     if limit >= _SOFTPLUS_THRESHOLD:
         return result
     scaled = graph.op("Mul", values, _float_constant(graph, factor, values))
@@ -478,14 +478,14 @@ def _prod_symbolic(graph: Any, values: Any, *options: Any) -> Any:
 
 
 @symbolic_helper.parse_args("v", "v", "i", "f")
-def _cosine_similarity_symbolic(graph: Any, first: object, second: object, axis: int, least: float) -> Any:
+def _cosine_similarity_symbolic(graph: Any, x1: object, x2: object, axis: int, eps: float) -> Any:
     """Product of two unit vectors; torch's symbolic compares the product of both norms with ``eps``."""
     units = []
-    for values in (first, second):
+    for values in (x1, x2):
         norm = graph.op(
             "Sqrt", symbolic_helper._reducesum_helper(graph, graph.op("Mul", values, values), axes_i=[axis])
         )
-        units.append(graph.op("Div", values, graph.op("Max", norm, _float_constant(graph, least, values))))
+        units.append(graph.op("Div", values, graph.op("Max", norm, _float_constant(graph, eps, values))))
     return symbolic_helper._reducesum_helper(graph, graph.op("Mul", *units), axes_i=[axis], keepdims_i=0)
 
 
@@ -503,21 +503,21 @@ def _exact_division(form: Callable[..., Any], of_integers: Callable[..., Any]) -
 
     def symbolic(graph: Any, values: Any, divisor: Any) -> Any:
         if symbolic_helper._is_fp(values) or symbolic_helper._is_fp(divisor):
-            return form(_TorchScriptBuilder(graph), *_as_floats(graph, values, divisor))
+            return form(_TorchScriptBuilder(graph), *_cast_to_floats(graph, values, divisor))
         return of_integers(graph, values, divisor)
 
     return symbolic
 
 
-def _as_floats(graph: Any, *operands: Any) -> list[Any]:
+def _cast_to_floats(graph: Any, *operands: Any) -> list[Any]:
     """Return operands in the dtype in which torch computes with them: a number does not widen a tensor."""
-    kinds = [JitScalarType.from_value(item, JitScalarType.FLOAT) for item in operands]
-    tensors = [kind for item, kind in zip(operands, kinds, strict=True) if symbolic_helper._get_tensor_rank(item) != 0]
+    kinds = [JitScalarType.from_value(term, JitScalarType.FLOAT) for term in operands]
+    tensors = [kind for term, kind in zip(operands, kinds, strict=True) if symbolic_helper._get_tensor_rank(term) != 0]
     floats = [kind for kind in tensors or kinds if kind in _FLOATS]
     kind = max(floats, key=_FLOATS.index) if floats else JitScalarType.FLOAT
     return [
-        item if own == kind else graph.op("Cast", item, to_i=kind.onnx_type())
-        for item, own in zip(operands, kinds, strict=True)
+        term if own_kind == kind else graph.op("Cast", term, to_i=kind.onnx_type())
+        for term, own_kind in zip(operands, kinds, strict=True)
     ]
 
 
@@ -527,24 +527,24 @@ _FLOATS = (JitScalarType.BFLOAT16, JitScalarType.HALF, JitScalarType.FLOAT, JitS
 
 def _floor_divide_integers(graph: Any, values: Any, divisor: Any) -> Any:
     """``a // b`` towards minus infinity; torch's own form rounds towards zero."""
-    kinds = [JitScalarType.from_value(item, JitScalarType.INT64) for item in (values, divisor)]
+    kinds = [JitScalarType.from_value(term, JitScalarType.INT64) for term in (values, divisor)]
     if not set(kinds) <= {*_INTEGERS}:
         raise UnsupportedOperatorError("aten::floor_divide", graph.opset, None)
-    ranks = [symbolic_helper._get_tensor_rank(item) for item in (values, divisor)]
+    ranks = [symbolic_helper._get_tensor_rank(term) for term in (values, divisor)]
     kind = max(kinds, key=_INTEGERS.index)
     if 0 in ranks and ranks != [0, 0]:  # a number does not widen a tensor
         kind = kinds[ranks.index(0) - 1]
     values, divisor = (
-        item if own == kind else graph.op("Cast", item, to_i=kind.onnx_type())
-        for item, own in zip((values, divisor), kinds, strict=True)
+        term if own_kind == kind else graph.op("Cast", term, to_i=kind.onnx_type())
+        for term, own_kind in zip((values, divisor), kinds, strict=True)
     )
     quotient = graph.op("Div", values, divisor)
     if kind == JitScalarType.UINT8 or (_is_never_negative(values) and _is_never_negative(divisor)):
         return quotient
     zero = graph.op("Constant", value_t=torch.tensor(0, dtype=kind.dtype()))
-    rest = graph.op("Sub", values, graph.op("Mul", quotient, divisor))
-    is_below = graph.op("Xor", graph.op("Less", rest, zero), graph.op("Less", divisor, zero))
-    is_over = graph.op("And", graph.op("Not", graph.op("Equal", rest, zero)), is_below)
+    remainder = graph.op("Sub", values, graph.op("Mul", quotient, divisor))
+    is_below = graph.op("Xor", graph.op("Less", remainder, zero), graph.op("Less", divisor, zero))
+    is_over = graph.op("And", graph.op("Not", graph.op("Equal", remainder, zero)), is_below)
     return graph.op("Sub", quotient, graph.op("Cast", is_over, to_i=kind.onnx_type()))
 
 
@@ -628,12 +628,12 @@ def _repeat_interleave_symbolic(graph: Any, values: object, repeats: Any, axis: 
     torch_symbolics = symbolic_opset13 if graph.opset >= 13 else symbolic_opset9
     number = None if axis is None or symbolic_helper._is_none(axis) else symbolic_helper._get_const(axis, "i", "dim")
     if (symbolic_helper._get_tensor_sizes(repeats) or [None])[0] not in (None, 1):
-        return _repeated_by_counts(graph, values, repeats, number)
+        return _repeat_by_counts(graph, values, repeats, number)
     axis = axis if number is None else graph.op("Constant", value_t=torch.tensor(number))
     return torch_symbolics.repeat_interleave(graph, values, repeats, axis, *size)
 
 
-def _repeated_by_counts(graph: Any, values: object, counts: Any, axis: int | None) -> Any:
+def _repeat_by_counts(graph: Any, values: object, counts: Any, axis: int | None) -> Any:
     """Repeat each position by its count; torch's symbolic repeats a position of count 0 once."""
     integer = JitScalarType.INT64.onnx_type()
     zero, one = (graph.op("Constant", value_t=torch.tensor(number)) for number in (0, 1))
@@ -669,7 +669,7 @@ def _attention_symbolic(graph: Any, query: Any, key: object, value: Any, *option
         graph = _WithMasksOf(graph, kind.dtype())
     if symbolic_helper._get_const(options[-1], "b", "enable_gqa"):
         heads = symbolic_helper._get_tensor_dim_size(query, -3)
-        key, value = (_with_heads(graph, operand, heads) for operand in (key, value))
+        key, value = (_repeat_heads(graph, operand, heads) for operand in (key, value))
     return symbolic_opset14.scaled_dot_product_attention(graph, query, key, value, *options[:-1])
 
 
@@ -696,7 +696,7 @@ class _WithMasksOf:
         return getattr(self._graph, name)
 
 
-def _with_heads(graph: Any, values: Any, heads: int | None) -> Any:
+def _repeat_heads(graph: Any, values: Any, heads: int | None) -> Any:
     """Repeat each head equally often, up to ``heads`` heads."""
     rank, own_heads = symbolic_helper._get_tensor_rank(values), symbolic_helper._get_tensor_dim_size(values, -3)
     if rank is None or own_heads is None or heads is None:
@@ -716,7 +716,7 @@ def _histc_symbolic(graph: Any, values: Any, bins: int, lowest: float, highest: 
     scaled_offsets = graph.op("Mul", graph.op("Sub", column, bottom), _float_constant(graph, float(bins), values))
     scaled = graph.op("Div", scaled_offsets, _float_constant(graph, highest - lowest, values))
     # The end of the range belongs to the last bin.
-    last_bin, no_bin = (_float_constant(graph, place, values) for place in (bins - 1.0, -1.0))
+    last_bin, no_bin = (_float_constant(graph, number, values) for number in (bins - 1.0, -1.0))
     bin_index = graph.op("Where", graph.op("Equal", column, top), last_bin, graph.op("Floor", scaled))
     bin_index = graph.op("Where", graph.op("Greater", column, top), no_bin, bin_index)
     numbers = graph.op("Constant", value_t=torch.arange(bins).to(JitScalarType.from_value(values).dtype()))
@@ -733,8 +733,8 @@ def _grouped_product_symbolic(graph: Any, rows: Any, matrices: Any, ends: Any, *
         raise UnsupportedOperatorError("aten::_grouped_mm", graph.opset, None)
     zero = graph.op("Constant", value_t=torch.tensor([0]))
     bounds = graph.op("Concat", zero, graph.op("Cast", ends, to_i=JitScalarType.INT64.onnx_type()), axis_i=0)
-    places = [graph.op("Constant", value_t=torch.tensor([place])) for place in range(groups + 1)]
-    bounds = [graph.op("Gather", bounds, place, axis_i=0) for place in places]
+    positions = [graph.op("Constant", value_t=torch.tensor([position])) for position in range(groups + 1)]
+    bounds = [graph.op("Gather", bounds, position, axis_i=0) for position in positions]
     products = []
     for group in range(groups):
         members = graph.op("Slice", rows, bounds[group], bounds[group + 1], zero)
@@ -752,7 +752,7 @@ def _antialiased_resize_symbolic(kind: str) -> Callable[..., Any]:
     name = f"_upsample_{kind}2d_aa"
 
     @symbolic_helper.parse_args("v", "is", "b", "fs")
-    def resized(
+    def resize(
         graph: Any, images: Any, sizes: Sequence[int] | None, aligned: bool, factors: Sequence[float] | None
     ) -> Any:
         operator, dtype = getattr(torch.ops.aten, name), JitScalarType.from_value(images).dtype()
@@ -767,7 +767,7 @@ def _antialiased_resize_symbolic(kind: str) -> Callable[..., Any]:
         rows, columns = (graph.op("Constant", value_t=matrix) for matrix in (matrices[0], matrices[1].T.contiguous()))
         return graph.op("MatMul", rows, graph.op("MatMul", images, columns))
 
-    return resized
+    return resize
 
 
 def _float_constant(graph: Any, value: float, reference: Any) -> Any:
@@ -780,23 +780,23 @@ _SYMBOLICS: Mapping[str, Callable[..., Any]] = {
     "aten::_upsample_bilinear2d_aa": _antialiased_resize_symbolic("bilinear"),
     "aten::__rshift_": _rshift_symbolic,
     "aten::as_strided": _as_strided_symbolic,
-    "aten::atan2": _exact(exact_forms.atan2),
+    "aten::atan2": _adapt_exact_form(exact_forms.atan2),
     "aten::binary_cross_entropy_with_logits": _cross_entropy_symbolic,
     "aten::cosine_similarity": _cosine_similarity_symbolic,
     "aten::cumsum": _cumsum_symbolic,
     "aten::diff": _diff_symbolic,
     "aten::div": _divide_symbolic,
-    "aten::erfc": _exact(exact_forms.erfc),
-    "aten::erfinv": _exact(exact_forms.erfinv),
-    "aten::expm1": _exact(exact_forms.expm1),
+    "aten::erfc": _adapt_exact_form(exact_forms.erfc),
+    "aten::erfinv": _adapt_exact_form(exact_forms.erfinv),
+    "aten::expm1": _adapt_exact_form(exact_forms.expm1),
     "aten::floor_divide": _floor_divide_symbolic,
     "aten::histc": _histc_symbolic,
     "aten::index_put": _index_put_symbolic,
     "aten::log": _log_symbolic,
-    "aten::log1p": _exact(exact_forms.log1p),
-    "aten::log_sigmoid": _exact(exact_forms.log_sigmoid),
-    "aten::logaddexp": _exact(exact_forms.logaddexp),
-    "aten::logaddexp2": _exact(exact_forms.logaddexp2),
+    "aten::log1p": _adapt_exact_form(exact_forms.log1p),
+    "aten::log_sigmoid": _adapt_exact_form(exact_forms.log_sigmoid),
+    "aten::logaddexp": _adapt_exact_form(exact_forms.logaddexp),
+    "aten::logaddexp2": _adapt_exact_form(exact_forms.logaddexp2),
     "aten::permute": _permute_symbolic,
     "aten::prod": _prod_symbolic,
     "aten::remainder": _remainder_symbolic,
@@ -804,9 +804,9 @@ _SYMBOLICS: Mapping[str, Callable[..., Any]] = {
     "aten::reshape": _reshape_symbolic,
     "aten::scaled_dot_product_attention": _attention_symbolic,
     "aten::softplus": _softplus_symbolic,
-    "aten::special_erfc": _exact(exact_forms.erfc),
-    "aten::special_erfcx": _exact(exact_forms.erfcx),
-    "aten::special_erfinv": _exact(exact_forms.erfinv),
+    "aten::special_erfc": _adapt_exact_form(exact_forms.erfc),
+    "aten::special_erfcx": _adapt_exact_form(exact_forms.erfcx),
+    "aten::special_erfinv": _adapt_exact_form(exact_forms.erfinv),
     "aten::unflatten": _unflatten_symbolic,
     "aten::view": _reshape_symbolic,
     "transformers::grouped_mm_fallback": _grouped_product_symbolic,

@@ -68,15 +68,15 @@ class NumbersTaken:
         """Note them inside the block; patches torch."""
         with ExitStack() as stack:
             for name in _ASKED_FOR_NUMBERS:
-                stack.enter_context(call_replaced(torch.Tensor, name, functools.partial(self._taken, name)))
+                stack.enter_context(call_replaced(torch.Tensor, name, functools.partial(self._read_number, name)))
             yield
 
-    def _taken(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
+    def _read_number(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
         frame = inspect.currentframe()
         while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
             frame = frame.f_back
         is_traced = torch._C._get_tracing_state() is not None and isinstance(values, torch.Tensor)
-        if frame is None or not is_traced or _is_library(frame):
+        if frame is None or not is_traced or _is_library_frame(frame):
             return original(values)
         if name == "__index__" and _is_subscript(frame):
             return original(values)
@@ -87,19 +87,19 @@ class NumbersTaken:
         file, line = frame.f_code.co_filename, frame.f_lineno
         # The trace follows values that are still tensors: torch has its own ``len()``.
         if not isinstance(number, torch.Tensor) and not asserts_only_at(frame):
-            self._note((Path(file).name, line), name, values, number)
+            self._note_line((Path(file).name, line), name, values, number)
         return number
 
-    def _note(self, place: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
+    def _note_line(self, source_line: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
         inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._find_origins(value)
-        words = str(values.shape[0] if name == "__iter__" else number)
+        text = str(values.shape[0] if name == "__iter__" else number)
         if inputs:
-            self.values[place] = (words, inputs)
+            self.values[source_line] = (text, inputs)
         elif sizes:
-            known = self.sizes.get(place, (words, frozenset()))
-            self.sizes[place] = (known[0], known[1] | sizes)
+            previous = self.sizes.get(source_line, (text, frozenset()))
+            self.sizes[source_line] = (previous[0], previous[1] | sizes)
 
     def _sizes_of(self, value: Any, axis: int | None) -> tuple[frozenset[str], frozenset[str]]:
         """Return the inputs whose values decide the size of a traced value, and the dynamic sizes it may equal.
@@ -108,35 +108,35 @@ class NumbersTaken:
             value: The traced value.
             axis: The axis; None: any axis.
         """
-        names = self._inputs()
+        names = self._map_traced_inputs()
         if value.unique() in names:
             axes = self.open_axes.get(names[value.unique()], {})
             return frozenset(), frozenset(size for number, size in axes.items() if axis is None or number == axis)
-        before = list(_find_ancestors(value))
-        inputs = [names[item.unique()] for item in before if item.unique() in names]
+        ancestors = list(_find_ancestors(value))
+        inputs = [names[ancestor.unique()] for ancestor in ancestors if ancestor.unique() in names]
         sizes = frozenset(size for name in inputs for size in self.open_axes.get(name, {}).values())
         deciding = frozenset[str]()
-        for item in before:
-            operand = _counting_operand(item.node())
-            if operand is not None and not _has_same_axis(item, value, axis):
+        for ancestor in ancestors:
+            operand = _find_counting_operand(ancestor.node())
+            if operand is not None and not _has_same_axis(ancestor, value, axis):
                 deciding |= self._find_origins(operand)[0]
         return deciding, sizes
 
     def _find_origins(self, value: Any) -> tuple[frozenset[str], frozenset[str]]:
         """Return the inputs whose values a traced number depends on, and the dynamic sizes it depends on."""
-        names = self._inputs()
+        names = self._map_traced_inputs()
         inputs, sizes = frozenset[str](), frozenset[str]()
-        for item in _find_ancestors(value, until=_OF_SHAPES, follows_writes=True):
-            if item.unique() in names:
-                inputs |= {names[item.unique()]}
-            if item.node().kind() in _OF_SHAPES:
-                operands = list(item.node().inputs())
+        for ancestor in _find_ancestors(value, until=_OF_SHAPES, follows_writes=True):
+            if ancestor.unique() in names:
+                inputs |= {names[ancestor.unique()]}
+            if ancestor.node().kind() in _OF_SHAPES:
+                operands = list(ancestor.node().inputs())
                 axis = operands[1].toIValue() if len(operands) > 1 else None
                 by_value, of_sizes = self._sizes_of(operands[0], axis if isinstance(axis, int) and axis >= 0 else None)
                 inputs, sizes = inputs | by_value, sizes | of_sizes
         return inputs, sizes
 
-    def _inputs(self) -> dict[int, str]:
+    def _map_traced_inputs(self) -> dict[int, str]:
         """Return the names of the traced values of the inputs."""
         return dict(zip(_traced_inputs(len(self.input_names)), self.input_names, strict=False))
 
@@ -158,15 +158,15 @@ def _find_ancestors(value: Any, until: Collection[str] = (), *, follows_writes: 
     pending: list[Any] = [value]
     visited: set[int] = set()
     while pending:
-        item = pending.pop()
-        if item.unique() not in visited:
-            visited.add(item.unique())
-            yield item
-            pending += [] if item.node().kind() in until else item.node().inputs()
-            pending += _written_into(item) if follows_writes else []
+        ancestor = pending.pop()
+        if ancestor.unique() not in visited:
+            visited.add(ancestor.unique())
+            yield ancestor
+            pending += [] if ancestor.node().kind() in until else ancestor.node().inputs()
+            pending += _find_written_operands(ancestor) if follows_writes else []
 
 
-def _written_into(value: Any) -> Iterator[Any]:
+def _find_written_operands(value: Any) -> Iterator[Any]:
     """Yield the operands of operators that write into a traced value or into a view of it."""
     pending: list[Any] = [value]
     while pending:
@@ -191,7 +191,7 @@ def _aliased_arguments(schema: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(at for at, is_write in aliased if is_write), tuple(at for at, is_write in aliased if not is_write)
 
 
-def _counting_operand(node: Any) -> Any:
+def _find_counting_operand(node: Any) -> Any:
     """Return the operand whose values decide the number of elements a traced operator returns; `None` without one."""
     operands = list(node.inputs())
     kind, name = node.kind(), node.schema().partition("(")[0]
@@ -245,7 +245,7 @@ def is_noted_elsewhere(file: str) -> bool:
     return file in _PATCHES
 
 
-def _is_library(frame: FrameType) -> bool:
+def _is_library_frame(frame: FrameType) -> bool:
     return "site-packages" in Path(frame.f_code.co_filename).parts
 
 
@@ -304,21 +304,21 @@ def masks_without_vmap() -> AbstractContextManager[None]:
     which the tracer cannot record.
     """
     module = sys.modules.get(_MODULE)
-    replacements = ((module, _MAPPED, _mask_conditions), (module, _INDEXING, nullcontext))
-    return attributes_replaced(*(item for item in replacements if hasattr(*item[:2])))
+    replacements = ((module, _MAPPED, _vectorize_condition), (module, _INDEXING, nullcontext))
+    return attributes_replaced(*(replacement for replacement in replacements if hasattr(*replacement[:2])))
 
 
-def _mask_conditions(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _vectorize_condition(condition: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Return a function from index ranges (batch, head, query token, key token) to the mask of a condition."""
 
-    def mask(*numbers: torch.Tensor) -> torch.Tensor:
+    def make_mask(*numbers: torch.Tensor) -> torch.Tensor:
         placed = [
-            item[(*[None] * axis, slice(None), *[None] * (len(numbers) - axis - 1))]
-            for axis, item in enumerate(numbers)
+            indices[(*[None] * axis, slice(None), *[None] * (len(numbers) - axis - 1))]
+            for axis, indices in enumerate(numbers)
         ]
-        return condition(*placed).expand(*(item.shape[0] for item in numbers))
+        return condition(*placed).expand(*(indices.shape[0] for indices in numbers))
 
-    return mask
+    return make_mask
 
 
 _DIGITS = 6
@@ -354,17 +354,17 @@ class TracedLoops(ValueLoops):
     input_count: int
     """Number of inputs of the model."""
 
-    def place_count(self, values: torch.Tensor) -> int | None:
+    def count_positions(self, values: torch.Tensor) -> int | None:
         """Return the number of values, or `None` if they depend on no input."""
-        return len(_values(values)) if self._depends_on_inputs(values) else None
+        return len(_read_untraced(values)) if self._depends_on_inputs(values) else None
 
-    def place(self, number: int, device: torch.device) -> torch.Tensor:
+    def make_position(self, number: int, device: torch.device) -> torch.Tensor:
         """Return the position as a constant."""
         return torch.full((1,), number, dtype=torch.int64, device=device)
 
     def size_if_filled(self, values: torch.Tensor) -> Any:
         """Return the number of values in the trace, or 1 if there are none."""
-        return max(1, len(_values(values)))
+        return max(1, len(_read_untraced(values)))
 
     def after_failure(self) -> None:
         """Reset the index that torch retains of a failed trace and would use in the next trace."""
@@ -380,10 +380,10 @@ class TracedLoops(ValueLoops):
         inputs = _traced_inputs(self.input_count)
         value = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         origins = _find_ancestors(value, until=_OF_SHAPES)
-        return any(item.unique() in inputs or item.node().kind() in _OF_SHAPES for item in origins)
+        return any(ancestor.unique() in inputs or ancestor.node().kind() in _OF_SHAPES for ancestor in origins)
 
 
-def _values(values: torch.Tensor) -> list[Any]:
+def _read_untraced(values: torch.Tensor) -> list[Any]:
     """Return the values of a tensor without recording the read in the graph."""
     tracing: Any = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[attr-defined]  # its stub misses it
@@ -419,7 +419,7 @@ def untraced_shape_computation() -> AbstractContextManager[None]:
             return dispatch(mode, *args, **kwargs)
         function, _types, operands, *_ = args
         if function is torch.ops.aten.convolution.default:
-            with _traced_inside_operator():
+            with _enable_tracer():
                 # ``_convolution`` takes the operands of ``convolution``.
                 return torch._convolution(*operands, *_CONVOLUTION_BACKEND)  # type: ignore[call-overload]
         _set_tracing_state(None)
@@ -433,12 +433,12 @@ def untraced_shape_computation() -> AbstractContextManager[None]:
 
 def _set_tracing_state(state: object) -> None:
     """Set the tracing state, also inside an operator, where torch excludes the tracer and refuses to set the state."""
-    with _traced_inside_operator():
+    with _enable_tracer():
         torch._C._set_tracing_state(state)  # type: ignore[attr-defined]  # its stub misses it
 
 
 @contextmanager
-def _traced_inside_operator() -> Iterator[None]:
+def _enable_tracer() -> Iterator[None]:
     """Enable the tracer inside an operator, where torch excludes it; for the time of the block."""
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_TRACER)
     torch._C._dispatch_tls_set_dispatch_key_excluded(_TRACER, False)
@@ -513,12 +513,12 @@ class ModuleScopes:
             return set()
 
         def trace_with_scopes(*args: object, **kwargs: object) -> Any:
-            graph, *others = trace_graph(*args, **kwargs)
+            graph, *other_results = trace_graph(*args, **kwargs)
             if self._lacks_values:
                 _refuse_missing_constants(graph)
             _inline_calls(graph)
-            operators.of = sum(1 for _ in graph.nodes())
-            return (graph, *others)
+            operators.total = sum(1 for _ in graph.nodes())
+            return (graph, *other_results)
 
         def infer_without_weights(graph: torch._C.Graph, _weights: object, opset_version: int) -> None:
             # With the weights, each pass would serialize a copy of all of them; no shape depends on a weight.
@@ -536,7 +536,7 @@ class ModuleScopes:
                 # Equal computations are merged later, where their scopes can be preserved.
                 attribute_replaced(torch._C, "_jit_pass_cse", lambda _graph: False),
                 _silence_exporter_log(),
-                _scopes_around_hooks(self._modules),
+                _open_scopes_around_hooks(self._modules),
             ):
                 yield
         finally:
@@ -568,15 +568,15 @@ class _CountedScopes(dict[nn.Module, str]):
 
     def __getitem__(self, module: nn.Module) -> str:
         """Return the scope of a module; depending on its version, torch calls this method or ``get``."""
-        self._count(module)
+        self._count_module(module)
         return super().__getitem__(module)
 
     def get(self, module: nn.Module, default: Any = None) -> Any:
         """Return the scope of a module that begins."""
-        self._count(module)
+        self._count_module(module)
         return super().get(module, default)
 
-    def _count(self, module: nn.Module) -> None:
+    def _count_module(self, module: nn.Module) -> None:
         self._begun.add(module)
         count_progress(len(self._begun), 2 * len(self), f"module {len(self._begun)} of {len(self)} traced")
 
@@ -585,7 +585,7 @@ class _ConvertedOperators:
     """Counts the operators of a trace that are converted, as the second half of an export."""
 
     def __init__(self, convert: Callable[..., Any]) -> None:
-        self.of = 0
+        self.total = 0
         """Number of operators, once traced."""
         self._convert = convert
         self._done = 0
@@ -593,13 +593,13 @@ class _ConvertedOperators:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Convert one."""
         self._done += 1
-        if self._done < self.of:  # constants inside operators increase the count
-            count_progress(self.of + self._done, 2 * self.of, f"operator {self._done} of {self.of} converted")
+        if self._done < self.total:  # constants inside operators increase the count
+            count_progress(self.total + self._done, 2 * self.total, f"operator {self._done} of {self.total} converted")
         return self._convert(*args, **kwargs)
 
 
 @contextmanager
-def _scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
+def _open_scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
     """Open the scope of a module before its hooks and close it after them; torch opens it for the forward only."""
     entered: list[nn.Module] = []
 
