@@ -35,8 +35,8 @@ class _LazyOptimize(ModuleType):
     """Lazy stand-in for ``scipy.optimize``, which imports the module on the first other attribute access."""
 
     @staticmethod
-    def linear_sum_assignment(*arguments: Any, **named: Any) -> Any:
-        return importlib.import_module(_OPTIMIZE).linear_sum_assignment(*arguments, **named)
+    def linear_sum_assignment(*arguments: Any, **keywords: Any) -> Any:
+        return importlib.import_module(_OPTIMIZE).linear_sum_assignment(*arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # read by the import system

@@ -161,9 +161,9 @@ def refuse_programs(model: object, requested_by: str) -> None:
         if isinstance(module, TracedModule):
             traced_prefixes = (*traced_prefixes, f"{path}.".removeprefix("."))
         elif isinstance(module, RecursiveScriptModule) and not path.startswith(traced_prefixes):
-            place = f"module {path!r} is" if path else "the model is"
+            label = f"module {path!r} is" if path else "the model is"
             raise InputError(
-                f"{requested_by}: {place} TorchScript ({module.original_name}, by torch.jit.script or torch.jit.load), "
+                f"{requested_by}: {label} TorchScript ({module.original_name}, by torch.jit.script or torch.jit.load), "
                 "which torch's exporters cannot look into",
                 hint="Pass the nn.Module before torch.jit.script; load the weights with load_state_dict().",
             )

@@ -50,7 +50,7 @@ class _Division:
     low: int
     high: int
 
-    def at(self, sizes: Sizes, offset: int) -> int:
+    def divide(self, sizes: Sizes, offset: int) -> int:
         return (sizes[self.symbol] + offset) // self.divisor
 
     @property
@@ -79,7 +79,7 @@ def explain_output_shapes(observations: Sequence[Observation], ask: Ask | None =
             expression = _explain_axis(observed, output, axis)
             if expression is None:
                 # Sizes that are equal in every observation get one name.
-                values = tuple(item.shapes[output][axis] for item in observations)
+                values = tuple(observation.shapes[output][axis] for observation in observations)
                 expression = names.setdefault(values, f"{_NON_WORD.sub('_', output)}_dim_{axis}")
             sizes.append(expression)
         shapes[output] = tuple(sizes)
@@ -118,8 +118,8 @@ class _Observations:
     def traced(self) -> Sizes:
         return self.observations[0].sizes
 
-    def points(self, output: str, axis: int) -> list[tuple[Sizes, int]]:
-        return [(item.sizes, item.shapes[output][axis]) for item in self.observations]
+    def list_points(self, output: str, axis: int) -> list[tuple[Sizes, int]]:
+        return [(observation.sizes, observation.shapes[output][axis]) for observation in self.observations]
 
     def observe(self, symbol: str, size: int) -> bool:
         """Observe one more size; return True if an observation was added."""
@@ -127,7 +127,7 @@ class _Observations:
         if (
             self._ask is None
             or self._remaining_questions == 0
-            or any(item.sizes == sizes for item in self.observations)
+            or any(previous.sizes == sizes for previous in self.observations)
         ):
             return False
         self._remaining_questions -= 1
@@ -139,7 +139,7 @@ class _Observations:
 
 def _explain_axis(observed: _Observations, output: str, axis: int) -> int | str | None:
     """Return the unique expression for an output's axis, or `None`."""
-    points = observed.points(output, axis)
+    points = observed.list_points(output, axis)
     values = {value for _, value in points}
     if len(values) == 1:
         return values.pop()
@@ -190,7 +190,7 @@ def _sum_text(term: str, offset: int, *, is_operand: bool = False) -> str:
 
 def _explain_division(observed: _Observations, output: str, axis: int) -> str | None:
     """Return the fitting division, asking until one is left; `None` if there is no fit, or several remain."""
-    while candidates := _fitting_divisions(observed.points(output, axis)):
+    while candidates := _fitting_divisions(observed.list_points(output, axis)):
         if len(candidates) == 1 and candidates[0].is_exact:
             return candidates[0].text
         if not any(
@@ -219,12 +219,12 @@ def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> lis
         middle = (candidate.low + candidate.high + 1) // 2
         nearest_multiple = -(-(traced[candidate.symbol] + middle) // candidate.divisor)
         return [(candidate.symbol, candidate.divisor * (nearest_multiple + extra) - middle) for extra in (0, 1, 2)]
-    symbols = sorted({item.symbol for item in candidates})
+    symbols = sorted({division.symbol for division in candidates})
     predictions = [(_prediction_count(candidates, traced, symbol, size), symbol, size) for symbol in symbols
             for size in _sample_sizes(traced[symbol])]  # fmt: skip
     return [
         (symbol, size)
-        for prediction_count, symbol, size in sorted(predictions, key=lambda item: -item[0])
+        for prediction_count, symbol, size in sorted(predictions, key=lambda prediction: -prediction[0])
         if prediction_count > 1
     ]
 
@@ -238,7 +238,7 @@ def _sample_sizes(traced: int) -> list[int]:
 def _prediction_count(candidates: Sequence[_Division], traced: Sizes, symbol: str, size: int) -> int:
     """Return the number of distinct sizes predicted by the candidates."""
     sizes = {**traced, symbol: size}
-    return len({item.at(sizes, offset) for item in candidates for offset in (item.low, item.high)})
+    return len({division.divide(sizes, offset) for division in candidates for offset in (division.low, division.high)})
 
 
 Outputs = Mapping[str, torch.Tensor]
@@ -281,19 +281,19 @@ def _find_simple_shapes(
     axis has another expression, or the model refuses these sizes.
     """
     traced = {dimension.name: dimension.example or 1 for dimension in dimensions}
-    other = {item.name: 2 * traced[item.name] + position for position, item in enumerate(dimensions)}
-    if any(item.max is not None and other[item.name] > item.max for item in dimensions):
+    varied = {bound.name: 2 * traced[bound.name] + position for position, bound in enumerate(dimensions)}
+    if any(bound.max is not None and varied[bound.name] > bound.max for bound in dimensions):
         return None
-    first_run, second_run = Observation(traced, _output_shapes(outputs)), _observe_at(other, run)
+    first_run, second_run = Observation(traced, _output_shapes(outputs)), _observe_at(varied, run)
     if second_run is None or {name: len(shape) for name, shape in first_run.shapes.items()} != {
         name: len(shape) for name, shape in second_run.shapes.items()
     }:
         return None
     texts: dict[tuple[int, int], list[str]] = {}
     for name in traced:
-        texts.setdefault((traced[name], other[name]), []).append(name)
+        texts.setdefault((traced[name], varied[name]), []).append(name)
     for left, right in combinations(traced, 2):
-        texts.setdefault((traced[left] + traced[right], other[left] + other[right]), []).append(f"{left} + {right}")
+        texts.setdefault((traced[left] + traced[right], varied[left] + varied[right]), []).append(f"{left} + {right}")
     shapes: dict[str, Shape] = {}
     for output, sizes in first_run.shapes.items():
         candidates = [

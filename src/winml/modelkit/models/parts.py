@@ -129,7 +129,7 @@ class ModelPart:
     def most_tokens(self) -> int | None:
         """Positions for tokens per row; `None`: unlimited, or no token input."""
         tokens = next((spec.shape[1] for spec in self.inputs if spec.name in _TOKENS and len(spec.shape) > 1), None)
-        return next((item.max for item in self.dimensions if item.name == tokens), None)
+        return next((dimension.max for dimension in self.dimensions if dimension.name == tokens), None)
 
     @property
     def trace_sizes(self) -> dict[str, int]:
@@ -204,5 +204,5 @@ class LoadedModel:
         """Return the description of a part for its file; `None` for the only part of a model without feeds."""
         if len(self.parts) == 1 and not part.feeds:
             return None
-        names = tuple(item.name for item in self.parts)
+        names = tuple(model_part.name for model_part in self.parts)
         return PartDescription(part.name, names, part.feeds, part.most_tokens, part.text)

@@ -183,9 +183,9 @@ def _refuse_scripted(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         if isinstance(module, RecursiveScriptModule):
-            place = f"module {path!r} is" if path else "the model is"
+            label = f"module {path!r} is" if path else "the model is"
             raise ExportError(
-                f"{place} scripted ({module.original_name}, by torch.jit.script or torch.jit.load): torch's exporters "
+                f"{label} scripted ({module.original_name}, by torch.jit.script or torch.jit.load): torch's exporters "
                 "cannot look into it",
                 hint="Pass the original nn.Module, before torch.jit.script; load the weights with load_state_dict().",
                 module=path,
@@ -218,8 +218,8 @@ def _walk_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, torch.
     if isinstance(value, torch.Tensor):
         yield prefix, value
         return
-    for key, item in _list_children(value):
-        yield from _walk_tensors(item, f"{prefix}.{key}" if prefix else str(key))
+    for key, child in _list_children(value):
+        yield from _walk_tensors(child, f"{prefix}.{key}" if prefix else str(key))
 
 
 def _list_children(value: object) -> list[tuple[Any, Any]]:

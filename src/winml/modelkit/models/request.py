@@ -403,13 +403,13 @@ _NETWORK_PREFIX = "\\\\"
 
 
 def reference_checkpoint(
-    metadata: Mapping[str, str], displayed: str, checkpoint: str, active: str | None = None
+    metadata: Mapping[str, str], file_label: str, checkpoint: str, active: str | None = None
 ) -> ModelRequest:
     """Return the PyTorch model to compare with an ONNX file, for ``--reference``.
 
     Args:
         metadata: Metadata of the file.
-        displayed: The file, for messages.
+        file_label: The file, for messages.
         checkpoint: The user's checkpoint, or :data:`RECORDED`.
         active: Name of the active adapter of the file; `None` if no adapter is active.
 
@@ -420,10 +420,10 @@ def reference_checkpoint(
 
     hint = f"Pass the checkpoint: {opt.reference} CHECKPOINT"
     is_recorded = checkpoint == RECORDED
-    request = exported_from(metadata, displayed, hint, opt.reference) if is_recorded else ModelRequest(checkpoint)
+    request = exported_from(metadata, file_label, hint, opt.reference) if is_recorded else ModelRequest(checkpoint)
     # Adapters that a model in PyTorch needs to answer as the file does: they are merged.
     adapters = map(named_adapter, map(str, model_record(metadata).get("adapters", ())))
-    merged = tuple(str(item.folder) for item in adapters if item.name in (None, active))
+    merged = tuple(str(adapter.folder) for adapter in adapters if adapter.name in (None, active))
     return replace(with_recorded_seed(request, metadata), adapter=merged)
 
 
@@ -440,14 +440,14 @@ def with_recorded_seed(request: ModelRequest, metadata: Mapping[str, str]) -> Mo
     return replace(request, seed=seed) if seed is not None and 0 <= seed <= LARGEST_SEED else request
 
 
-def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", option: str = "") -> ModelRequest:
+def exported_from(metadata: Mapping[str, str], file_label: str, hint: str = "", option: str = "") -> ModelRequest:
     """Return the checkpoint recorded in the metadata of an exported file.
 
     The network is never used, and no recorded code is run.
 
     Args:
         metadata: Metadata of the file.
-        displayed: The file, for messages.
+        file_label: The file, for messages.
         hint: Hint if the checkpoint is missing; empty: pass a baseline.
         option: Option that requires the checkpoint, for messages; empty: the baseline.
 
@@ -463,7 +463,7 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
     )
     record = model_record(metadata)
     if "name_or_path" not in record:
-        raise UsageError(f"{option}: {displayed} does not record the model it was exported from", hint=hint)
+        raise UsageError(f"{option}: {file_label} does not record the model it was exported from", hint=hint)
     request = ModelRequest(
         model=record["name_or_path"],
         task=record.get("task"),
@@ -479,7 +479,7 @@ def exported_from(metadata: Mapping[str, str], displayed: str, hint: str = "", o
         is_available = False
     if not is_available:
         raise UsageError(
-            f"{option}: {displayed} was exported from {request.model}, which is not a checkpoint on this machine",
+            f"{option}: {file_label} was exported from {request.model}, which is not a checkpoint on this machine",
             hint=hint,
         )
     return with_recorded_seed(request, metadata)

@@ -169,14 +169,14 @@ def resolve_model(
         UsageError: the request is wrong, or asks for a size or task this model does not have.
         InputError: config files, the Hub, or the user's code failed.
     """
-    tell = progress or (lambda _words: None)
+    report = progress or (lambda _text: None)
     source = _find_source(request, model_type, needs_weights)
     if source.kind == "script":
-        return _resolve_script(source, request, tell)
+        return _resolve_script(source, request, report)
     with quiet_libraries():
-        source = _fetch(source, request, needs_weights, progress)
+        source = _fetch_source(source, request, needs_weights, progress)
     with local_libraries():
-        tell("reading the config")
+        report("reading the config")
         checkpoint = _read_config(source, request)
         decision = _decide_task_and_class(checkpoint, request)
         model_class = _import_model_class(checkpoint, decision)
@@ -244,7 +244,7 @@ def resolve_checkpoint(request: ModelRequest, *, model_type: str | None = None) 
     if source.kind == "script":
         return None
     with quiet_libraries():
-        source = _fetch(source, request, False, None)
+        source = _fetch_source(source, request, False, None)
     with local_libraries():
         return _read_config(source, request)
 
@@ -269,7 +269,9 @@ def _find_source(request: ModelRequest, model_type: str | None, needs_weights: b
     )
 
 
-def _fetch(source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None) -> ModelSource:
+def _fetch_source(
+    source: ModelSource, request: ModelRequest, needs_weights: bool, progress: Progress | None
+) -> ModelSource:
     """Return a source with a path on this disk; download a Hub checkpoint if needed."""
     if source.kind != "hub":
         return source
@@ -286,7 +288,7 @@ def _fetch(source: ModelSource, request: ModelRequest, needs_weights: bool, prog
 def _read_config(source: ModelSource, request: ModelRequest) -> CheckpointConfig:
     if source.kind == "type":
         return default_config(source.name)
-    assert source.path is not None  # guaranteed by _fetch
+    assert source.path is not None  # guaranteed by _fetch_source
     path = source.path if source.kind == "config" else source.path / CHECKPOINT_CONFIG_NAME
     return load_config(path, source.name, trust_remote_code=request.trust_remote_code)
 
@@ -379,8 +381,8 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
     return with_plain_outputs(model.eval())
 
 
-def _resolve_script(source: ModelSource, request: ModelRequest, tell: Progress) -> ResolvedModel:
-    tell(f"calling {source.name}")
+def _resolve_script(source: ModelSource, request: ModelRequest, report: Progress) -> ResolvedModel:
+    report(f"calling {source.name}")
     script = _load_script(source, request.seed, is_example_needed=request.input_specs is None)
     if request.model_class not in (None, type(script.model).__name__):
         raise UsageError(
@@ -503,7 +505,7 @@ def _unpack_model(result: object, source: ModelSource) -> tuple[torch.nn.Module,
         return result, None
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], torch.nn.Module):
         return result
-    kinds = ", ".join(type(item).__name__ for item in result) if isinstance(result, tuple) else ""
+    kinds = ", ".join(type(element).__name__ for element in result) if isinstance(result, tuple) else ""
     raise InputError(
         f"{source.name}: returned {type(result).__name__}{f' of {kinds}' if kinds else ''}, expected a torch.nn.Module",
         hint="Return the model, or (model, inputs); for an exported program, the nn.Module that it was made from.",

@@ -65,7 +65,7 @@ def _classify_lines(file: str) -> _SourceLines:
     deciding: set[int] = set()
     caught: set[int] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and not node.orelse and all(isinstance(item, ast.Raise) for item in node.body):
+        if isinstance(node, ast.If) and not node.orelse and all(isinstance(child, ast.Raise) for child in node.body):
             asserting.update(_line_numbers([node.test]))
         if isinstance(node, ast.stmt) and not hasattr(node, "body"):
             # ``assert (size := int(n)) > 0`` assigns the value that it reads.
@@ -87,6 +87,6 @@ def _handles_error(node: ast.Try) -> bool:
 
 
 def _suppresses(node: ast.With) -> bool:
-    calls = (item.context_expr for item in node.items)
+    calls = (with_item.context_expr for with_item in node.items)
     names = (ast.unparse(call.func) for call in calls if isinstance(call, ast.Call))
     return any(name.rpartition(".")[2] == "suppress" for name in names)

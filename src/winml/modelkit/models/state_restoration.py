@@ -70,13 +70,13 @@ def process_left_as_found() -> Iterator[None]:
     """Restore random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-    flags = [_try_read(read) for read, _ in _SETTINGS]
+    flags = [_try_read(getter) for getter, _ in _SETTINGS]
     try:
         yield
     finally:
-        for (read, write), value in zip(_SETTINGS, flags, strict=True):
-            if value is not _UNREADABLE and _try_read(read) != value:
-                write(value)
+        for (getter, setter), value in zip(_SETTINGS, flags, strict=True):
+            if value is not _UNREADABLE and _try_read(getter) != value:
+                setter(value)
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
@@ -84,9 +84,9 @@ def process_left_as_found() -> Iterator[None]:
             torch.cuda.set_rng_state_all(device_states)
 
 
-def _try_read(read: Callable[[], object]) -> Any:
+def _try_read(getter: Callable[[], object]) -> Any:
     try:
-        return read()
+        return getter()
     except RuntimeError:  # for example, if set through another API of torch
         return _UNREADABLE
 
@@ -113,15 +113,15 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
         state.remember_module(path, module)
     parameters = list(model.parameters())
     names = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
-    copies, large_tensors = _copies([*state.tensors, *parameters])
-    versions = [(tensor, _version(tensor)) for tensor in large_tensors]
+    copies, large_tensors = _copy_values([*state.tensors, *parameters])
+    versions = [(tensor, _read_version(tensor)) for tensor in large_tensors]
     flags = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
     try:
         yield restoration
     finally:
         state.put_back()
         failures = [(copy, reason) for copy in copies if (reason := copy.put_back())]
-        written_tensors = [tensor for tensor, version in versions if _version(tensor) != version]
+        written_tensors = [tensor for tensor, version in versions if _read_version(tensor) != version]
         restoration.notes = (
             *(
                 f"the forward wrote into {names.get(id(tensor), 'a tensor')} ({_size_bytes(tensor) >> 20} MiB), which "
@@ -172,21 +172,21 @@ class _SharedState:
         self._seen: set[int] = set()
         for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
             source = sys.modules.get(kind.__module__)
-            if source is None or _is_library(getattr(source, "__file__", None)):
+            if source is None or _is_library_file(getattr(source, "__file__", None)):
                 continue
             for owner, namespace in ((kind.__name__, vars(kind)), (kind.__module__, vars(source))):
                 for name, value in list(namespace.items()):
-                    self._add(f"{owner}.{name}", value)
+                    self._record_value(f"{owner}.{name}", value)
         for module in model.modules():
             hooks = (hook for name in _OWN_HOOKS for hook in vars(module).get(name, {}).values())
             for value in (*vars(module).values(), *hooks):
                 self._add_function(value)
 
-    def _add(self, name: str, value: object) -> None:
+    def _record_value(self, name: str, value: object) -> None:
         if isinstance(value, (*_CONTAINERS, int, float, str, type(None), torch.Tensor)):
-            self.found[name] = _fingerprint(value, _MAX_DEPTH)
+            self.found[name] = _compute_fingerprint(value, _MAX_DEPTH)
         elif not self._add_function(value) and _is_record(value):
-            self.found[name] = _fingerprint(vars(value), _MAX_DEPTH)
+            self.found[name] = _compute_fingerprint(vars(value), _MAX_DEPTH)
 
     def _add_function(self, value: object) -> bool:
         """Add the state of a function of the user; return True if the value is a function."""
@@ -196,16 +196,18 @@ class _SharedState:
             value = value.fget
         if not isinstance(value, types.FunctionType):
             return False
-        if id(value) in self._seen or _is_library(value.__code__.co_filename):
+        if id(value) in self._seen or _is_library_file(value.__code__.co_filename):
             return True
         self._seen.add(id(value))
         code = value.__code__
         names = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
-        kept = dict(zip(names[len(names) - len(defaults) :], defaults, strict=False)) | (value.__kwdefaults__ or {})
-        kept |= {name: _cell_value(cell) for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False)}
-        for variable, content in kept.items():
-            self._add(f"{variable} of {value.__qualname__.replace('<locals>.', '')}()", content)
+        bound = dict(zip(names[len(names) - len(defaults) :], defaults, strict=False)) | (value.__kwdefaults__ or {})
+        bound |= {
+            name: _cell_value(cell) for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=False)
+        }
+        for variable, content in bound.items():
+            self._record_value(f"{variable} of {value.__qualname__.replace('<locals>.', '')}()", content)
         return True
 
 
@@ -227,7 +229,7 @@ _LIBRARY_FOLDERS = (Path(__file__).parents[1], Path(os.__file__).parent)
 """Folders of this package and of Python's own modules."""
 
 
-def _is_library(file: str | None) -> bool:
+def _is_library_file(file: str | None) -> bool:
     path = Path(file or "site-packages")
     return "site-packages" in path.parts or any(path.is_relative_to(folder) for folder in _LIBRARY_FOLDERS)
 
@@ -237,24 +239,24 @@ def _is_record(value: object) -> bool:
     if isinstance(value, (type, types.ModuleType, nn.Module)) or not hasattr(value, "__dict__"):
         return False
     source = sys.modules.get(type(value).__module__)
-    return not _is_library(getattr(source, "__file__", None))
+    return not _is_library_file(getattr(source, "__file__", None))
 
 
-def _fingerprint(value: object, depth: int) -> object:
+def _compute_fingerprint(value: object, depth: int) -> object:
     """Return an object that compares equal as long as a value is unchanged."""
     if isinstance(value, (bool, int, float, str, type(None))):
         return repr(value)
     if isinstance(value, torch.Tensor):
         is_readable = type(value) in _TENSOR_CLASSES and not value.is_meta and value.layout == torch.strided
         if not is_readable or _size_bytes(value) > _SMALL_BYTES:
-            return (tuple(value.shape), id(value), _version(value))
+            return (tuple(value.shape), id(value), _read_version(value))
         values = value.detach().cpu().contiguous().flatten().view(torch.uint8)
         return (tuple(value.shape), str(value.dtype), bytes(values.numpy()))
     if isinstance(value, _CONTAINERS):
-        items = list(value.items() if isinstance(value, dict) else value)
-        if not depth or len(items) > _MAX_ITEMS or isinstance(value, (set, frozenset)):
-            return len(items)
-        return [_fingerprint(item, depth - (not isinstance(item, tuple))) for item in items]
+        elements = list(value.items() if isinstance(value, dict) else value)
+        if not depth or len(elements) > _MAX_ITEMS or isinstance(value, (set, frozenset)):
+            return len(elements)
+        return [_compute_fingerprint(element, depth - (not isinstance(element, tuple))) for element in elements]
     return type(value).__name__
 
 
@@ -272,9 +274,9 @@ class StateAsFound:
         }
         parameters = list(model.parameters())
         small = [parameter for parameter in parameters if _size_bytes(parameter) <= _SMALL_BYTES]
-        self._copies, uncopied = _copies([*self._state.tensors, *small])
+        self._copies, uncopied = _copy_values([*self._state.tensors, *small])
         uncopied += [parameter for parameter in parameters if _size_bytes(parameter) > _SMALL_BYTES]
-        self._versions = [(tensor, _version(tensor)) for tensor in uncopied]
+        self._versions = [(tensor, _read_version(tensor)) for tensor in uncopied]
         self._is_kept = False
 
     def keep(self) -> None:
@@ -284,7 +286,7 @@ class StateAsFound:
     def changes(self) -> tuple[str, ...]:
         """Return the paths of changed attributes: ``encoder.cached``."""
         tensors = [copy.tensor for copy in self._copies if not copy.is_equal()]
-        tensors += [tensor for tensor, version in self._versions if _version(tensor) != version]
+        tensors += [tensor for tensor, version in self._versions if _read_version(tensor) != version]
         names = [*self._state.changes(), *(self._names[id(tensor)] for tensor in tensors)]
         return tuple(dict.fromkeys(names))
 
@@ -297,16 +299,16 @@ class StateAsFound:
     def put_back(self) -> None:
         """Restore the state, unless the current state is to be kept."""
         if not self._is_kept:
-            self._restore()
+            self._restore_state()
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restore the original state during the block, even if a later state is kept."""
         with unchanged_attributes(self._model):
-            self._restore()
+            self._restore_state()
             yield
 
-    def _restore(self) -> None:
+    def _restore_state(self) -> None:
         self._state.put_back()
         for copy in self._copies:
             copy.put_back()
@@ -346,7 +348,7 @@ def _are_equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
         return False
 
 
-def _copies(tensors: Iterable[torch.Tensor]) -> tuple[list[_TensorCopy], list[torch.Tensor]]:
+def _copy_values(tensors: Iterable[torch.Tensor]) -> tuple[list[_TensorCopy], list[torch.Tensor]]:
     """Return copies of the values of tensors, the smallest first, and the tensors beyond the size limit."""
     copyable = [
         tensor
@@ -368,7 +370,7 @@ def _size_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _version(tensor: torch.Tensor) -> int | None:
+def _read_version(tensor: torch.Tensor) -> int | None:
     """Return a number that grows with every write in place; `None` for a tensor without such a number."""
     return None if tensor.is_inference() else tensor._version
 
@@ -398,8 +400,8 @@ class _StateRecord:
         for name, value in attributes.items():
             if name in _TORCH_CONTAINERS:
                 self.containers[id(value)] = (value, dict(value), prefix)
-                for key, item in value.items():
-                    self.remember(item, 0, f"{prefix}{key}")
+                for key, child in value.items():
+                    self.remember(child, 0, f"{prefix}{key}")
             elif name not in self._torch_attributes:
                 self.remember(value, _MAX_DEPTH, f"{prefix}{name}")
                 # A record on a module, such as a cache, is part of its state; objects inside this record are not.
@@ -422,11 +424,11 @@ class _StateRecord:
             items = dict(kind.items(value)) if isinstance(value, dict) else list(kind.__iter__(value))
             self.containers[id(value)] = (value, items, name)
             if depth:
-                for item in items.values() if isinstance(items, dict) else items:
-                    self.remember(item, depth - 1, name)
+                for child in items.values() if isinstance(items, dict) else items:
+                    self.remember(child, depth - 1, name)
         elif isinstance(value, tuple) and depth:
-            for item in value:
-                self.remember(item, depth - 1, name)
+            for child in value:
+                self.remember(child, depth - 1, name)
 
     def changes(self) -> Iterator[str]:
         """Yield the names of attributes with another value or a changed container."""
@@ -462,7 +464,7 @@ def _has_same_items(container: Any, items: Any) -> bool:
     if isinstance(container, dict):
         sides = (kind.keys(container), items.keys()), (kind.values(container), items.values())
         return all(list(map(id, now)) == list(map(id, before)) for now, before in sides)
-    return list(map(_identity, kind.__iter__(container))) == list(map(_identity, items))
+    return list(map(_get_identity, kind.__iter__(container))) == list(map(_get_identity, items))
 
 
 def _builtin_class(container: object) -> Any:
@@ -470,9 +472,9 @@ def _builtin_class(container: object) -> Any:
     return next(kind for kind in (OrderedDict, dict, list, set, deque) if isinstance(container, kind))
 
 
-def _identity(item: object) -> Any:
+def _get_identity(element: object) -> Any:
     """Return the identity of an object; for a tuple, the identities of its items."""
-    return tuple(map(id, item)) if type(item) is tuple else id(item)
+    return tuple(map(id, element)) if type(element) is tuple else id(element)
 
 
 _LIBRARIES = ("torch", "transformers", "onnxscript", "onnx_ir")

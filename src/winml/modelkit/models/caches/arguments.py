@@ -69,7 +69,8 @@ def forward_with_states(states: tuple[ModuleState, ...], argument: str) -> Calla
                 setattr(model.get_submodule(path), name, tensor)
             outputs = forward(*args, **arguments)
             new_states = {
-                (item.path, item.attribute): getattr(model.get_submodule(item.path), item.attribute) for item in states
+                (state.path, state.attribute): getattr(model.get_submodule(state.path), state.attribute)
+                for state in states
             }
             return {**outputs, argument: arguments[argument], _STATES: new_states}
 
@@ -104,7 +105,9 @@ def arguments_with_cache(
         cache = cache_of(layout, tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
         if layout.of_modules:
-            arguments[_STATES] = {(item.path, item.attribute): tensors[item.state.input] for item in layout.of_modules}
+            arguments[_STATES] = {
+                (entry.path, entry.attribute): tensors[entry.state.input] for entry in layout.of_modules
+            }
         if first_position and _POSITIONS in arguments:
             arguments[_POSITIONS] = tensors[_POSITIONS] + first_position
         if kinds is not None:
@@ -162,7 +165,7 @@ def own_decoder_arguments(parameters: Collection[str]) -> dict[str, str]:
 
 
 def decoder_arguments(
-    layout: EncoderDecoderLayout, *, has_mask: bool, own: Mapping[str, str], takes_encoder_states: bool
+    layout: EncoderDecoderLayout, *, has_mask: bool, own_inputs: Mapping[str, str], takes_encoder_states: bool
 ) -> NestedArguments:
     """Convert the inputs of a decoder into the arguments of the whole forward, and its result into outputs.
 
@@ -173,7 +176,7 @@ def decoder_arguments(
     Args:
         layout: The caches of the model.
         has_mask: True if the forward takes a mask over the tokens of the encoder.
-        own: Input for the decoder's own tokens, such as their mask → argument of the forward.
+        own_inputs: Input for the decoder's own tokens, such as their mask → argument of the forward.
         takes_encoder_states: True if the encoder's hidden states are an input.
     """
 
@@ -188,7 +191,7 @@ def decoder_arguments(
         return {
             **_encoder_result(layout, hidden, mask),
             DECODER_TOKENS: tensors[TOKENS],
-            **{argument: tensors[name] for name, argument in own.items()},
+            **{argument: tensors[name] for name, argument in own_inputs.items()},
             layout.own.argument: _make_both_caches(layout, tensors, has_cross=not takes_encoder_states),
         }
 
@@ -200,7 +203,7 @@ def decoder_arguments(
         return {"logits": outputs["logits"], **states}
 
     mask_name = [_MASK] if has_mask and layout.mask_dtype is None else []
-    names = (*mask_name, DECODER_TOKENS, "encoder_outputs", layout.own.argument, *own.values())
+    names = (*mask_name, DECODER_TOKENS, "encoder_outputs", layout.own.argument, *own_inputs.values())
     return NestedArguments(names, {}, build, results)
 
 
@@ -241,16 +244,16 @@ def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) 
     return (1 - extended_mask[:, None, None, :]) * torch.finfo(dtype).min
 
 
-def empty_states(layout: CacheLayout, batch: int, held: int = 0) -> dict[str, torch.Tensor]:
+def empty_states(layout: CacheLayout, batch: int, past: int = 0) -> dict[str, torch.Tensor]:
     """Return the cache before the first token: input → tensor of zeros.
 
     Args:
         layout: The cache.
         batch: Rows.
-        held: Tokens in the cache of every run if their number is fixed; 0: no keys and values.
+        past: Tokens in the cache of every run if their number is fixed; 0: no keys and values.
     """
     return {
-        state.input: torch.zeros(state.shape(batch, held), dtype=getattr(torch, state.dtype)) for state in layout.states
+        state.input: torch.zeros(state.shape(batch, past), dtype=getattr(torch, state.dtype)) for state in layout.states
     }
 
 
@@ -265,13 +268,13 @@ def cache_of(layout: CacheLayout, tensors: Mapping[str, torch.Tensor]) -> Any:
 
     from winml.modelkit.models.caches.traced_layers import EMPTY_LAYER, LAYER_CLASSES, DroppingLayer, EmptyLayer
 
-    classes = {EMPTY_LAYER: EmptyLayer, **{item.__name__: traced for item, traced in LAYER_CLASSES.items()}}
-    outer_states = {*(state for _, state in layout.held), *(item.state for item in layout.of_modules)}
+    classes = {EMPTY_LAYER: EmptyLayer, **{kind.__name__: traced for kind, traced in LAYER_CLASSES.items()}}
+    outer_states = {*(state for _, state in layout.held), *(entry.state for entry in layout.of_modules)}
     layers: list[Any] = []
     for layer, name in enumerate(layout.layer_classes):
-        states = [item for item in layout.states if item.layer == layer and item not in outer_states]
-        values = {(item.kind, item.index): tensors[item.input] for item in states}
-        window = next((item.window for item in states if item.window), None)
+        states = [state for state in layout.states if state.layer == layer and state not in outer_states]
+        values = {(state.kind, state.index): tensors[state.input] for state in states}
+        window = next((state.window for state in states if state.window), None)
         if window in layout.dropping_windows:
             layers.append(DroppingLayer(values, window))
         else:
@@ -309,7 +312,7 @@ def _states_by_output(
 
     tensors = held_tensors(cache) if layout.held else {}
     outer_states = {state: tensors[path] for path, state in layout.held}
-    outer_states |= {item.state: of_modules[item.path, item.attribute] for item in layout.of_modules}
+    outer_states |= {entry.state: of_modules[entry.path, entry.attribute] for entry in layout.of_modules}
     layers = [layer_tensors(layer) for layer in getattr(cache, "layers", ())]
     return {
         state.output: outer_states[state] if state in outer_states else layers[state.layer][state.kind, state.index]

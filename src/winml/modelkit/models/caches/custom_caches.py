@@ -12,24 +12,24 @@ from typing import Any
 
 import torch
 
-from winml.modelkit.models.caches.layout import Way
+from winml.modelkit.models.caches.layout import AccessPath
 
 _LAYERS = "layers"
 """Attribute of a transformers cache that holds its layers."""
 _SCALARS = (bool, int, float, complex, str)
 
 
-def held_tensors(cache: object) -> dict[Way, torch.Tensor]:
+def held_tensors(cache: object) -> dict[AccessPath, torch.Tensor]:
     """Return the tensors that a cache holds outside of its layers: access path → tensor."""
     return {path: value for path, value in _iterate_leaves(cache, ()) if isinstance(value, torch.Tensor)}
 
 
-def held_values(cache: object) -> dict[Way, object]:
+def held_values(cache: object) -> dict[AccessPath, object]:
     """Return the other values of a cache outside of layers (numbers, booleans, text, `None`): access path → value."""
     return {path: value for path, value in _iterate_leaves(cache, ()) if value is None or isinstance(value, _SCALARS)}
 
 
-def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[object] = ()) -> Any:
+def with_tensors(cache: object, tensors: Mapping[AccessPath, object], layers: Sequence[object] = ()) -> Any:
     """Return a copy of a cache with some tensors replaced; other values are copied unchanged.
 
     Args:
@@ -38,7 +38,7 @@ def with_tensors(cache: object, tensors: Mapping[Way, object], layers: Sequence[
         layers: New layers, if the cache has layers.
     """
 
-    def replace_tensors(value: object, path: Way) -> Any:
+    def replace_tensors(value: object, path: AccessPath) -> Any:
         if path in tensors:
             return tensors[path]
         if isinstance(value, torch.Tensor):
@@ -96,15 +96,15 @@ def _refuse_unless_number(value: object) -> None:
         raise _ReadError(f"{type(value).__name__} is added to a count")
 
 
-def _iterate_leaves(value: object, path: Way) -> Iterator[tuple[Way, Any]]:
-    items = _child_items(value, path)
-    if not items:
+def _iterate_leaves(value: object, path: AccessPath) -> Iterator[tuple[AccessPath, Any]]:
+    children = _list_children(value, path)
+    if not children:
         yield path, value
-    for key, item in items:
-        yield from _iterate_leaves(item, (*path, key))
+    for key, child in children:
+        yield from _iterate_leaves(child, (*path, key))
 
 
-def _child_items(value: object, path: Way) -> Sequence[tuple[str | int, Any]]:
+def _list_children(value: object, path: AccessPath) -> Sequence[tuple[str | int, Any]]:
     """Return the items of a container, or the attributes of the cache itself."""
     if isinstance(value, torch.Tensor):
         return ()
@@ -115,17 +115,17 @@ def _child_items(value: object, path: Way) -> Sequence[tuple[str | int, Any]]:
     if path or not hasattr(value, "__dict__"):
         # A nested object, such as a config, is no state.
         return ()
-    return tuple((name, item) for name, item in vars(value).items() if name != _LAYERS)
+    return tuple((name, child) for name, child in vars(value).items() if name != _LAYERS)
 
 
-def _map_children(value: Any, path: Way, change: Callable[[object, Way], Any]) -> Any:
-    items = {key: change(item, (*path, key)) for key, item in _child_items(value, path)}
+def _map_children(value: Any, path: AccessPath, change: Callable[[object, AccessPath], Any]) -> Any:
+    children = {key: change(child, (*path, key)) for key, child in _list_children(value, path)}
     if isinstance(value, Mapping):
-        return items
+        return children
     if isinstance(value, (list, tuple)):
-        return type(value)(items.values())
-    if not items:
+        return type(value)(children.values())
+    if not children:
         return value
     created = copy.copy(value)
-    vars(created).update(items)
+    vars(created).update(children)
     return created

@@ -55,22 +55,22 @@ def decision_with_cache(
     """
     described_specs = request.input_specs
     if task not in CACHED_TASKS:
-        _refuse_logits(request, f"{task} computes no logits of next tokens")
+        _refuse_last_logits(request, f"{task} computes no logits of next tokens")
         return InputDecision(())
     if not request.cache or (described_specs is not None and not any(spec.cache for spec in described_specs)):
-        _refuse_logits(request, "the graph has no cache")
+        _refuse_last_logits(request, "the graph has no cache")
         undescribed_note = (
             f"The graph has no cache, {spell(request.specs_origin)} describes none: every run reads all tokens."
         )
         return InputDecision((), (undescribed_note if request.cache else no_cache_note(),))
-    plain = decide_plain_inputs(model, checkpoint, task, request)
+    base = decide_plain_inputs(model, checkpoint, task, request)
     if request.task is not None:
-        plain = _without_media(plain, forward_parameters(model))
-    layout = find_cache(model, plain.inputs, cached_keywords(model, request))
+        base = _drop_media(base, forward_parameters(model))
+    layout = find_cache(model, base.inputs, cached_keywords(model, request))
     if isinstance(layout, str):
-        _refuse_logits(request, "the graph has no cache")
+        _refuse_last_logits(request, "the graph has no cache")
         return InputDecision((), (f"The graph has no cache, since {layout}: every run reads all tokens.",))
-    return open_cached_inputs(plain, layout, model, checkpoint.config, request)
+    return open_cached_inputs(base, layout, model, checkpoint.config, request)
 
 
 def decide_plain_inputs(
@@ -93,19 +93,19 @@ def decide_plain_inputs(
     )
 
 
-def _without_media(plain: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
+def _drop_media(base: InputDecision, parameters: Mapping[str, inspect.Parameter]) -> InputDecision:
     """Remove images and recordings from the decision if the forward runs without them.
 
     A model of several modalities has the same decoder for text alone, and the name of the task requests text.
     """
-    media_names = [spec.name for spec in plain.inputs if not is_of_tokens(spec)]
+    media_names = [spec.name for spec in base.inputs if not is_of_tokens(spec)]
     if not media_names or any(parameters[name].default is inspect.Parameter.empty for name in media_names):
-        return plain
-    dropped_names = (*media_names, *(spec.name for spec in plain.inputs if spec.first_values))
-    notes = (note for note in plain.notes if not note.startswith(tuple(f"{name}:" for name in dropped_names)))
-    specs = (spec.model_copy(update={"first_values": ()}) for spec in plain.inputs if is_of_tokens(spec))
+        return base
+    dropped_names = (*media_names, *(spec.name for spec in base.inputs if spec.first_values))
+    notes = (note for note in base.notes if not note.startswith(tuple(f"{name}:" for name in dropped_names)))
+    specs = (spec.model_copy(update={"first_values": ()}) for spec in base.inputs if is_of_tokens(spec))
     note = f"The graph takes text only, as its task requires: not {' and '.join(media_names)}."
-    return dataclasses.replace(plain, inputs=tuple(specs), notes=(*notes, note))
+    return dataclasses.replace(base, inputs=tuple(specs), notes=(*notes, note))
 
 
 def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, Any]:
@@ -130,12 +130,12 @@ def cached_keywords(model: torch.nn.Module, request: ModelRequest) -> dict[str, 
 
 
 def open_cached_inputs(
-    plain: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: object, request: ModelRequest
+    base: InputDecision, layout: CacheLayout, model: torch.nn.Module, config: object, request: ModelRequest
 ) -> InputDecision:
     """Return the inputs with the cache, with dynamic sizes.
 
     Args:
-        plain: The inputs without a cache.
+        base: The inputs without a cache.
         layout: The cache.
         model: Model; its forward takes the inputs.
         config: Config of the model; states the number of positions.
@@ -146,7 +146,7 @@ def open_cached_inputs(
     """
     left_open = request.left_open
     fixed, notes = inputs.fixed_sizes_of(request.fixed_sizes, left_open, layout)
-    decision = inputs.with_cache_inputs(plain, layout, forward_parameters(model), config, fixed)
+    decision = inputs.with_cache_inputs(base, layout, forward_parameters(model), config, fixed)
     if request.input_specs is not None:
         decision = _apply_description(decision, request)
         opened = open_axes(decision, request.dynamic, are_sizes_firm=True)
@@ -182,6 +182,6 @@ def _apply_description(decision: InputDecision, request: ModelRequest) -> InputD
     )
 
 
-def _refuse_logits(request: ModelRequest, reason: str) -> None:
+def _refuse_last_logits(request: ModelRequest, reason: str) -> None:
     if request.logits == "last":
         raise UsageError(f"{opt.logits} last: {reason}", hint=f"Remove {opt.logits}.")

@@ -27,12 +27,12 @@ from winml.modelkit.models.caches.arguments import (
 from winml.modelkit.models.caches.custom_caches import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.models.caches.layout import (
     EMBEDDED,
+    AccessPath,
     CacheLayout,
     CacheState,
     EncoderDecoderLayout,
     ModuleState,
     Side,
-    Way,
     argument_of,
     cache_argument,
     cache_field,
@@ -180,7 +180,7 @@ def _collect_masked_windows(model: nn.Module) -> Iterator[set[int]]:
     windows: set[int] = set()
     funcs = {name: getattr(masking_utils, name) for name in _OVERLAYS}
 
-    def record_window(name: str) -> Callable[..., Any]:
+    def wrap_mask_function(name: str) -> Callable[..., Any]:
         def call(*args: object, **arguments: Any) -> Any:
             # Specified: the first parameter of each function is the number of visible tokens.
             windows.add(int(next(iter((*args, *arguments.values())))))
@@ -194,7 +194,7 @@ def _collect_masked_windows(model: nn.Module) -> Iterator[set[int]]:
     ]
     try:
         for file, name in bindings:
-            setattr(file, name, record_window(name))
+            setattr(file, name, wrap_mask_function(name))
         yield windows
     finally:
         for file, name in bindings:
@@ -206,7 +206,7 @@ def no_cache_hint() -> str:
     return f"{opt.no_cache} exports a graph that reads all tokens in every run."
 
 
-_OuterStates = tuple[tuple[Way, CacheState], ...]
+_OuterStates = tuple[tuple[AccessPath, CacheState], ...]
 """States outside of layers, each with its access path."""
 
 _DROPPING_LAYER = "DynamicSlidingWindowLayer"
@@ -252,7 +252,7 @@ def find_cache(
         if argument is None or value is None or isinstance(value, torch.Tensor):
             continue
         outer_states = _find_outer_states(name, argument, value, outputs_of)
-        layout = _derive_layout(name, argument, value, held=outer_states)
+        layout = _derive_layout(name, argument, value, outer_states=outer_states)
         if layout is None:
             return f"the cache of {name} remains empty"
         if not outer_states:
@@ -350,24 +350,24 @@ def _find_module_states(
     states: list[ModuleState] = []
     for (path, attribute), value in tensors.items():
         layer = next((int(part) for part in path.split(".") if part.isdecimal()), 0)
-        index = sum(item.state.layer == layer for item in states)
+        index = sum(module_state.state.layer == layer for module_state in states)
         state = _make_row_state(name, f"{path}.{attribute}", value, other_tensors.get((path, attribute)), layer, index)
         states.append(ModuleState(path, attribute, type(model.get_submodule(path)).__name__, state))
     cache_layout = _derive_layout(name, argument, cache)
     layers = cache_layout or CacheLayout(argument, (EMPTY_LAYER,) * len(cache.layers), ())
-    all_states = (*(item.state for item in states), *layers.states)
+    all_states = (*(module_state.state for module_state in states), *layers.states)
     return replace(layers, states=all_states, of_modules=tuple(states))
 
 
 def _make_row_state(
-    model_name: str, label: str, value: torch.Tensor, other: torch.Tensor | None, layer: int, index: int | None
+    model_name: str, label: str, value: torch.Tensor, larger_value: torch.Tensor | None, layer: int, index: int | None
 ) -> CacheState:
     """Derive the state held by a tensor from its values after a run and after a run of one more row.
 
     Raises:
         UsageError: the sizes depend on the tokens, or the tensor is missing after one of the runs.
     """
-    shapes = [list(tensor.shape) for tensor in (value, other) if tensor is not None]
+    shapes = [list(tensor.shape) for tensor in (value, larger_value) if tensor is not None]
     sizes = shapes[0][1:]
     if shapes != [[RUN_ROWS, *sizes], [RUN_ROWS + 1, *sizes]]:
         raise _cache_refusal(model_name, f"{label} has shape {shapes[0]}, expected one state per row")
@@ -396,40 +396,42 @@ def _find_outer_states(model_name: str, argument: str, cache: object, outputs_of
     other_cache = other_outputs[cache_field(other_outputs, argument)]
     other_tensors = held_tensors(other_cache)
     counts = _differing_values(cache, other_cache)
-    states: list[tuple[Way, CacheState]] = []
+    states: list[tuple[AccessPath, CacheState]] = []
     for path, value in tensors.items():
-        other = other_tensors.get(path)
-        if other is not None and value.shape == other.shape and not (value.is_meta or other.is_meta):
-            if not torch.equal(value, other):
+        rerun = other_tensors.get(path)
+        if rerun is not None and value.shape == rerun.shape and not (value.is_meta or rerun.is_meta):
+            if not torch.equal(value, rerun):
                 counts[path] = value
             # Otherwise the value is constant: it does not depend on the tokens.
             continue
-        state = _make_row_state(model_name, _path_words(argument, path, cache), value, other, *_layer_and_index(path))
+        state = _make_row_state(model_name, _name_path(argument, path, cache), value, rerun, *_layer_and_index(path))
         states.append((path, state))
     if counts:
         # A forward may have a separate branch for the single token of a step.
         for tokens in (RUN_TOKENS, 1):
             unread_cache = with_tensors(cache, {path: unread(value) for path, value in counts.items()})
             if outputs_of(RUN_ROWS, tokens, **{argument: unread_cache}) is None:
-                count_label = _path_words(argument, next(iter(counts)), cache)
+                count_label = _name_path(argument, next(iter(counts)), cache)
                 raise _cache_refusal(model_name, f"{count_label} depends on the tokens read, but is not a state")
     return tuple(states)
 
 
-def _differing_values(cache: object, other_cache: object) -> dict[Way, Any]:
+def _differing_values(cache: object, other_cache: object) -> dict[AccessPath, Any]:
     """Return the numbers and other values, tensors excepted, that differ between two runs."""
-    values, others = held_values(cache), held_values(other_cache)
-    keys = dict.fromkeys([*values, *others])
+    values, other_values = held_values(cache), held_values(other_cache)
+    keys = dict.fromkeys([*values, *other_values])
     return {
-        key: values.get(key) for key in keys if key not in values or key not in others or values[key] != others[key]
+        key: values.get(key)
+        for key in keys
+        if key not in values or key not in other_values or values[key] != other_values[key]
     }
 
 
-def _path_words(argument: str, path: Way, cache: object) -> str:
+def _name_path(argument: str, path: AccessPath, cache: object) -> str:
     return f"{'.'.join(map(str, (argument, *path)))} of a {type(cache).__name__}"
 
 
-def _layer_and_index(path: Way) -> tuple[int, int | None]:
+def _layer_and_index(path: AccessPath) -> tuple[int, int | None]:
     """Return layer and index of a tensor: the first two positions in its path; a bare list has only the index."""
     numbers = [key for key in path if isinstance(key, int)]
     if len(path) == 1:
@@ -445,7 +447,7 @@ def _derive_layout(
     *,
     tokens: int = RUN_TOKENS,
     side: Side | None = None,
-    held: _OuterStates = (),
+    outer_states: _OuterStates = (),
 ) -> CacheLayout | None:
     """Return the layout of a cache after one run; `None` if the cache is empty.
 
@@ -455,7 +457,7 @@ def _derive_layout(
         cache: Cache in the outputs of the forward.
         tokens: Number of tokens in the cache.
         side: Side of an encoder-decoder; its tokens are in the cache.
-        held: States of the cache outside of layers.
+        outer_states: States of the cache outside of layers.
 
     Raises:
         UsageError: a layer cannot be expressed.
@@ -467,10 +469,10 @@ def _derive_layout(
     if isinstance(cache, EncoderDecoderCache) and not any(map(layer_tensors, cache.cross_attention_cache.layers)):
         # A decoder without an encoder also accepts the self-attention cache alone.
         cache = cache.self_attention_cache
-    if type(cache) is not DynamicCache and not held:
+    if type(cache) is not DynamicCache and not outer_states:
         raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
-    states = [state for _, state in held]
-    classes = {item: item.__name__ for item in LAYER_CLASSES}
+    states = [state for _, state in outer_states]
+    classes = {layer_class: layer_class.__name__ for layer_class in LAYER_CLASSES}
     names: list[str] = []
     for number, layer in enumerate(getattr(cache, "layers", ())):
         tensors = layer_tensors(layer)
@@ -490,8 +492,8 @@ def _derive_layout(
     inputs = [state.input for state in states]
     if len({*inputs}) < len(inputs):
         raise _cache_refusal(model_name, f"{argument} is a {type(cache).__name__}")
-    template = cache if held else None
-    return CacheLayout(argument, tuple(names), tuple(states), template, held) if states else None
+    template = cache if outer_states else None
+    return CacheLayout(argument, tuple(names), tuple(states), template, outer_states) if states else None
 
 
 def _complete_state(state: CacheState, value: torch.Tensor, tokens: int) -> CacheState | None:
@@ -555,8 +557,8 @@ def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[st
         return
 
     @functools.wraps(forward)
-    def call(*args: object, **named: object) -> Any:
-        output = forward(*args, **named)
+    def call(*args: object, **keywords: object) -> Any:
+        output = forward(*args, **keywords)
         outputs.extend([output] if isinstance(output, Mapping) else [])
         return output
 

@@ -42,10 +42,10 @@ class _TraceSizes:
     past: int
 
     @classmethod
-    def of_request(cls, passed: Mapping[str, int]) -> _TraceSizes:
+    def of_request(cls, user_sizes: Mapping[str, int]) -> _TraceSizes:
         """Return the user's sizes, by key of ``--shape-config``, completed with the defaults."""
-        tokens, past = passed.get(_SEQUENCE_KEY, _TRACED_TOKENS), passed.get(PAST_KEY, _TRACED_PAST)
-        return cls(batch=passed.get("batch_size", 1), tokens=tokens, past=past)
+        tokens, past = user_sizes.get(_SEQUENCE_KEY, _TRACED_TOKENS), user_sizes.get(PAST_KEY, _TRACED_PAST)
+        return cls(batch=user_sizes.get("batch_size", 1), tokens=tokens, past=past)
 
 
 def several_positions(inputs: Iterable[InputTensorSpec]) -> InputTensorSpec | None:
@@ -58,7 +58,7 @@ def with_cache_inputs(
     layout: CacheLayout,
     parameters: Mapping[str, object],
     config: object,
-    passed: Mapping[str, int],
+    user_sizes: Mapping[str, int],
 ) -> InputDecision:
     """Return the inputs of the graph with a cache.
 
@@ -67,7 +67,7 @@ def with_cache_inputs(
         layout: The cache.
         parameters: Parameters of the forward.
         config: Config of the model; states the number of positions.
-        passed: Key of ``--shape-config`` → number from the user.
+        user_sizes: Key of ``--shape-config`` → number from the user.
 
     Raises:
         UsageError: more tokens are requested than the model has positions.
@@ -75,8 +75,8 @@ def with_cache_inputs(
     limit = first_int(config, _POSITION_LIMITS)
     bounds = dict(decision.meanings.bounds)
     usable = (bounds.get(_SEQUENCE_KEY) or SizeBounds()).max
-    sizes = _TraceSizes.of_request(passed)
-    refuse_beyond_positions(usable, passed)
+    sizes = _TraceSizes.of_request(user_sizes)
+    refuse_beyond_positions(usable, user_sizes)
     max_positions = usable or limit or _USUAL_POSITIONS
     if layout.grows:
         bounds[PAST_KEY] = SizeBounds(min=0, max=None if usable is None else usable - 1)
@@ -143,22 +143,22 @@ def _state_keys(state: CacheState) -> tuple[str | None, ...]:
     return tuple(keys)
 
 
-def refuse_beyond_positions(usable: int | None, passed: Mapping[str, int], tokens_key: str = _SEQUENCE_KEY) -> None:
+def refuse_beyond_positions(usable: int | None, user_sizes: Mapping[str, int], tokens_key: str = _SEQUENCE_KEY) -> None:
     """Refuse more tokens than the model has positions.
 
     Args:
         usable: Number of positions; `None`: unlimited.
-        passed: Key of ``--shape-config`` → number from the user.
+        user_sizes: Key of ``--shape-config`` → number from the user.
         tokens_key: Key of the tokens read beside the cached tokens.
 
     Raises:
         UsageError: names the sizes.
     """
-    token_sizes = {key: passed[key] for key in (PAST_KEY, tokens_key) if key in passed}
+    token_sizes = {key: user_sizes[key] for key in (PAST_KEY, tokens_key) if key in user_sizes}
     if usable is not None and sum(token_sizes.values()) > usable:
-        words = " and ".join(f"{key} {size}" for key, size in token_sizes.items())
+        size_text = " and ".join(f"{key} {size}" for key, size in token_sizes.items())
         raise UsageError(
-            f"{opt.shape_config}: {words}: the model has {usable} positions", hint="Pass sizes whose sum fits."
+            f"{opt.shape_config}: {size_text}: the model has {usable} positions", hint="Pass sizes whose sum fits."
         )
 
 
@@ -182,7 +182,7 @@ def _constant_rotation(config: object, limit: int) -> tuple[str, int]:
     rotation = getattr(config, "rope_parameters", None)
     settings: Mapping[str, Any] = rotation if isinstance(rotation, dict) else {}
     kind = str(settings.get("rope_type"))
-    if any(word in kind for word in _GROWING_ROTATIONS):
+    if any(growing_type in kind for growing_type in _GROWING_ROTATIONS):
         original = settings.get("original_max_position_embeddings") or limit
         return kind, min(limit, int(original))
     return "", limit
@@ -242,19 +242,19 @@ def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) 
 
 
 def open_by_default(
-    left_open: Mapping[str, OpenSize], passed: Mapping[str, int], layout: CacheLayout, meanings: AxisMeanings
+    left_open: Mapping[str, OpenSize], user_sizes: Mapping[str, int], layout: CacheLayout, meanings: AxisMeanings
 ) -> dict[str, OpenSize]:
     """Return the dynamic sizes: rows, tokens and cached tokens without a number from the user, and requested ones.
 
     Args:
         left_open: Sizes that the user leaves dynamic, with names and bounds.
-        passed: Key → number.
+        user_sizes: Key → number.
         layout: The cache; only a growing cache has a length.
         meanings: Meanings of the axes; state which sizes are fixed.
     """
     keys = [key for key in _OPEN_KEYS if key != PAST_KEY or layout.grows]
     keys = [key for key in keys if not meanings.bounds.get(key, SizeBounds()).fixed]
-    return {**{key: OpenSize() for key in keys if key not in passed}, **left_open}
+    return {**{key: OpenSize() for key in keys if key not in user_sizes}, **left_open}
 
 
 def with_sums(decision: InputDecision) -> InputDecision:
@@ -280,5 +280,5 @@ def with_sums(decision: InputDecision) -> InputDecision:
         spec.model_copy(update={"shape": (spec.shape[0], total), "sums": sums}) if spec.name == MASK else spec
         for spec in decision.inputs
     )
-    dimensions = tuple(item for item in decision.dimensions if item.name not in sums)
+    dimensions = tuple(dimension for dimension in decision.dimensions if dimension.name not in sums)
     return replace(decision, inputs=inputs, dimensions=dimensions)

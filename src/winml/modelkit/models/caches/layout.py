@@ -21,7 +21,7 @@ EMBEDDED = "inputs_embeds"
 StateKind = Literal["key", "value", "indexer", "conv", "recurrent"]
 Side = Literal["encoder", "decoder"]
 
-Way = tuple[str | int, ...]
+AccessPath = tuple[str | int, ...]
 """Access path of a tensor inside a cache: attributes, keys and positions."""
 
 _TOKEN_AXES: Mapping[str, int] = {"key": 2, "value": 2, "indexer": 1}
@@ -112,7 +112,7 @@ class CacheLayout:
     """States (at least one), in the order of the inputs."""
     template: Any = field(default=None, compare=False, repr=False)
     """Instance of a custom cache class after a run on shapes; `None` for a cache of transformers' layers alone."""
-    held: tuple[tuple[Way, CacheState], ...] = ()
+    held: tuple[tuple[AccessPath, CacheState], ...] = ()
     """Tensors of the template that are states, with their access paths."""
     of_modules: tuple[ModuleState, ...] = ()
     """States that are attributes of modules."""
@@ -152,9 +152,9 @@ class CacheLayout:
 
     def class_of(self, layer: int) -> str:
         """Return the name of the class that keeps the states of a layer."""
-        for item in self.of_modules:
-            if item.state.layer == layer:
-                return item.class_name
+        for module_state in self.of_modules:
+            if module_state.state.layer == layer:
+                return module_state.class_name
         is_held = any(state.layer == layer for _, state in self.held)
         return type(self.template).__name__ if is_held else self.layer_classes[layer]
 

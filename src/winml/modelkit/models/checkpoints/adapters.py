@@ -165,16 +165,16 @@ def read_adapters(requested: Sequence[str]) -> tuple[Adapter, ...]:
         CheckpointError: an adapter is damaged, or of an unsupported kind.
     """
     adapters = [named_adapter(text) for text in requested]
-    names = [item.name.lower() for item in adapters if item.name is not None]
+    names = [adapter.name.lower() for adapter in adapters if adapter.name is not None]
     if repeated := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(
             f"{opt.adapter} {repeated}=…: two adapters have this name", hint="Use a separate name for each."
         )
-    return tuple(_read_adapter(item) for item in adapters)
+    return tuple(_read_adapter(adapter) for adapter in adapters)
 
 
 def _read_adapter(requested: NamedAdapter) -> Adapter:
-    config_path = _adapter_file(requested, ADAPTER_CONFIG_NAME)
+    config_path = _find_adapter_file(requested, ADAPTER_CONFIG_NAME)
     try:
         config = read_json_file(config_path)
     except JsonError as error:
@@ -182,12 +182,12 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
     if not isinstance(config, dict):
         raise CheckpointError(f"{config_path}: expected a JSON object", hint=_RESAVE)
     _refuse_config(requested, config)
-    weights_path = _adapter_file(requested, _ADAPTER_WEIGHTS_NAME)
+    weights_path = _find_adapter_file(requested, _ADAPTER_WEIGHTS_NAME)
     check_safetensors(weights_path)
     return _AdapterReader(requested, config, stored_entries([weights_path])).read(weights_path)
 
 
-def _adapter_file(requested: NamedAdapter, name: str) -> Path:
+def _find_adapter_file(requested: NamedAdapter, name: str) -> Path:
     folder = requested.folder
     if not folder.is_dir():
         raise ModelPathError(f"{requested.words}: no such folder", hint="Pass the folder that peft saved.")
@@ -209,7 +209,7 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
 
     def refusal(key: str, because: str, hint: str = _MERGE_HINT) -> CheckpointError:
         return CheckpointError(
-            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_short_repr(config.get(key))}: {because}", hint=hint
+            f"{requested.words}: {ADAPTER_CONFIG_NAME}: {key} is {_shorten_repr(config.get(key))}: {because}", hint=hint
         )
 
     if str(config.get("peft_type")).upper() != "LORA":
@@ -242,7 +242,7 @@ def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
             )
 
 
-def _short_repr(value: object) -> str:
+def _shorten_repr(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # an integer beyond the digit limit of Python

@@ -59,7 +59,7 @@ def load_config(path: Path, name: str, *, trust_remote_code: bool) -> Checkpoint
         CheckpointError: malformed JSON (line and column), an unknown model type, or values transformers refuses.
         RemoteCodeError: the checkpoint needs its own code, which is not allowed or missing.
     """
-    content = _read_content(path)
+    content = _read_json_config(path)
     _check_architectures(content, path)
     references = _own_class_references(content)
     model_type, notes = _decide_model_type(content, name, path, has_own_code=_AUTO_CONFIG in references)
@@ -115,7 +115,7 @@ def with_config_of_class(checkpoint: CheckpointConfig, model_class: object) -> C
     if not isinstance(expected, type) or isinstance(config, expected):
         return checkpoint
     sub_configs = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
-    fitting = [item for item in sub_configs if type(item) is expected]
+    fitting = [sub_config for sub_config in sub_configs if type(sub_config) is expected]
     return replace(checkpoint, config=fitting[0]) if len(fitting) == 1 else checkpoint
 
 
@@ -142,7 +142,7 @@ def model_type_of_class(name: str) -> str:
     return model_type
 
 
-def _read_content(path: Path) -> dict[str, object]:
+def _read_json_config(path: Path) -> dict[str, object]:
     try:
         content = read_json_file(path, object_hook=_decode_float)
     except FileNotFoundError as error:
@@ -345,41 +345,41 @@ def _drop_foreign_references(content: Mapping[str, object], path: Path) -> tuple
     return {**cleaned, **({_OWN_CODE: content[_OWN_CODE]} if _OWN_CODE in content else {})}, tuple(notes)
 
 
-def _clean_record(record: Mapping[str, object], path: Path, tell: Callable[[str], object]) -> dict[str, object]:
+def _clean_record(record: Mapping[str, object], path: Path, report: Callable[[str], object]) -> dict[str, object]:
     cleaned: dict[str, object] = {}
     for key, value in record.items():
         if key in _IMPLEMENTATIONS:
-            usable = _usable_implementation(key, value, tell)
+            usable = _usable_implementation(key, value, report)
             if usable is not None:
                 cleaned[key] = usable
         elif key in _KERNEL_SWITCHES:
-            tell(f"{key} is ignored: kernels are code from outside the checkpoint")
+            report(f"{key} is ignored: kernels are code from outside the checkpoint")
         elif key == _OWN_CODE:
-            tell(f"an inner {key} is ignored: the classes of transformers are used")
+            report(f"an inner {key} is ignored: the classes of transformers are used")
         elif key in _TIMM_NAMES and isinstance(value, str) and ":" in value:
             raise CheckpointError(
                 f"{path}: {key} is {value!r}, whose config is elsewhere, but only the folder is read",
                 hint="Write the name of the timm model, such as resnet50.",
             )
         else:
-            cleaned[key] = _clean_value(value, path, tell)
+            cleaned[key] = _clean_value(value, path, report)
     return _expand_timm_backbone(cleaned)
 
 
-def _clean_value(value: object, path: Path, tell: Callable[[str], object]) -> Any:
+def _clean_value(value: object, path: Path, report: Callable[[str], object]) -> Any:
     if isinstance(value, Mapping):
-        return _clean_record(value, path, tell)
-    return [_clean_value(item, path, tell) for item in value] if isinstance(value, list) else value
+        return _clean_record(value, path, report)
+    return [_clean_value(element, path, report) for element in value] if isinstance(value, list) else value
 
 
-def _usable_implementation(key: str, value: object, tell: Callable[[str], object]) -> Any:
+def _usable_implementation(key: str, value: object, report: Callable[[str], object]) -> Any:
     """Return the part of an entry with implementations of torch and transformers; `None` without such a part."""
     if isinstance(value, Mapping):  # one entry per inner config
-        usable = {name: _usable_implementation(key, item, tell) for name, item in value.items()}
-        return {name: item for name, item in usable.items() if item is not None} or None
+        usable = {name: _usable_implementation(key, entry, report) for name, entry in value.items()}
+        return {name: entry for name, entry in usable.items() if entry is not None} or None
     if value is None or (isinstance(value, str) and value in _IMPLEMENTATIONS[key]):
         return value
-    tell(f"{key} {value!r} is ignored, as its code is not part of transformers; the default of the model is used")
+    report(f"{key} {value!r} is ignored, as its code is not part of transformers; the default of the model is used")
     return None
 
 

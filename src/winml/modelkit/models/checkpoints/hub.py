@@ -78,13 +78,13 @@ class HubFile:
                 hint=f"Its ONNX files are {listing}." if files else "It has no ONNX file: build one with winml build.",
             )
         names = [self.path, *_files_to_fetch(sizes, needs_weights=False, needs_code=False)]
-        file = self._download(names) / self.path
+        file = self._download_files(names) / self.path
         missing_data = self._missing_data(file)
         if missing_data:
-            self._download([name for name in missing_data if name in sizes])
+            self._download_files([name for name in missing_data if name in sizes])
         return file
 
-    def _download(self, names: Sequence[str]) -> Path:
+    def _download_files(self, names: Sequence[str]) -> Path:
         import huggingface_hub
 
         patterns = [glob.escape(name) for name in names]

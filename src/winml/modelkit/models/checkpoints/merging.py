@@ -72,17 +72,21 @@ def merge_adapters(model: nn.Module, adapters: Sequence[Adapter], *, retains_cod
         for name, tensor in adapter.replaced.items():
             path, _, attribute = name.rpartition(".")
             module = model.get_submodule(_module_path(model, path) or "")
-            _set(module, attribute, tensors[tensor].to(getattr(module, attribute).dtype))
+            _set_tensor(module, attribute, tensors[tensor].to(getattr(module, attribute).dtype))
         for path, pair in adapter.pairs.items():
             module, attribute = _find_weight(model, path)
             weight: Any = getattr(module, attribute)
             if retains_codes and isinstance(weight, DeferredTensor) and isinstance(weight.origin, CodedTensor):
                 branches.append(_make_branch(adapter, module, _module_path(model, path) or "", pair, tensors))
             else:
-                _set(module, attribute, _merge_weight(module, weight, pair, tensors))
+                _set_tensor(module, attribute, _merge_weight(module, weight, pair, tensors))
             if pair.bias is not None:
                 bias: Any = module.bias
-                _set(module, "bias", (_to_float(bias) + _value(tensors[pair.bias], bias) * pair.scaling).to(bias.dtype))
+                _set_tensor(
+                    module,
+                    "bias",
+                    (_to_float(bias) + _load_value(tensors[pair.bias], bias) * pair.scaling).to(bias.dtype),
+                )
     return branches
 
 
@@ -116,7 +120,7 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
     branches = []
     for path, module in model.named_modules():  # in the order of the model, not of the files
         if path in paths:
-            branches.append(LoraBranch(path, *_channels(module), is_table=paths[path]))
+            branches.append(LoraBranch(path, *_count_channels(module), is_table=paths[path]))
     return branches
 
 
@@ -131,15 +135,15 @@ def _make_branch(
     # In the layout of a branch's multiplications, with the scaling in the second matrix.
     down: Any = tensors[pair.a].to(torch.float32).t()
     up: Any = tensors[pair.b].to(torch.float32).t() * pair.scaling
-    a, b = (item.by_reference(name) for item, name in zip((down, up), lora_names(path), strict=True))
-    return LoraBranch(path, *_channels(module), is_table=pair.is_embedding, a=a, b=b)
+    a, b = (matrix.by_reference(name) for matrix, name in zip((down, up), lora_names(path), strict=True))
+    return LoraBranch(path, *_count_channels(module), is_table=pair.is_embedding, a=a, b=b)
 
 
 def _merge_weight(
     module: nn.Module, weight: torch.Tensor, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> torch.Tensor:
     """Return a weight with an adapter merged, in the element type of the weight."""
-    a, b = _to_float(_value(tensors[pair.a], weight)), _to_float(_value(tensors[pair.b], weight))
+    a, b = _to_float(_load_value(tensors[pair.a], weight)), _to_float(_load_value(tensors[pair.b], weight))
     delta = b.reshape(-1, pair.rank) @ a.reshape(pair.rank, -1)
     if pair.is_embedding or _is_transposed(module):
         delta = delta.t()
@@ -147,12 +151,12 @@ def _merge_weight(
     if pair.magnitude is not None:
         rows = 0 if _is_transposed(module) else 1
         length = torch.linalg.vector_norm(merged, dim=rows, keepdim=True)
-        magnitude = _to_float(_value(tensors[pair.magnitude], weight)).reshape(length.shape)
+        magnitude = _to_float(_load_value(tensors[pair.magnitude], weight)).reshape(length.shape)
         merged = merged * (magnitude / length)
     return merged.to(weight.dtype)
 
 
-def _value(tensor: DeferredTensor, like: torch.Tensor) -> torch.Tensor:
+def _load_value(tensor: DeferredTensor, like: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the adapter: unread if the weight is unread, else with values."""
     return tensor if isinstance(like, DeferredTensor) else tensor.realized()
 
@@ -161,7 +165,7 @@ def _to_float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.float32)
 
 
-def _set(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
+def _set_tensor(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
     old_value = getattr(module, attribute)
     if isinstance(values, DeferredTensor) and not isinstance(old_value, DeferredTensor):
         values = values.realized()
@@ -192,7 +196,7 @@ def _is_transposed(module: nn.Module) -> bool:
     return isinstance(module, Conv1D)
 
 
-def _channels(module: nn.Module) -> tuple[int, int]:
+def _count_channels(module: nn.Module) -> tuple[int, int]:
     """Return the input and output channels of a module, or the rows and columns of a table."""
     weight: Any = module.in_proj_weight if isinstance(module, nn.MultiheadAttention) else module.weight
     rows, columns = weight.shape[0], weight.shape[1]
@@ -243,7 +247,7 @@ def _expected_shapes(module: nn.Module, weight: torch.Tensor, rank: int) -> tupl
     if isinstance(module, _CONVOLUTIONS):
         output, inputs, *kernel = weight.shape
         return (rank, inputs, *kernel), (output, rank, *(1,) * len(kernel))
-    inputs, output = _channels(module)
+    inputs, output = _count_channels(module)
     return (rank, inputs), (output, rank)
 
 

@@ -137,12 +137,12 @@ def canonical_task(name: str) -> str:
     Raises:
         TaskError: unknown; names the nearest and lists all.
     """
-    word = canonical_word(name)
-    task = TASK_VARIANTS[word][0] if word in TASK_VARIANTS else TASK_ALIASES.get(word, word)
+    task_name = canonical_word(name)
+    task = TASK_VARIANTS[task_name][0] if task_name in TASK_VARIANTS else TASK_ALIASES.get(task_name, task_name)
     if task in TASKS:
         return task
     task_names = tuple(sorted({*TASKS, *TASK_VARIANTS}))
-    guess = nearest(word, [*task_names, *TASK_ALIASES])
+    guess = nearest(task_name, [*task_names, *TASK_ALIASES])
     hint = f"Did you mean {guess!r}? " if guess else ""
     raise TaskError(
         f"{opt.task} {name}: unknown task", hint=f"{hint}Tasks: {', '.join(task_names)}.", candidates=task_names
@@ -157,7 +157,7 @@ def canonical_word(name: str) -> str:
 def tasks_for(model_type: str) -> dict[str, tuple[str, ...]]:
     """Return task → classes for a model type, in the order of :data:`TASKS`."""
     classes_by_task = {
-        task: tuple(dict.fromkeys(name for part in parts for name in _table_entries(part, model_type)))
+        task: tuple(dict.fromkeys(name for part in parts for name in _classes_in_table(part, model_type)))
         for task, parts in TASKS.items()
     }
     return {task: classes for task, classes in classes_by_task.items() if classes}
@@ -167,7 +167,7 @@ def tasks_and_variants_for(model_type: str) -> dict[str, tuple[str, ...]]:
     """Return every name that ``--task`` takes for a model type, with its classes; a variant follows its task."""
     by_task = tasks_for(model_type)
     return _add_variants(
-        by_task, [name for name, (_, part) in TASK_VARIANTS.items() if _table_entries(part, model_type)]
+        by_task, [name for name, (_, part) in TASK_VARIANTS.items() if _classes_in_table(part, model_type)]
     )
 
 
@@ -236,7 +236,7 @@ def resolve_custom_task(
         UsageError: the class is not among the references.
     """
     if model_class is not None:
-        own = ", ".join(sorted({reference.rpartition(".")[2] for reference in references.values()}))
+        names = ", ".join(sorted({reference.rpartition(".")[2] for reference in references.values()}))
         references = {
             auto: reference
             for auto, reference in references.items()
@@ -244,7 +244,8 @@ def resolve_custom_task(
         }
         if not references:
             raise UsageError(
-                f"{opt.model_class} {model_class}: the code of the checkpoint has no such class", hint=f"It has: {own}."
+                f"{opt.model_class} {model_class}: the code of the checkpoint has no such class",
+                hint=f"It has: {names}.",
             )
     by_task = {name: tuple(references[auto] for auto in _auto_classes(name) if auto in references) for name in TASKS}
     by_task = {name: classes for name, classes in by_task.items() if classes}
@@ -278,7 +279,7 @@ def inference_class(task: str, class_name: str = "", model_type: str = "") -> st
     """
     task = canonical_task(task)
     autos = dict(zip(TASKS[task], _auto_classes(task), strict=True))
-    part = next((part for part in autos if class_name in _table_entries(part, model_type)), TASKS[task][0])
+    part = next((part for part in autos if class_name in _classes_in_table(part, model_type)), TASKS[task][0])
     auto = autos[part]
     return f"{_INFERENCE_PREFIX}{'FeatureExtraction' if task == 'feature-extraction' else _class_suffix(auto)}"
 
@@ -306,8 +307,8 @@ _NEW_TASK_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
 def _decide_by_request(
     name: str, model_type: str, architectures: tuple[str, ...], by_name: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
-    word = canonical_word(name)
-    task = word if word in TASK_VARIANTS else canonical_task(name)
+    task_name = canonical_word(name)
+    task = task_name if task_name in TASK_VARIANTS else canonical_task(name)
     if task not in by_name and (new_name := _NEW_TASK_NAMES.get(task)) in by_name:
         task = str(new_name)
     if task not in by_name:
@@ -338,9 +339,9 @@ def _decide_by_class(
             f"{opt.model_class} {model_class}: does not serve {opt.task} {task}",
             hint=f"It serves: {', '.join(serving)}. Remove one of the two.",
         )
-    word = canonical_word(task) if task is not None else next(iter(serving))
-    name = word if word in TASK_VARIANTS else canonical_task(word)
-    classes = serving[canonical_task(word)]
+    task_name = canonical_word(task) if task is not None else next(iter(serving))
+    name = task_name if task_name in TASK_VARIANTS else canonical_task(task_name)
+    classes = serving[canonical_task(task_name)]
     own_classes = [architecture for architecture in architectures if architecture in classes]
     options = opt.model_class if task is None else f"{opt.task} and {opt.model_class}"
     return TaskDecision(name, f"from {options}", (own_classes or classes)[0], tuple(by_task))
@@ -348,7 +349,7 @@ def _decide_by_class(
 
 def _matching_classes(model_class: str, task: str, model_type: str) -> Iterator[str]:
     for part, auto in zip(TASKS[task], _auto_classes(task), strict=True):
-        yield from (name for name in _table_entries(part, model_type) if model_class in (name, auto))
+        yield from (name for name in _classes_in_table(part, model_type) if model_class in (name, auto))
 
 
 def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> None:
@@ -453,11 +454,11 @@ def _decide_by_model_type(model_type: str, by_task: Mapping[str, tuple[str, ...]
 def _auto_classes(task: str) -> Iterator[str]:
     """Yield transformers' auto classes of a task, in the order of its tables."""
     for part in TASKS[task]:
-        words = part.replace("_", " ").title().replace(" ", "")
-        yield _AUTO_CLASS_PARTS.get(part) or f"AutoModelFor{words}"
+        class_part = part.replace("_", " ").title().replace(" ", "")
+        yield _AUTO_CLASS_PARTS.get(part) or f"AutoModelFor{class_part}"
 
 
-def _table_entries(part: str, model_type: str) -> tuple[str, ...]:
+def _classes_in_table(part: str, model_type: str) -> tuple[str, ...]:
     from transformers.models.auto import modeling_auto
 
     name = f"MODEL_FOR_{part}_MAPPING_NAMES" if part else "MODEL_MAPPING_NAMES"

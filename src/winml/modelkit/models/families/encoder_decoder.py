@@ -60,7 +60,7 @@ _STEP_ARGUMENTS = frozenset({TOKENS, _MASK, ENCODER_STATES, ENCODER_MASK})
 class _Call:
     """One call of the decoder in a run of the model."""
 
-    named: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     answer: Any
 
 
@@ -75,7 +75,7 @@ class _InnerDecoder:
     path: str
     """Path of the decoder."""
     layout: EncoderDecoderLayout
-    plain: InputDecision
+    base: InputDecision
     """Inputs of the model under the names of encoder-decoders: media first, then the decoder's tokens."""
     keywords: Mapping[str, Any]
     """Fixed keywords of its calls."""
@@ -93,7 +93,7 @@ class _InnerDecoder:
                 forward(**arguments, **tokens)
             answer = calls[-1].answer
             return {
-                finding.ENCODER_OUTPUT: calls[-1].named[ENCODER_STATES],
+                finding.ENCODER_OUTPUT: calls[-1].arguments[ENCODER_STATES],
                 argument: answer[cache_field(answer, argument)],
             }
 
@@ -101,13 +101,13 @@ class _InnerDecoder:
 
 
 def _find_inner_decoder(
-    model: torch.nn.Module, plain: InputDecision, request: ModelRequest
+    model: torch.nn.Module, base: InputDecision, request: ModelRequest
 ) -> _InnerDecoder | str | None:
     """Return the decoder inside a model; `None` without such a decoder, or as a clause why it cannot be separated.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
-        plain: Inputs of its forward, with sizes.
+        base: Inputs of its forward, with sizes.
         request: Request of the user.
 
     Raises:
@@ -116,38 +116,38 @@ def _find_inner_decoder(
     from transformers import GenerationMixin
 
     decoder_paths = [path for path, module in model.named_modules() if path and isinstance(module, GenerationMixin)]
-    if not decoder_paths or all(spec.name != TOKENS for spec in plain.inputs):
+    if not decoder_paths or all(spec.name != TOKENS for spec in base.inputs):
         return None
-    specs = {spec.name: spec.model_copy(update={"shape": _run_shape(spec)}) for spec in plain.inputs}
+    specs = {spec.name: spec.model_copy(update={"shape": _run_shape(spec)}) for spec in base.inputs}
     for path in decoder_paths:
         with _record_decoder_calls(model.get_submodule(path)) as calls:
             run_on_shapes(model, {name: spec for name, spec in specs.items() if name != _MASK})
-        if calls and isinstance(calls[-1].named.get(ENCODER_STATES), torch.Tensor):
-            return _make_inner_decoder(model, plain, path, calls[-1], request)
+        if calls and isinstance(calls[-1].arguments.get(ENCODER_STATES), torch.Tensor):
+            return _make_inner_decoder(model, base, path, calls[-1], request)
     return None
 
 
 def _make_inner_decoder(
-    model: torch.nn.Module, plain: InputDecision, path: str, call: _Call, request: ModelRequest
+    model: torch.nn.Module, base: InputDecision, path: str, call: _Call, request: ModelRequest
 ) -> _InnerDecoder | str:
     name = type(model).__name__
     other_tensors = [
-        key for key, value in call.named.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
+        key for key, value in call.arguments.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
     ]
     if other_tensors:
         return f"{path} of {name} takes {other_tensors[0]} besides tokens and encoder outputs"
-    mask = call.named.get(ENCODER_MASK)
+    mask = call.arguments.get(ENCODER_MASK)
     if mask is not None and (mask.is_meta or not bool(mask.all())):
         return f"{path} of {name} takes a mask of the encoder outputs"
     if not isinstance(call.answer, Mapping):
         return f"{path} of {name} returns outputs without names"
-    encoded = call.named[ENCODER_STATES]
+    encoded = call.arguments[ENCODER_STATES]
     decoder = model.get_submodule(path)
     layout = finding.layout_of_both(name, {**call.answer, finding.ENCODER_OUTPUT: encoded}, forward_parameters(decoder))
     if isinstance(layout, str):
         return layout
-    keywords = {**_changed_keywords(decoder, call.named), **cached_keywords(decoder, request)}
-    return _InnerDecoder(path, layout, _rename_tokens(plain), keywords, _find_text_tokens(model, path, plain))
+    keywords = {**_changed_keywords(decoder, call.arguments), **cached_keywords(decoder, request)}
+    return _InnerDecoder(path, layout, _rename_tokens(base), keywords, _find_text_tokens(model, path, base))
 
 
 def _run_shape(spec: InputTensorSpec) -> tuple[int | str, ...]:
@@ -166,12 +166,12 @@ def _changed_keywords(decoder: torch.nn.Module, arguments: Mapping[str, object])
     }
 
 
-def _rename_tokens(plain: InputDecision) -> InputDecision:
+def _rename_tokens(base: InputDecision) -> InputDecision:
     """Rename the tokens to the decoder tokens of encoder-decoders, and remove the mask."""
-    media = tuple(spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK) and not finding.is_of_tokens(spec))
-    tokens = next(spec for spec in plain.inputs if spec.name == TOKENS)
+    media = tuple(spec for spec in base.inputs if spec.name not in (TOKENS, _MASK) and not finding.is_of_tokens(spec))
+    tokens = next(spec for spec in base.inputs if spec.name == TOKENS)
     target = tokens.model_copy(update={"name": DECODER_TOKENS})
-    meanings = plain.meanings
+    meanings = base.meanings
     keys = {spec.name: meanings.keys[spec.name] for spec in media if spec.name in meanings.keys}
     keys[DECODER_TOKENS] = tuple(
         _TOKENS_KEY if key == _TEXT_KEY else key for key in meanings.keys.get(TOKENS, (None, None))
@@ -180,19 +180,19 @@ def _rename_tokens(plain: InputDecision) -> InputDecision:
         {_TOKENS_KEY if key == _TEXT_KEY else key: value for key, value in values.items()}
         for values in (meanings.sizes, meanings.bounds)
     )
-    return replace(plain, inputs=(*media, target), meanings=AxisMeanings(keys, sizes, bounds))  # type: ignore[arg-type]
+    return replace(base, inputs=(*media, target), meanings=AxisMeanings(keys, sizes, bounds))  # type: ignore[arg-type]
 
 
-def _find_text_tokens(model: Any, path: str, plain: InputDecision) -> TextTokens | None:
+def _find_text_tokens(model: Any, path: str, base: InputDecision) -> TextTokens | None:
     """Return first and last tokens of a text, as ``generate()`` of a model passes them to its decoder."""
     if not callable(getattr(model, "generate", None)):
         return None
     decoder = model.get_submodule(path)
     call_arguments: dict[str, object] = {}
-    media = {spec.name: spec for spec in plain.inputs if spec.name not in (TOKENS, _MASK)}
+    media = {spec.name: spec for spec in base.inputs if spec.name not in (TOKENS, _MASK)}
 
-    def record_call(*args: object, **named: object) -> None:
-        call_arguments.update({TOKENS: args[0]} if args else {}, **named)
+    def record_call(*args: object, **keywords: object) -> None:
+        call_arguments.update({TOKENS: args[0]} if args else {}, **keywords)
         raise _GenerateReached
 
     def generate(**tensors: torch.Tensor) -> None:
@@ -219,9 +219,9 @@ def _record_decoder_calls(decoder: torch.nn.Module) -> Iterator[list[_Call]]:
     forward = decoder.forward
     names = list(inspect.signature(forward).parameters)
 
-    def call(*args: object, **named: object) -> Any:
-        output = forward(*args, **{**named, "use_cache": True})
-        calls.append(_Call({**dict(zip(names, args, strict=False)), **named}, output))
+    def call(*args: object, **keywords: object) -> Any:
+        output = forward(*args, **{**keywords, "use_cache": True})
+        calls.append(_Call({**dict(zip(names, args, strict=False)), **keywords}, output))
         return output
 
     with attribute_replaced(decoder, "forward", call):
@@ -252,10 +252,10 @@ def encoder_decoder_parts(
     """
     if task not in _TASKS:
         return FoundParts()
-    plain = decide_plain_inputs(model, checkpoint, task, request)
+    base = decide_plain_inputs(model, checkpoint, task, request)
     inner: _InnerDecoder | str | None = None
-    if all(spec.name != DECODER_TOKENS for spec in plain.inputs):
-        inner = _find_inner_decoder(model, plain, request)
+    if all(spec.name != DECODER_TOKENS for spec in base.inputs):
+        inner = _find_inner_decoder(model, base, request)
         if inner is None:
             return FoundParts()
     if not request.cache or request.input_specs is not None:
@@ -264,13 +264,13 @@ def encoder_decoder_parts(
         return FoundParts(notes=(manifest_note if request.cache else no_cache_note(),))
     layout: EncoderDecoderLayout | str
     if inner is None:
-        layout = finding.find_encoder_decoder(model, plain.inputs, cached_keywords(model, request))
+        layout = finding.find_encoder_decoder(model, base.inputs, cached_keywords(model, request))
     else:
         layout = inner if isinstance(inner, str) else inner.layout
     if isinstance(layout, str):
         return FoundParts(notes=(f"The graph has no cache, since {layout}: every run reads all tokens.",))
     assert not isinstance(inner, str)  # a reason has been returned above
-    return FoundParts(_DividedModel(model, plain if inner is None else inner.plain, layout, request, inner).parts())
+    return FoundParts(_DividedModel(model, base if inner is None else inner.base, layout, request, inner).parts())
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class _DividedModel:
     """A model that encodes once and decodes token by token."""
 
     model: torch.nn.Module
-    plain: InputDecision
+    base: InputDecision
     """Inputs without a cache; for an inner decoder under the names of encoder-decoders."""
     layout: EncoderDecoderLayout
     request: ModelRequest
@@ -292,10 +292,10 @@ class _DividedModel:
             UsageError: sizes do not fit.
         """
         sizes = _RequestSizes.of(self.request, (_TEXT_KEY, _TOKENS_KEY) if self.inner is not None else None)
-        encoder_axes = _encoder_axes(self.plain, self.layout, sizes)
+        encoder_axes = _encoder_axes(self.base, self.layout, sizes)
         open_encoder = encoder_axes.open(encoder_axes.decision, DynamicRequest())
         decoder_axes = _decoder_axes(
-            self.plain, self.layout, open_encoder, sizes, self._own_arguments,
+            self.base, self.layout, open_encoder, sizes, self._own_arguments,
             takes_encoder_states=self._takes_encoder_states,
         )  # fmt: skip
         encoder, decoder = divided_axes([encoder_axes, decoder_axes], self.request.dynamic)
@@ -319,7 +319,7 @@ class _DividedModel:
     def _encoder_part(self, decision: InputDecision) -> ModelPart:
         layout, model, inner = self.layout, self.model, self.inner
         names = [spec.name for spec in decision.inputs]
-        start = _start_token(model, self.plain)
+        start = _start_token(model, self.base)
         states = (PartFeed(ENCODER_OUTPUT_STATES, DECODER, ENCODER_STATES),)
         has_mask = layout.mask_dtype is not None
         masks = (PartFeed(ENCODER_MASK, DECODER, ENCODER_MASK),) if has_mask else ()
@@ -337,9 +337,9 @@ class _DividedModel:
     def _decoder_part(self, decision: InputDecision) -> ModelPart:
         layout, inner = self.layout, self.inner
         cache = layout.both if self._takes_encoder_states else layout.own
-        has_mask = any(spec.name == _MASK for spec in self.plain.inputs)
+        has_mask = any(spec.name == _MASK for spec in self.base.inputs)
         arguments = decoder_arguments(
-            layout, has_mask=has_mask, own=self._own_arguments, takes_encoder_states=self._takes_encoder_states
+            layout, has_mask=has_mask, own_inputs=self._own_arguments, takes_encoder_states=self._takes_encoder_states
         )
         return part_of_decision(
             self.model,
@@ -374,7 +374,7 @@ def _with_encoder_mask(model: torch.nn.Module) -> Callable[..., Any]:
 class _RequestSizes:
     """Sizes in the user's request, by key of ``--shape-config``."""
 
-    given: Mapping[str, int]
+    fixed: Mapping[str, int]
     left_open: Mapping[str, OpenSize]
     renamed: Mapping[str, str]
     """Key of the user → key used here."""
@@ -394,30 +394,30 @@ class _RequestSizes:
                 values.update({part_key: values.pop(user_key)} if user_key in values else {})  # type: ignore[dict-item]
         return cls(sizes, left_open, dict([renamed] if renamed is not None else []))
 
-    def opened(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
+    def open_sizes(self, keys: tuple[str, ...], decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         """Make the sizes of these keys dynamic unless the user gave a number, and all requested axes."""
-        open_decision = open_keys(decision, dynamic, keys, self.given, self.left_open)
+        open_decision = open_keys(decision, dynamic, keys, self.fixed, self.left_open)
         user_keys = {part_key: key for key, part_key in self.renamed.items()}
         names = {name: user_keys.get(key, key) for name, key in open_decision.open_by_default.items()}
         return replace(open_decision, open_by_default=names)
 
 
-def _encoder_axes(plain: InputDecision, layout: EncoderDecoderLayout, sizes: _RequestSizes) -> PartAxes:
-    inputs = tuple(spec for spec in plain.inputs if spec.name != DECODER_TOKENS)
-    keys = {spec.name: plain.meanings.keys.get(spec.name, ()) for spec in inputs}
-    decision = replace(plain, inputs=inputs, meanings=replace(plain.meanings, keys=keys))
+def _encoder_axes(base: InputDecision, layout: EncoderDecoderLayout, sizes: _RequestSizes) -> PartAxes:
+    inputs = tuple(spec for spec in base.inputs if spec.name != DECODER_TOKENS)
+    keys = {spec.name: base.meanings.keys.get(spec.name, ()) for spec in inputs}
+    decision = replace(base, inputs=inputs, meanings=replace(base.meanings, keys=keys))
     outputs = frozenset(state.output for state in layout.cross.states)
     # A decoder with a mask from the encoder accepts encoder outputs of any length, of any recording.
     audio_keys = _AUDIO_KEYS if layout.mask_dtype is not None else ()
-    return PartAxes(decision, partial(sizes.opened, (_BATCH_KEY, _TEXT_KEY, *audio_keys)), {}, outputs)
+    return PartAxes(decision, partial(sizes.open_sizes, (_BATCH_KEY, _TEXT_KEY, *audio_keys)), {}, outputs)
 
 
 def _decoder_axes(
-    plain: InputDecision,
+    base: InputDecision,
     layout: EncoderDecoderLayout,
     encoder: InputDecision,
     sizes: _RequestSizes,
-    own: Collection[str],
+    own_inputs: Collection[str],
     *,
     takes_encoder_states: bool,
 ) -> PartAxes:
@@ -425,18 +425,18 @@ def _decoder_axes(
 
     If the decoder computes the cross-attention keys and values, the encoder's hidden states are an input as well.
     """
-    specs = {spec.name: spec for spec in plain.inputs}
-    start = {key: sizes.given.get(key, size) for key, size in _TRACE_SIZES.items()}
-    batch = sizes.given.get(_BATCH_KEY, 1)
-    bounds = {key: plain.meanings.bounds[key] for key in (_TEXT_KEY, _TOKENS_KEY) if key in plain.meanings.bounds}
+    specs = {spec.name: spec for spec in base.inputs}
+    start = {key: sizes.fixed.get(key, size) for key, size in _TRACE_SIZES.items()}
+    batch = sizes.fixed.get(_BATCH_KEY, 1)
+    bounds = {key: base.meanings.bounds[key] for key in (_TEXT_KEY, _TOKENS_KEY) if key in base.meanings.bounds}
     positions = bounds.get(_TOKENS_KEY, SizeBounds()).max
-    refuse_beyond_positions(positions, sizes.given, _TOKENS_KEY)
+    refuse_beyond_positions(positions, sizes.fixed, _TOKENS_KEY)
     bounds[PAST_KEY] = SizeBounds(min=0, max=None if positions is None else positions - 1)
 
     mask = specs.get(_MASK)
     has_own_mask = mask is not None and layout.mask_dtype is not None
     is_masked_length = mask is not None and mask.shape[1] == layout.encoder_length
-    mask_key = plain.meanings.keys[_MASK][1] if mask is not None else None
+    mask_key = base.meanings.keys[_MASK][1] if mask is not None else None
     cross_key = mask_key if is_masked_length else None
     is_open = any(isinstance(size, str) for spec in encoder.inputs for size in spec.shape[1:])
     encoder_length: int | str = layout.encoder_length if not is_open else _ENCODER_LENGTH_NAME
@@ -451,7 +451,7 @@ def _decoder_axes(
         dtype = layout.mask_dtype or mask.dtype
         inputs.append(mask.model_copy(update={"name": ENCODER_MASK, "shape": (batch, length), "dtype": dtype}))
         keys[ENCODER_MASK] = (_BATCH_KEY, None if has_own_mask else mask_key)
-    for name in own:
+    for name in own_inputs:
         is_mask = name == _MASK
         length = start[_TOKENS_KEY] + (start[PAST_KEY] if is_mask else 0)
         highest = 1 if is_mask else (_USUAL_POSITIONS if positions is None else positions) - 1
@@ -469,7 +469,7 @@ def _decoder_axes(
             keys[spec.name] = (_BATCH_KEY, None, key, None)
     # The caches of one layer side by side, the decoder's own first.
     sorted_inputs = sorted(inputs, key=lambda spec: -1 if spec.cache is None else spec.cache.layer or 0)
-    key_sizes = {**plain.meanings.sizes, **start, _BATCH_KEY: batch}
+    key_sizes = {**base.meanings.sizes, **start, _BATCH_KEY: batch}
     decision = InputDecision(tuple(sorted_inputs), meanings=AxisMeanings(keys, key_sizes, bounds))
     # In the whole model, `input_ids` and `attention_mask` belong to the encoder.
     renamed = {DECODER_TOKENS: TOKENS, _MASK: ENCODER_MASK}
@@ -479,7 +479,7 @@ def _decoder_axes(
 
     def open_decoder(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
         extended = dynamic.model_copy(update={"dimensions": (*dynamic.dimensions, *cache_dimensions)})
-        return sizes.opened(keys_open, decision, extended)
+        return sizes.open_sizes(keys_open, decision, extended)
 
     return PartAxes(decision, open_decoder, renamed, hidden=frozenset(hidden))
 
@@ -498,8 +498,8 @@ def _state_specs(cache: CacheLayout, batch: int, length: int | str) -> list[Inpu
     ]
 
 
-def _start_token(model: Any, plain: InputDecision) -> int:
+def _start_token(model: Any, base: InputDecision) -> int:
     """Return the first token of the decoder, or any token: the encoder's graph does not depend on it."""
     start = getattr(model.config, "decoder_start_token_id", None)
-    tokens = next(spec for spec in plain.inputs if spec.name == DECODER_TOKENS)
+    tokens = next(spec for spec in base.inputs if spec.name == DECODER_TOKENS)
     return start if isinstance(start, int) else int((tokens.value_range or (0, 1))[0])

@@ -51,7 +51,7 @@ def part_of_decision(
     decision: InputDecision,
     forward_kwargs: Mapping[str, Any],
     arguments: NestedArguments | None,
-    **others: Any,
+    **fields: Any,
 ) -> ModelPart:
     """Return a part with its decided inputs.
 
@@ -60,7 +60,7 @@ def part_of_decision(
         decision: Inputs of the part.
         forward_kwargs: Fixed keywords of every call.
         arguments: Conversion of inputs into arguments of the forward; `None` if each input is one argument.
-        **others: Further fields of the part, such as ``name`` and ``feeds``.
+        **fields: Further fields of the part, such as ``name`` and ``feeds``.
     """
     return ModelPart(
         model=model,
@@ -71,7 +71,7 @@ def part_of_decision(
         open_by_default=decision.open_by_default,
         output_axes=decision.output_axes,
         notes=decision.notes,
-        **others,
+        **fields,
     )
 
 
@@ -123,17 +123,17 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
     """
     shares = [part.axes_of(request) for part in parts]
     for meaning in ("sequence", "image_size"):
-        if getattr(request, meaning) and not any(getattr(item, meaning) for item in shares):
+        if getattr(request, meaning) and not any(getattr(share, meaning) for share in shares):
             # The error of the first part lists the available axes.
             shares[0] = shares[0].model_copy(update={meaning: True})
     part_names = {name for part in parts for name in part.names}
     other_axes = {name: axes for name, axes in request.axes.items() if name not in part_names}
     shares[-1] = shares[-1].model_copy(update={"axes": {**shares[-1].axes, **other_axes}})
     names = [
-        [item.name for item in part.open(part.decision, wish).dimensions]
+        [dimension.name for dimension in part.open(part.decision, wish).dimensions]
         for part, wish in zip(parts, shares, strict=True)
     ]
-    all_names = list(dict.fromkeys(name for own in names for name in own))
+    all_names = list(dict.fromkeys(name for used in names for name in used))
     for bound in request.dimensions:
         if bound.name not in all_names:
             guess = nearest(bound.name, all_names)
@@ -142,9 +142,9 @@ def divided_axes(parts: Sequence[PartAxes], request: DynamicRequest) -> list[Inp
     return [
         part.open(
             part.decision,
-            wish.model_copy(update={"dimensions": tuple(item for item in request.dimensions if item.name in own)}),
+            wish.model_copy(update={"dimensions": tuple(bound for bound in request.dimensions if bound.name in used)}),
         )
-        for part, wish, own in zip(parts, shares, names, strict=True)
+        for part, wish, used in zip(parts, shares, names, strict=True)
     ]
 
 

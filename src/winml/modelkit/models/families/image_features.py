@@ -36,7 +36,7 @@ class _ImageFeatures:
 class ListedVectors:
     """Image features in a list of the record that a method returns."""
 
-    items: tuple[torch.Tensor, ...]
+    parts: tuple[torch.Tensor, ...]
     """One tensor per entry of the list, with all images."""
     are_divided: bool
     """True if each entry is split into one piece per image."""
@@ -72,26 +72,26 @@ class LayeredVectors:
         """Names of the features as tensors over all tokens."""
         return tuple(f"{self.argument}.{number}" for number in range(self.count))
 
-    def seen(self, output: Any, complete: UnsplitTensors) -> dict[str, torch.Tensor]:
+    def name_features(self, output: Any, unsplit: UnsplitTensors) -> dict[str, torch.Tensor]:
         """Return the features in the output of the method, by name.
 
         Args:
             output: Output of the method.
-            complete: Active during the call of the method; restores split tensors.
+            unsplit: Active during the call of the method; restores split tensors.
         """
-        return dict(zip(self.feature_names, map(complete.of, output[self.field]), strict=True))
+        return dict(zip(self.feature_names, map(unsplit.rejoin, output[self.field]), strict=True))
 
-    def listed(self, passed: Mapping[str, torch.Tensor]) -> dict[str, object]:
+    def make_lists(self, features: Mapping[str, torch.Tensor]) -> dict[str, object]:
         """Return the field of the record with these features, each in one piece."""
-        vectors = [passed[name] for name in self.feature_names]
-        return {self.field: [(item,) for item in vectors] if self.are_divided else vectors}
+        vectors = [features[name] for name in self.feature_names]
+        return {self.field: [(vector,) for vector in vectors] if self.are_divided else vectors}
 
-    def of_tokens(self, call: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    def spread_over_tokens(self, keywords: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return tensors over all tokens, by name, from the keywords of a call of the language model."""
-        mask = call[self.mask]
+        mask = keywords[self.mask]
         return {
-            name: item.new_zeros((*mask.shape, item.shape[-1])).masked_scatter(mask[..., None], item)
-            for name, item in zip(self.token_names, call[self.argument], strict=True)
+            name: vector.new_zeros((*mask.shape, vector.shape[-1])).masked_scatter(mask[..., None], vector)
+            for name, vector in zip(self.token_names, keywords[self.argument], strict=True)
         }
 
     def decode(self, module: torch.nn.Module, language_model: torch.nn.Module) -> Callable[..., Any]:
@@ -103,21 +103,21 @@ class LayeredVectors:
         """
         forward = module.forward
 
-        def forward_of_all(*args: object, **named: Any) -> Any:
-            layered = {name: named.pop(name) for name in self.token_names if name in named}
+        def forward_of_all(*args: object, **kwargs: Any) -> Any:
+            layered = {name: kwargs.pop(name) for name in self.token_names if name in kwargs}
             if not layered:
                 # Called as by a user.
-                return forward(*args, **named)
+                return forward(*args, **kwargs)
             mask = torch.ones_like(layered[self.token_names[0]][..., 0], dtype=torch.bool)
             additions = {self.mask: mask, self.argument: [layered[name].flatten(0, 1) for name in self.token_names]}
             with _AllTokens(mask):
                 if language_model is module:
-                    return forward(*args, **{**named, **additions})
+                    return forward(*args, **{**kwargs, **additions})
                 inner_forward = language_model.forward
                 with attribute_replaced(
-                    language_model, "forward", lambda *args, **named: inner_forward(*args, **{**named, **additions})
+                    language_model, "forward", lambda *args, **kwargs: inner_forward(*args, **{**kwargs, **additions})
                 ):
-                    return forward(*args, **named)
+                    return forward(*args, **kwargs)
 
         forward_of_all.__signature__ = _accept_keywords(inspect.signature(forward))  # type: ignore[attr-defined]
         return forward_of_all
@@ -132,12 +132,12 @@ def _find_lists(output: object, unsplit: UnsplitTensors) -> dict[str, ListedVect
     """
     fields = output.items() if isinstance(output, Mapping) else ()
     lists = {
-        name: ListedVectors(tuple(map(unsplit.of, value)), any(map(unsplit.is_divided, value)))
+        name: ListedVectors(tuple(map(unsplit.rejoin, value)), any(map(unsplit.is_divided, value)))
         for name, value in fields
         if isinstance(value, list) and value and not unsplit.is_divided(value)
     }
     return {
-        name: listed for name, listed in lists.items() if all(isinstance(item, torch.Tensor) for item in listed.items)
+        name: listed for name, listed in lists.items() if all(isinstance(part, torch.Tensor) for part in listed.parts)
     }
 
 
@@ -153,12 +153,12 @@ def _find_layered(features: _ImageFeatures, arguments: Mapping[str, Any]) -> Lay
     if len(arguments) != 2 or not masks or not lists:
         return None
     vectors, mask = arguments[lists[0]], arguments[masks[0]]
-    shapes = [tuple(item.shape) for item in vectors if isinstance(item, torch.Tensor) and item.dim() == 2]
+    shapes = [tuple(vector.shape) for vector in vectors if isinstance(vector, torch.Tensor) and vector.dim() == 2]
     mask_count = int(mask.sum()) if mask.dim() == 2 and not mask.is_meta else -1
     if len(shapes) != len(vectors) or any(shape[0] != mask_count for shape in shapes):
         return None
     for name, listed in features.lists.items():
-        if [tuple(item.shape) for item in listed.items] == shapes:
+        if [tuple(part.shape) for part in listed.parts] == shapes:
             return LayeredVectors(name, len(shapes), listed.are_divided, lists[0], masks[0])
     return None
 
@@ -166,8 +166,8 @@ def _find_layered(features: _ImageFeatures, arguments: Mapping[str, Any]) -> Lay
 def _accept_keywords(signature: inspect.Signature) -> inspect.Signature:
     """Return a signature that accepts any keyword, because names of inputs need not be Python identifiers."""
     kind = inspect.Parameter.VAR_KEYWORD
-    others = [parameter for parameter in signature.parameters.values() if parameter.kind is not kind]
-    return signature.replace(parameters=[*others, inspect.Parameter("further", kind)])
+    other_parameters = [parameter for parameter in signature.parameters.values() if parameter.kind is not kind]
+    return signature.replace(parameters=[*other_parameters, inspect.Parameter("further", kind)])
 
 
 class _AllTokens(TorchFunctionMode):
@@ -255,8 +255,8 @@ class ImageCode:
                 is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined]  # public, and not in its __all__
                 with computed_grids(module) if is_traced else nullcontext(), UnsplitTensors() as unsplit:
                     output = method(**tensors)
-                    further = {} if self.layered is None else self.layered.seen(output, unsplit)
-                    return {FEATURES: unsplit.of(_pooled_features(output)), **further}
+                    further = {} if self.layered is None else self.layered.name_features(output, unsplit)
+                    return {FEATURES: unsplit.rejoin(_pooled_features(output)), **further}
             outputs: list[torch.Tensor] = []
             producer = module.get_submodule(self.produced_by)
             handle = producer.register_forward_hook(lambda _module, _args, output: outputs.append(output))
@@ -283,14 +283,14 @@ class ImageCode:
             input_ids: torch.Tensor, image_features: torch.Tensor, **further: torch.Tensor
         ) -> dict[str, torch.Tensor]:
             features = [image_features.flatten(0, -2)] if self.produced_by is not None else image_features
-            fields = {} if self.layered is None else self.layered.listed(further)
+            fields = {} if self.layered is None else self.layered.make_lists(further)
             with (
                 attribute_replaced(module, FEATURES_METHOD, lambda *_args, **_named: _make_record(features, fields)),
                 calls_of(language_model) as calls,
             ):
                 # The code only checks that images are present.
                 forward(**{"input_ids": input_ids, carrier: image_features})
-            layered = {} if self.layered is None else self.layered.of_tokens(calls[-1])
+            layered = {} if self.layered is None else self.layered.spread_over_tokens(calls[-1])
             return {EMBEDDED: calls[-1][EMBEDDED], **layered}
 
         return inputs_embeds
@@ -326,7 +326,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
         return f"{name} has no separate language model"
     parameters = frozenset(inspect.signature(getattr(owner, FEATURES_METHOD)).parameters)
     media = {key: spec for key, spec in inputs.items() if key in parameters}
-    features, outputs = _probe(owner, media)
+    features, outputs = _probe_features(owner, media)
     with calls_of(language_model) as calls:
         run_on_shapes(model, inputs)
     if features is None or not calls:
@@ -353,7 +353,9 @@ def _find_owner(model: object) -> Any:
     return base if hasattr(base, FEATURES_METHOD) else model
 
 
-def _probe(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeatures | None, Sequence[tuple[str, Any]]]:
+def _probe_features(
+    owner: Any, media: Mapping[str, InputTensorSpec]
+) -> tuple[_ImageFeatures | None, Sequence[tuple[str, Any]]]:
     """Return the image features of the method (`None` if it fails) and the output of each module inside.
 
     A tensor that the method itself splits is returned as a whole, and as the output of no module.
@@ -363,7 +365,7 @@ def _probe(owner: Any, media: Mapping[str, InputTensorSpec]) -> tuple[_ImageFeat
         with UnsplitTensors() as unsplit:
             output = getattr(owner, FEATURES_METHOD)(**tensors)
             created = _pooled_features(output)
-            pooled = _DividedFeatures(unsplit.of(created)) if unsplit.is_divided(created) else created
+            pooled = _DividedFeatures(unsplit.rejoin(created)) if unsplit.is_divided(created) else created
             return _ImageFeatures(pooled, _find_lists(output, unsplit))
 
     with _record_outputs(owner) as outputs:
@@ -379,8 +381,8 @@ def _runs_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -
         )
         for name, spec in media.items()
     }
-    features, outputs = _probe(owner, twice)
-    return features is not None and [other for other, _ in outputs].count(path) == 1
+    features, outputs = _probe_features(owner, twice)
+    return features is not None and [module_path for module_path, _ in outputs].count(path) == 1
 
 
 def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
@@ -446,9 +448,9 @@ def calls_of(language_model: torch.nn.Module) -> Iterator[list[dict[str, Any]]]:
 
     calls: list[dict[str, Any]] = []
 
-    def forward(*_args: object, **named: Any) -> Any:
-        calls.append(named)
-        return BaseModelOutputWithPast(last_hidden_state=named.get(EMBEDDED))
+    def forward(*_args: object, **keywords: Any) -> Any:
+        calls.append(keywords)
+        return BaseModelOutputWithPast(last_hidden_state=keywords.get(EMBEDDED))
 
     with attribute_replaced(language_model, "forward", forward):
         yield calls

@@ -59,7 +59,7 @@ def with_open_grids(decision: InputDecision, dynamic: DynamicRequest, vectors: i
         patches.name: patches.model_copy(update={"shape": (all_patches, *patches.shape[1:])}),
         grids.name: grids.model_copy(update={"shape": (images, *grids.shape[1:]), "first_values": (), "grid": slot}),
     }
-    bounds = next((item for item in dynamic.dimensions if item.name == images), None)
+    bounds = next((dimension for dimension in dynamic.dimensions if dimension.name == images), None)
     return replace(
         decision,
         inputs=tuple(open_specs[spec.name] for spec in decision.inputs),
@@ -141,7 +141,7 @@ class UnsplitTensors(TorchFunctionMode):
         """Return True if a list contains exactly the pieces of one tensor."""
         return self._find_whole(output) is not None
 
-    def of(self, output: Any) -> torch.Tensor:
+    def rejoin(self, output: Any) -> torch.Tensor:
         """Return the tensor that was split into the pieces in a list, or the output unchanged."""
         whole = self._find_whole(output)
         tensor: torch.Tensor = output if whole is None else whole
@@ -172,7 +172,7 @@ class _TensorRepeats(TorchFunctionMode):
         """Compute the repetition by counting the entries that end before each position."""
         kwargs = kwargs or {}
         # Both are of rank 1: torch flattens tensors of a higher rank before this call.
-        are_rows = len(args) == 2 and all(isinstance(item, torch.Tensor) and item.dim() == 1 for item in args)
+        are_rows = len(args) == 2 and all(isinstance(tensor, torch.Tensor) and tensor.dim() == 1 for tensor in args)
         if func in _REPEATS and not kwargs and are_rows:
             return args[0][_expand_counts(args[1])]
         if func is torch.Tensor.tolist and args[0].dim() == 1:
@@ -200,26 +200,26 @@ class _PatchPositions:
         local = torch.arange(self.picture.shape[0], device=grid.device) - starts
         self.merge = merge if isinstance(merge, int) else merge[self.picture]
         self.height, self.width = grid[:, 1][self.picture], grid[:, 2][self.picture]
-        frame = _quotient(local, self.height * self.width)
+        frame = _floor_div(local, self.height * self.width)
         within = local - frame * self.height * self.width
         self.frame = frame
         self.frame_start = starts + frame * self.height * self.width
         unit = self.merge * self.merge
-        block = _quotient(within, unit)
+        block = _floor_div(within, unit)
         inside = within - block * unit
-        blocks = _quotient(self.width, self.merge)
-        row = _quotient(block, blocks)
+        blocks = _floor_div(self.width, self.merge)
+        row = _floor_div(block, blocks)
         column = block - row * blocks
-        inside_row = _quotient(inside, self.merge)
+        inside_row = _floor_div(inside, self.merge)
         self.row = row * self.merge + inside_row
         self.column = column * self.merge + inside - inside_row * self.merge
 
 
-def _quotient(number: torch.Tensor, divisor: Any) -> torch.Tensor:
+def _floor_div(number: torch.Tensor, divisor: Any) -> torch.Tensor:
     return torch.div(number, divisor, rounding_mode="floor")
 
 
-def _position_ids(
+def _compute_position_ids(
     grid_thw: torch.Tensor,
     spatial_merge_size: int | torch.Tensor,
     include_temporal: bool = False,
@@ -231,7 +231,7 @@ def _position_ids(
     return torch.stack([*frames, positions.row, positions.column], dim=-1)
 
 
-def _window_index(
+def _compute_window_index(
     grid_thw: torch.Tensor,
     spatial_merge_size: int,
     window_size: int,
@@ -244,10 +244,10 @@ def _window_index(
     """
     edge = window_size // spatial_merge_size // patch_size
     # The grids count tokens from here on; each token stands for a block of patches.
-    tokens = torch.stack([grid_thw[:, 0], *(_quotient(grid_thw[:, axis], spatial_merge_size) for axis in (1, 2))], 1)
+    tokens = torch.stack([grid_thw[:, 0], *(_floor_div(grid_thw[:, axis], spatial_merge_size) for axis in (1, 2))], 1)
     positions = _PatchPositions(tokens, 1)
-    rows, columns = _quotient(positions.row, edge), _quotient(positions.column, edge)
-    row_length = _quotient(positions.width + edge - 1, edge)
+    rows, columns = _floor_div(positions.row, edge), _floor_div(positions.column, edge)
+    row_length = _floor_div(positions.width + edge - 1, edge)
     window = rows * row_length + columns
     inside = (positions.row - rows * edge) * edge + positions.column - columns * edge
     span = (window.max() + 1) * edge * edge
@@ -259,7 +259,7 @@ def _window_index(
     return order, starts[:, None].expand(-1, spatial_merge_size**2).reshape(-1)
 
 
-def _attention_seqlens(
+def _compute_attention_bounds(
     grid_thw: torch.Tensor,
     config: object,  # noqa: ARG001  # transformers' signature
     merge_temporal: bool = False,
@@ -271,9 +271,9 @@ def _attention_seqlens(
 
 
 _REPLACEMENTS: Mapping[str, Callable[..., Any]] = {
-    "get_vision_position_ids": _position_ids,
-    "get_vision_window_index": _window_index,
-    "get_vision_attention_seqlens": _attention_seqlens,
+    "get_vision_position_ids": _compute_position_ids,
+    "get_vision_window_index": _compute_window_index,
+    "get_vision_attention_seqlens": _compute_attention_bounds,
 }
 
 
@@ -283,7 +283,7 @@ def _attention_in_images(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,  # noqa: ARG001  # transformers' signature
-    **named: Any,
+    **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention among the patches of each picture.
 
@@ -293,18 +293,18 @@ def _attention_in_images(
         key: Tensor of the same rank.
         value: Tensor of the same rank.
         attention_mask: `None`: the bounds define the mask.
-        **named: ``cu_seq_lens_q``: starts of pictures, in rising order, numbers may repeat; ``scaling`` of scores.
+        **keywords: ``cu_seq_lens_q``: starts of pictures, in rising order, numbers may repeat; ``scaling`` of scores.
 
     Returns:
         Attention output of shape [1, patches, heads, width], and `None` for the weights.
     """
     patches = torch.arange(query.shape[2], device=query.device)
-    image = (patches[:, None] >= named["cu_seq_lens_q"][None, 1:]).sum(1)
+    image = (patches[:, None] >= keywords["cu_seq_lens_q"][None, 1:]).sum(1)
     mask = (image[:, None] == image[None, :])[None, None]
     # The attribute of transformers, not a ratio of sizes: a trace would fix the sizes.
     groups = getattr(module, "num_key_value_groups", 1)
     if groups > 1:
-        key, value = (item.repeat_interleave(groups, dim=1) for item in (key, value))
-    scale = named.get("scaling")
+        key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    scale = keywords.get("scaling")
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
     return output.transpose(1, 2).contiguous(), None

@@ -97,28 +97,28 @@ def _dual_encoder_parts(
     Raises:
         UsageError: the model does not take these sizes or inputs.
     """
-    encoders = [item for item in _ENCODERS if callable(getattr(model, item.method, None))]
+    encoders = [encoder for encoder in _ENCODERS if callable(getattr(model, encoder.method, None))]
     if not request.submodel or len(encoders) < 2 or encoders[0].part != "text":
         return family.FoundParts()
     whole = family.decide_model_inputs(model, checkpoint, task, request)
-    read_names = {item.part: _read_inputs(getattr(model, item.method), whole) for item in encoders}
-    decisions = {item.part: _select_inputs(whole, read_names[item.part]) for item in encoders}
+    read_names = {encoder.part: _read_inputs(getattr(model, encoder.method), whole) for encoder in encoders}
+    decisions = {encoder.part: _select_inputs(whole, read_names[encoder.part]) for encoder in encoders}
     if not all(decision.inputs for decision in decisions.values()):
         return family.FoundParts()
-    return family.FoundParts(tuple(_make_part(model, item, decisions[item.part]) for item in encoders))
+    return family.FoundParts(tuple(_make_encoder_part(model, encoder, decisions[encoder.part]) for encoder in encoders))
 
 
-def _make_part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
+def _make_encoder_part(model: torch.nn.Module, encoder: _Encoder, decision: InputDecision) -> ModelPart:
     names = tuple(spec.name for spec in decision.inputs)
 
-    def results(outputs: Any) -> Mapping[str, torch.Tensor]:
+    def name_outputs(outputs: Any) -> Mapping[str, torch.Tensor]:
         # In older versions of transformers, the method returns the embeddings without a record.
         pooled = outputs if isinstance(outputs, torch.Tensor) else outputs["pooler_output"]
         return {encoder.output: pooled}
 
     entry: Callable[[torch.nn.Module], Callable[..., Any]] = attrgetter(encoder.method)
     return family.part_of_decision(
-        model, decision, {}, NestedArguments(names, {}, dict, results), name=encoder.part, entry=entry
+        model, decision, {}, NestedArguments(names, {}, dict, name_outputs), name=encoder.part, entry=entry
     )
 
 
@@ -149,22 +149,22 @@ def _read_inputs(method: Callable[..., object], whole: InputDecision) -> frozens
 class _ReadRecorder(TorchFunctionMode):
     """Record which tensors are used in computation; reading an attribute of a tensor does not count."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read_names: set[str]) -> None:
         super().__init__()
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        self._read = read
+        self._read_names = read_names
 
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function, and record the tensors among its arguments."""
         if getattr(func, "__name__", "") != "__get__":
             tensors = tensors_in((args, kwargs))
-            self._read.update(self._names[id(item)] for item in tensors if id(item) in self._names)
+            self._read_names.update(self._names[id(tensor)] for tensor in tensors if id(tensor) in self._names)
         return func(*args, **(kwargs or {}))
 
 
 def _select_inputs(whole: InputDecision, names: frozenset[str]) -> InputDecision:
     """Return the inputs of these names with their dimensions; rows per modality become the batch dimension."""
-    new_names = {item.name: BATCH_KEY.name for item in whole.dimensions if item.name in ROWS_OF_ONE_KIND}
+    new_names = {dimension.name: BATCH_KEY.name for dimension in whole.dimensions if dimension.name in ROWS_OF_ONE_KIND}
     inputs = tuple(
         spec.model_copy(update={"shape": tuple(new_names.get(str(size), size) for size in spec.shape)})
         for spec in whole.inputs
@@ -172,9 +172,9 @@ def _select_inputs(whole: InputDecision, names: frozenset[str]) -> InputDecision
     )
     sizes = {size for spec in whole.inputs if spec.name in names for size in spec.shape}
     dimensions = tuple(
-        item.model_copy(update={"name": new_names.get(item.name, item.name)})
-        for item in whole.dimensions
-        if item.name in sizes
+        dimension.model_copy(update={"name": new_names.get(dimension.name, dimension.name)})
+        for dimension in whole.dimensions
+        if dimension.name in sizes
     )
     return replace(whole, inputs=inputs, dimensions=dimensions)
 

@@ -59,13 +59,13 @@ class _TokenKinds:
     """An input with the type of each token: whether it attends to later tokens."""
 
     name: str
-    plain: int
+    default_type: int
     """Type of a token that attends only to earlier tokens: the default for all tokens."""
 
     @property
-    def marked(self) -> int:
+    def marked_type(self) -> int:
         """Type of a token that attends to all tokens of its type, also later ones."""
-        return 1 - self.plain
+        return 1 - self.default_type
 
     def spec(self, tokens: InputTensorSpec) -> InputTensorSpec:
         """Return the input with the types of these tokens."""
@@ -73,8 +73,8 @@ class _TokenKinds:
             name=self.name,
             shape=tokens.shape,
             dtype="int64",
-            value_range=(self.plain, self.plain),
-            first_values=((self.marked, _MARKED_COUNT),),
+            value_range=(self.default_type, self.default_type),
+            first_values=((self.marked_type, _MARKED_COUNT),),
         )
 
 
@@ -117,13 +117,13 @@ def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -
 
 def _last_call(model: Any, inputs: Mapping[str, InputTensorSpec]) -> dict[str, object]:
     """Return the keywords of the last call of a model's language model; `{}` if it is not called."""
-    with _boolean_masks(model), calls_of(model.get_decoder()) as calls:
+    with _use_boolean_masks(model), calls_of(model.get_decoder()) as calls:
         run_on_shapes(model, inputs)
     return calls[-1] if calls else {}
 
 
 @contextmanager
-def _boolean_masks(model: Any) -> Iterator[None]:
+def _use_boolean_masks(model: Any) -> Iterator[None]:
     """Make masks boolean instead of additive during the block."""
     config = model.config.get_text_config(decoder=True)
     implementation = config._attn_implementation
@@ -137,10 +137,10 @@ def _boolean_masks(model: Any) -> Iterator[None]:
 def _sees_ahead(mask: object) -> bool | None:
     """Return True if a mask, or one of several, lets a token attend to a later token; `None` if unknown."""
     masks = list(mask.values()) if isinstance(mask, Mapping) else [mask]
-    known = [item for item in masks if isinstance(item, torch.Tensor) and item.dtype == torch.bool and not item.is_meta]
-    if not masks or len(known) != len(masks):
+    flags = [mask for mask in masks if isinstance(mask, torch.Tensor) and mask.dtype == torch.bool and not mask.is_meta]
+    if not masks or len(flags) != len(masks):
         return None
-    return any(bool(item.triu(1).any()) for item in known)
+    return any(bool(mask.triu(1).any()) for mask in flags)
 
 
 _TASKS = ("image-text-to-text", "image-to-text", "text-generation")
@@ -188,15 +188,15 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
 def _find_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
-    plain = decide_plain_inputs(model, checkpoint, task, request)
-    inputs = {spec.name: spec for spec in plain.inputs}
+    base = decide_plain_inputs(model, checkpoint, task, request)
+    inputs = {spec.name: spec for spec in base.inputs}
     if "decoder_input_ids" in inputs:
         return family.FoundParts()
     if not request.cache or request.input_specs is not None:
         origin = spell(request.specs_origin)
         manifest_note = f"Exported as one graph, as {origin} describes it: every run reads the images and all tokens."
         return family.FoundParts(notes=(manifest_note if request.cache else no_cache_note(),))
-    divided = _divide(model, checkpoint.config, plain, request)
+    divided = _divide_model(model, checkpoint.config, base, request)
     layout = divided if isinstance(divided, str) else divided.cache()
     if isinstance(divided, str) or isinstance(layout, str):
         reason = divided if isinstance(divided, str) else layout
@@ -210,9 +210,11 @@ def _find_parts(
     )
 
 
-def _divide(model: torch.nn.Module, config: object, plain: InputDecision, request: ModelRequest) -> _DividedModel | str:
+def _divide_model(
+    model: torch.nn.Module, config: object, base: InputDecision, request: ModelRequest
+) -> _DividedModel | str:
     """Return the properties of a model, or as a clause why it cannot be divided."""
-    inputs = {spec.name: spec for spec in plain.inputs}
+    inputs = {spec.name: spec for spec in base.inputs}
     code = find_image_code(model, inputs)
     if isinstance(code, str):
         return code
@@ -231,9 +233,9 @@ def _divide(model: torch.nn.Module, config: object, plain: InputDecision, reques
         return kinds if isinstance(kinds, str) else str(first_position)
     if reads_grids(model.get_submodule(code.owner)):
         # If the model takes a grid per image, the number of images is independent of the number of rows of tokens.
-        bounds = {key: bound for key, bound in plain.meanings.bounds.items() if key != _BATCH_KEY}
-        plain = replace(plain, meanings=replace(plain.meanings, bounds=bounds))
-    divided = _DividedModel(model, config, plain, code, request, kinds, first_position, positions)
+        bounds = {key: bound for key, bound in base.meanings.bounds.items() if key != _BATCH_KEY}
+        base = replace(base, meanings=replace(base.meanings, bounds=bounds))
+    divided = _DividedModel(model, config, base, code, request, kinds, first_position, positions)
     divided.refuse_cut_images()
     return divided
 
@@ -244,7 +246,7 @@ class _DividedModel:
 
     model: torch.nn.Module
     config: Any
-    plain: InputDecision
+    base: InputDecision
     """The inputs of the whole model."""
     code: ImageCode
     request: ModelRequest
@@ -279,7 +281,7 @@ class _DividedModel:
 
     def vision_axes(self) -> family.PartAxes:
         """Return the inputs of the vision encoder."""
-        decision = self._select_inputs([spec.name for spec in self.plain.inputs if spec.name in self.code.parameters])
+        decision = self._select_inputs([spec.name for spec in self.base.inputs if spec.name in self.code.parameters])
         # With several images per row, padding images are dropped: their number depends on values.
         has_one_in_each_row = all(len(spec.shape) <= _IMAGE_RANK for spec in decision.inputs)
 
@@ -287,8 +289,8 @@ class _DividedModel:
             if reads_grids(self.model.get_submodule(self.code.owner)):
                 return with_open_grids(decision, dynamic, self.code.feature_shape[0])
             if has_one_in_each_row:
-                return self._open(decision, (_BATCH_KEY,), dynamic)
-            return self._open(decision, (), dynamic.model_copy(update={"batch": False}))
+                return self._open_sizes(decision, (_BATCH_KEY,), dynamic)
+            return self._open_sizes(decision, (), dynamic.model_copy(update={"batch": False}))
 
         return family.PartAxes(replace(decision, notes=()), open_decision, {}, frozenset({FEATURES}))
 
@@ -308,10 +310,10 @@ class _DividedModel:
     def embedding_axes(self) -> family.PartAxes:
         """Return the token inputs of the embedding."""
         decision = self._select_inputs([_TOKENS])
-        notes = (*self.plain.notes, _WITHOUT_IMAGES)
+        notes = (*self.base.notes, _WITHOUT_IMAGES)
 
         def open_decision(decision: InputDecision, dynamic: DynamicRequest) -> InputDecision:
-            return self._open(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
+            return self._open_sizes(decision, (_BATCH_KEY, _SEQUENCE_KEY), dynamic)
 
         return family.PartAxes(replace(decision, notes=notes), open_decision, {})
 
@@ -410,7 +412,7 @@ class _DividedModel:
     @property
     def _rows(self) -> int:
         """Number of rows for which the images were counted."""
-        return self.plain.meanings.sizes.get(_BATCH_KEY, 1)
+        return self.base.meanings.sizes.get(_BATCH_KEY, 1)
 
     @property
     def _dtype(self) -> str:
@@ -419,12 +421,14 @@ class _DividedModel:
         return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
 
     def _select_inputs(self, names: list[str]) -> InputDecision:
-        inputs = tuple(spec for spec in self.plain.inputs if spec.name in names)
+        inputs = tuple(spec for spec in self.base.inputs if spec.name in names)
         # Tokens come first: their embeddings precede the mask and the token types.
         inputs = tuple(sorted(inputs, key=lambda spec: spec.name != _TOKENS))
-        keys = {spec.name: self.plain.meanings.keys[spec.name] for spec in inputs}
-        return replace(self.plain, inputs=inputs, meanings=replace(self.plain.meanings, keys=keys))
+        keys = {spec.name: self.base.meanings.keys[spec.name] for spec in inputs}
+        return replace(self.base, inputs=inputs, meanings=replace(self.base.meanings, keys=keys))
 
-    def _open(self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest) -> InputDecision:
+    def _open_sizes(
+        self, decision: InputDecision, by_default: tuple[str, ...], dynamic: DynamicRequest
+    ) -> InputDecision:
         """Make default sizes dynamic unless the user gave a number, and all requested axes."""
         return family.open_keys(decision, dynamic, by_default, self.request.fixed_sizes, self.request.left_open)

@@ -304,14 +304,14 @@ def _find_like_name(naming: AxisNames, axis: Axis) -> str | None:
     """Return the name of an axis of the same position and, if both have a number, the same size."""
     shapes = {spec.name: spec.shape for spec in naming.decision.inputs}
 
-    def position_and_size(item: Axis) -> tuple[int, int, int | str]:
-        shape = shapes[item[0]]
+    def position_and_size(candidate: Axis) -> tuple[int, int, int | str]:
+        shape = shapes[candidate[0]]
         # The rank of the input matters only beyond the first axis: rows are rows in any input.
-        return item[1], len(shape) if item[1] else 0, shape[item[1]]
+        return candidate[1], len(shape) if candidate[1] else 0, shape[candidate[1]]
 
     *position, size = position_and_size(axis)
-    for other, name in naming.names.items():
-        *other_position, other_size = position_and_size(other)
+    for other_axis, name in naming.names.items():
+        *other_position, other_size = position_and_size(other_axis)
         if position == other_position and (is_open(size) or is_open(other_size) or size == other_size):
             return name
     return None
@@ -362,10 +362,10 @@ def _find_candidates(naming: AxisNames) -> dict[Axis, str]:
     unknown = [spec for spec in specs if spec.name not in naming.decision.meanings.keys]
     candidates: dict[Axis, str] = {}
     for spec in unknown:
-        for other in unknown:
-            for position in range(len(other.shape)):
-                name = naming.names.get((other.name, position))
-                is_alike = other.shape == spec.shape or (position == 0 and other.shape[:1] == spec.shape[:1])
+        for other_spec in unknown:
+            for position in range(len(other_spec.shape)):
+                name = naming.names.get((other_spec.name, position))
+                is_alike = other_spec.shape == spec.shape or (position == 0 and other_spec.shape[:1] == spec.shape[:1])
                 if name is not None and is_alike and (spec.name, position) not in naming.names:
                     candidates.setdefault((spec.name, position), name)
     return candidates

@@ -313,15 +313,17 @@ def check_input_specs(
 def _check_required_parameters(
     model: torch.nn.Module | type[torch.nn.Module], parameters: Mapping[str, inspect.Parameter], chosen: Sequence[str]
 ) -> None:
-    named = _named_parameters(parameters)
+    params = _named_parameters(parameters)
     missing_names = [
-        name for name, parameter in named.items() if parameter.default is inspect.Parameter.empty and name not in chosen
+        name
+        for name, parameter in params.items()
+        if parameter.default is inspect.Parameter.empty and name not in chosen
     ]
     if missing_names or not chosen:
         needs = f"needs {', '.join(missing_names)}" if missing_names else "takes none of the inputs known here"
         raise UsageError(
             f"{_class_name(model)}: its forward {needs}, whose shapes and types are unknown",
-            hint=f"Describe all its inputs with {opt.input_specs}; its parameters: {', '.join(named)}.",
+            hint=f"Describe all its inputs with {opt.input_specs}; its parameters: {', '.join(params)}.",
         )
 
 
@@ -546,7 +548,7 @@ def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _Dra
         return inputs
     rows, *sizes = tokens.shape
     # With a single row: otherwise a forward could take a row as another codebook.
-    single_row_drafts = [_reduce_rows(draft) for draft in inputs.drafts]
+    single_row_drafts = [_reduce_to_single_row(draft) for draft in inputs.drafts]
     single_shape, stacked_shape = input_shape(1, *sizes), input_shape(count, *sizes)
     final_shapes = [
         (single_shape, tokens.shape),
@@ -567,7 +569,7 @@ def _with_codebook_tokens(inputs: _DraftedInputs, context: InputContext) -> _Dra
     return inputs
 
 
-def _reduce_rows(draft: InputDraft) -> InputDraft:
+def _reduce_to_single_row(draft: InputDraft) -> InputDraft:
     sizes = (1 if size.key == "batch_size" else size for size in draft.shape)
     return replace(draft, shape=input_shape(*sizes))
 

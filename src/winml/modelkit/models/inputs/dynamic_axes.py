@@ -125,12 +125,12 @@ def _refuse_outputs_alone(decision: InputDecision, output_axes: Sequence[specs.O
     Raises:
         UsageError: names the first such axis.
     """
-    for item in output_axes:
-        guess = nearest(item.output, [spec.name for spec in decision.inputs])
+    for axis in output_axes:
+        guess = nearest(axis.output, [spec.name for spec in decision.inputs])
         hint = f"Did you mean {guess!r}? " if guess else ""
         inputs = ", ".join(f"{spec.name} ({len(spec.shape)} axes)" for spec in decision.inputs)
         raise UsageError(
-            f"{item.requested_by}: the model has no input {item.output!r}", hint=f"{hint}Its inputs: {inputs}."
+            f"{axis.requested_by}: the model has no input {axis.output!r}", hint=f"{hint}Its inputs: {inputs}."
         )
 
 
@@ -154,7 +154,7 @@ def _bounds_by_name(request: specs.DynamicRequest, symbols: Sequence[str]) -> di
     Raises:
         UsageError: no axis has such a name.
     """
-    dimensions = {name: item for item in request.dimensions for name in specs.names_among(item.name, symbols)}
+    dimensions = {name: bound for bound in request.dimensions for name in specs.names_among(bound.name, symbols)}
     for name in dimensions:
         if name not in symbols:
             guess = nearest(name, symbols)
@@ -203,11 +203,11 @@ def _combine_bounds(name: str, naming: axis_names.AxisNames, requested: _Request
     # A default min is no request: a cache may be empty, and has size 0 in an example.
     default_low = 0 if 0 in naming.sizes_named(name) else 1
     low = max(
-        (*(item.min for item in requests if "min" in item.model_fields_set), *(item.min for item in bounds)),
+        (*(size.min for size in requests if "min" in size.model_fields_set), *(size.min for size in bounds)),
         default=default_low,
     )
-    high = _smallest_limit([item.max for item in requests])
-    limit = _smallest_limit([item.max for item in bounds])
+    high = _smallest_limit([size.max for size in requests])
+    limit = _smallest_limit([size.max for size in bounds])
     if limit is not None and high is not None and high > limit:
         raise UsageError(
             f"{opt.shape_config}: {name} up to {high}: the model takes {limit} at most", hint=f"Set max {limit}."
@@ -226,7 +226,7 @@ def _preferred_size(name: str, naming: axis_names.AxisNames, requested: _Request
     """
     keys = naming.keys_named(name)
     sizes = naming.decision.meanings.sizes
-    firm_sizes = {item.example for item in requested.of(name, keys) if item.example is not None}
+    firm_sizes = {size.example for size in requested.of(name, keys) if size.example is not None}
     if not firm_sizes:
         firm_sizes |= {sizes[key] for key in keys if key in requested.firm_keys and key in sizes}
         # A trace with size 0 would contain no values.

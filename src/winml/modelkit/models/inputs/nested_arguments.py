@@ -221,9 +221,9 @@ def arguments_of_names(
     constants = constants or {}
     if not constants and not any("." in name for name in names):
         return None
-    hints = _annotations(model)
+    hints = _read_annotations(model)
     members = _group_by_member(names, requested_by)
-    template = {name: _assemble(paths, name, hints.get(name), requested_by) for name, paths in members.items()}
+    template = {name: _build_tree(paths, name, hints.get(name), requested_by) for name, paths in members.items()}
     tensors, arguments = flatten_arguments({**template, **constants}, requested_by)
     if set(tensors) != set(names):
         unmatched = sorted({*names} ^ {*tensors})
@@ -252,7 +252,7 @@ def _group_by_member(paths: Sequence[str], requested_by: str) -> dict[str, list[
     return members
 
 
-def _assemble(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
+def _build_tree(paths: Sequence[str], name: str, hint: object, requested_by: str) -> Any:
     """Return a container of the annotated class, else a list if the keys count from 0, else a dict."""
     if list(paths) == [""]:
         return torch.empty(0, device="meta")
@@ -260,7 +260,10 @@ def _assemble(paths: Sequence[str], name: str, hint: object, requested_by: str) 
     members = _group_by_member(paths, requested_by)
     is_counted = sorted(members) == sorted(map(str, range(len(members))))
     origin = get_origin(hint) or hint
-    values = {key: _assemble(rest, f"{name}.{key}", _hint_of(hint, key), requested_by) for key, rest in members.items()}
+    values = {
+        key: _build_tree(subpaths, f"{name}.{key}", _member_hint(hint, key), requested_by)
+        for key, subpaths in members.items()
+    }
     if isinstance(origin, type) and (dataclasses.is_dataclass(origin) or hasattr(origin, "_fields")):
         return _build_record(origin, values, name, requested_by)
     if is_counted and not (isinstance(origin, type) and issubclass(origin, Mapping)):
@@ -275,7 +278,7 @@ def _build_record(record: Any, values: Mapping[str, object], name: str, requeste
     Raises:
         UsageError: there is no such member, or the constructor fails.
     """
-    required = [key for key, item in inspect.signature(record).parameters.items() if item.default is item.empty]
+    required = [key for key, param in inspect.signature(record).parameters.items() if param.default is param.empty]
     try:
         return record(**{**dict.fromkeys(required), **values})
     except Exception as error:  # the constructor is the user's code
@@ -286,7 +289,7 @@ def _build_record(record: Any, values: Mapping[str, object], name: str, requeste
         ) from error
 
 
-def _annotations(model: Any) -> Mapping[str, Any]:
+def _read_annotations(model: Any) -> Mapping[str, Any]:
     try:
         return typing.get_type_hints(model.forward)
     except (NameError, TypeError, AttributeError):
@@ -300,7 +303,7 @@ def _strip_none(hint: object) -> Any:
     return hint
 
 
-def _hint_of(hint: object, key: str) -> Any:
+def _member_hint(hint: object, key: str) -> Any:
     """Return the annotation of a member."""
     arguments = [kind for kind in get_args(hint) if kind is not ...]
     origin = get_origin(hint) or hint

@@ -133,5 +133,5 @@ def _flatten_entries(value: Mapping[str, Any] | list[Any], prefix: str) -> Itera
 
 def _is_container(entry: object) -> bool:
     if isinstance(entry, dict):
-        return bool(entry) and all(isinstance(item, dict) or _is_container(item) for item in entry.values())
-    return isinstance(entry, list) and bool(entry) and all(isinstance(item, (dict, list)) for item in entry)
+        return bool(entry) and all(isinstance(child, dict) or _is_container(child) for child in entry.values())
+    return isinstance(entry, list) and bool(entry) and all(isinstance(child, (dict, list)) for child in entry)

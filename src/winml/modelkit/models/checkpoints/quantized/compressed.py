@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from winml.modelkit.models.checkpoints.quantized import floats
-from winml.modelkit.models.checkpoints.quantized.integers import WORD, group_order, reordered
+from winml.modelkit.models.checkpoints.quantized.integers import WORD, group_order, reorder_codes
 from winml.modelkit.models.checkpoints.quantized.stored import FLOATS, BlockLayout, CodedEntries, StoredTensors
 from winml.modelkit.onnx.coded_weights import CodedParts, CodedTensor, CodedWeight, unpack_codes
 
@@ -39,22 +39,22 @@ def read_compressed(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEn
             )  # fmt: skip
         else:
             coded.tensors[f"{module}.weight"] = _read_packed(stored, module, config)
-        coded.consumed.update(_tensor_names(stored, module))
+        coded.consumed.update(_existing_tensors(stored, module))
     for module in stored.modules(".weight_scale"):
         name = f"{module}.weight"
         dtype = stored.entries[name].dtype if name in stored.entries else ""
         if dtype in floats.FLOAT8:
             coded.tensors[name] = floats.small_float(stored, SOURCE, name, name, f"{name}_scale", block)
         elif dtype == "int8":
-            coded.tensors[name] = _int8(stored, module, block, config)
+            coded.tensors[name] = _read_int8(stored, module, block, config)
         elif name not in coded.tensors:
             raise stored.error(f"{name}_scale", f"belongs to {name}, which is {dtype or 'missing'}")
-        coded.consumed.update(_tensor_names(stored, module))
+        coded.consumed.update(_existing_tensors(stored, module))
     floats.consume_activation_scales(stored, coded)
     return coded
 
 
-def _tensor_names(stored: StoredTensors, module: str) -> list[str]:
+def _existing_tensors(stored: StoredTensors, module: str) -> list[str]:
     suffixes = ("", "_packed", "_scale", "_zero_point", "_shape", "_g_idx", "_global_scale")
     return [name for suffix in suffixes if (name := f"{module}.weight{suffix}") in stored.entries]
 
@@ -83,15 +83,15 @@ def _check_declarations(
     integers = [record for record in _weight_records(config) if record.get("type", "int") == "int"]
     declared_bits = {record["num_bits"] for record in integers if isinstance(record.get("num_bits"), int)}
     if declared_bits and bits is not None and bits not in declared_bits:
-        words = " or ".join(map(str, sorted(declared_bits)))
-        raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config has num_bits {words}")
+        setting = " or ".join(map(str, sorted(declared_bits)))
+        raise stored.error(names["codes"], f"has {bits} bits a code, and quantization_config has num_bits {setting}")
     needed = {
         "zero_point": ("symmetric false", all(record.get("symmetric") is False for record in integers)),
         "g_idx": ("actorder group", all(record.get("actorder") in ("group", True) for record in integers)),
     }
-    for part, (words, is_needed) in needed.items():
+    for part, (setting, is_needed) in needed.items():
         if integers and is_needed and part in names and names[part] not in stored.entries:
-            raise stored.error(names[part], f"is missing, and quantization_config has {words}")
+            raise stored.error(names[part], f"is missing, and quantization_config has {setting}")
 
 
 def _refuse_group_size(
@@ -110,24 +110,24 @@ def _refuse_group_size(
         for size in (record.get("group_size"),)
     ]
     if declared_sizes and not any(size == group_size or (size >= depth and groups == 1) for size in declared_sizes):
-        words = " or ".join(map(str, dict.fromkeys(declared_sizes)))
+        sizes_text = " or ".join(map(str, dict.fromkeys(declared_sizes)))
         raise stored.error(
             name,
-            f"has {groups} groups for {depth} input channels, and quantization_config has group_size {words}",
+            f"has {groups} groups for {depth} input channels, and quantization_config has group_size {sizes_text}",
         )
 
 
 def _read_packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) -> CodedTensor:
     """Return a weight of integers packed along the input channels, and zero points along the output channels."""
     names = {part: f"{module}.weight_{part}" for part in ("packed", "scale", "zero_point", "shape", "g_idx")}
-    rows, words = stored.entry(names["packed"], ("int32",), 2).shape
+    rows, width = stored.entry(names["packed"], ("int32",), 2).shape
     stored.refuse_other(names["shape"], ("int64", "int32"), (2,), names["packed"])
     height, depth = (int(size) for size in stored.read(names["shape"]))
-    bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / WORD) == words), None)
+    bits = next((bits for bits in (2, 4, 8) if math.ceil(depth * bits / WORD) == width), None)
     if height != rows or bits is None:
         raise stored.error(
             names["packed"],
-            f"has shape {[rows, words]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
+            f"has shape {[rows, width]}, and no 2, 4 or 8 bits make that of the {height} × {depth} of {names['shape']}",
         )
     _check_declarations(stored, {**names, "codes": names["packed"]}, config, bits)
     scales = stored.entry(names["scale"], FLOATS, 2)
@@ -152,13 +152,15 @@ def _read_packed(stored: StoredTensors, module: str, config: Mapping[str, Any]) 
 
     weight = CodedWeight(
         SOURCE, f"{module}.weight", (rows, depth), "integer", bits, layout.block_size,
-        reordered(read, order, bits, depth), has_zero_points=has_zero_points,
+        reorder_codes(read, order, bits, depth), has_zero_points=has_zero_points,
         read_order=None if order is None else lambda: order,
     )  # fmt: skip
     return CodedTensor(weight)
 
 
-def _int8(stored: StoredTensors, module: str, block: tuple[int, int] | None, config: Mapping[str, Any]) -> CodedTensor:
+def _read_int8(
+    stored: StoredTensors, module: str, block: tuple[int, int] | None, config: Mapping[str, Any]
+) -> CodedTensor:
     """Return a weight of signed 8-bit integers."""
     names = {part: f"{module}.weight{part}" for part in ("", "_scale", "_zero_point")}
     rows, depth = stored.entry(names[""], ("int8",), 2).shape

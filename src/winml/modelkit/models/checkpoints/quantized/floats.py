@@ -106,7 +106,7 @@ def read_fp8(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
     for name, entry in stored.entries.items():
         if entry.dtype not in FLOAT8:
             continue
-        scale = next((item for item in (f"{name}_scale_inv", f"{name}_scale") if item in stored.entries), None)
+        scale = next((key for key in (f"{name}_scale_inv", f"{name}_scale") if key in stored.entries), None)
         if scale is None:
             raise stored.error(name, f"is {entry.dtype}, and neither {name}_scale_inv nor {name}_scale is there")
         coded.tensors[name] = small_float(stored, "fp8", name, name, scale, block)
@@ -125,13 +125,13 @@ def block_of(declared: object) -> tuple[int, int] | None:
     return (declared[0], declared[1]) if is_block else None  # type: ignore[index]  # it is a list of two
 
 
-def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> None:
+def consume_activation_scales(stored: StoredTensors, coded: CodedEntries) -> None:
     """Mark scales of activations as consumed: activations stay float."""
     endings = (".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale")
-    scales = [name for name in stored.entries if name.endswith(endings) and name not in found.consumed]
+    scales = [name for name in stored.entries if name.endswith(endings) and name not in coded.consumed]
     if scales:
-        found.consumed.update(scales)
-        found.notes.append(
+        coded.consumed.update(scales)
+        coded.notes.append(
             f"{count_noun(len(scales), 'activation scale', 'are')} ignored in the checkpoint: activations remain float."
         )
 
@@ -233,7 +233,7 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
         parameter, separator, kind = name.partition(_STATE_INFIX)
         if separator:
             coded.tensors[parameter] = _read_four_bits(stored, parameter, name, kind)
-            coded.consumed.update(item for item in stored.entries if item.startswith(f"{parameter}."))
+            coded.consumed.update(entry_name for entry_name in stored.entries if entry_name.startswith(f"{parameter}."))
             coded.consumed.add(parameter)
     for module in stored.modules(".SCB"):
         weight, scales = f"{module}.weight", f"{module}.SCB"
@@ -247,7 +247,7 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
 
         weight_8bit = CodedWeight("bitsandbytes", weight, (rows, depth), "integer", 8, layout.block_size, read)
         coded.tensors[weight] = CodedTensor(weight_8bit)
-        coded.consumed.update(item for item in (weight, scales, f"{module}.weight_format") if item in stored.entries)
+        coded.consumed.update(key for key in (weight, scales, f"{module}.weight_format") if key in stored.entries)
     return coded
 
 

@@ -42,27 +42,27 @@ class QuantizedFormat:
     """Config → unsupported property as text; ``""`` if the config is supported."""
 
 
-def _gptq_refusal(config: Mapping[str, Any]) -> str:
+def _find_unsupported_gptq(config: Mapping[str, Any]) -> str:
     version = config.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         return f"checkpoint_format {version!r}, expected gptq or gptq_v2"
-    return _bits_refusal("bits", config.get("bits"))
+    return _find_unsupported_bits("bits", config.get("bits"))
 
 
-def _bits_refusal(key: str, bits: object, readable: Collection[int] = _PACKED_BITS) -> str:
+def _find_unsupported_bits(key: str, bits: object, readable: Collection[int] = _PACKED_BITS) -> str:
     """Return the error text for declared bits that are not supported; ``""`` otherwise."""
     if bits is None or (type(bits) is int and bits in readable):
         return ""
     return f"{key} {bits!r}, expected {' or '.join(map(str, readable))}"
 
 
-def _awq_refusal(config: Mapping[str, Any]) -> str:
+def _find_unsupported_awq(config: Mapping[str, Any]) -> str:
     if (version := str(config.get("version") or "gemm").lower()) != "gemm":
         return f"version {version!r}, expected gemm"
-    return _bits_refusal("bits", config.get("bits", config.get("w_bit")), (4,))
+    return _find_unsupported_bits("bits", config.get("bits", config.get("w_bit")), (4,))
 
 
-def _compressed_refusal(config: Mapping[str, Any]) -> str:
+def _find_unsupported_compressed(config: Mapping[str, Any]) -> str:
     by_name = config.get("config_groups") or {}
     if not isinstance(by_name, Mapping):
         return f"config_groups {by_name!r}, expected an object"
@@ -74,7 +74,7 @@ def _compressed_refusal(config: Mapping[str, Any]) -> str:
         weights = group.get("weights")
         is_packed = (group.get("format") or config.get("format")) == "pack-quantized"
         bits = weights.get("num_bits") if is_packed and isinstance(weights, Mapping) else None
-        if problem := _bits_refusal("num_bits", bits):
+        if problem := _find_unsupported_bits("num_bits", bits):
             return problem
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format") not in (None, "dense"):
@@ -90,10 +90,10 @@ _COMPRESSED_FORMATS = frozenset({
 })  # fmt: skip
 
 FORMATS: Mapping[str, QuantizedFormat] = {
-    "gptq": QuantizedFormat("gptq", "GPTQ", "integers:read_gptq", _gptq_refusal),
-    "awq": QuantizedFormat("awq", "AWQ", "integers:read_awq", _awq_refusal),
+    "gptq": QuantizedFormat("gptq", "GPTQ", "integers:read_gptq", _find_unsupported_gptq),
+    "awq": QuantizedFormat("awq", "AWQ", "integers:read_awq", _find_unsupported_awq),
     "compressed-tensors": QuantizedFormat(
-        "compressed-tensors", "compressed-tensors", "compressed:read_compressed", _compressed_refusal
+        "compressed-tensors", "compressed-tensors", "compressed:read_compressed", _find_unsupported_compressed
     ),
     "fp8": QuantizedFormat("fp8", "FP8", "floats:read_fp8"),
     "fbgemm_fp8": QuantizedFormat("fp8", "FP8 of FBGEMM", "floats:read_fp8"),
@@ -146,7 +146,7 @@ class CodedCheckpoint:
     @property
     def words(self) -> str:
         """The format and its bits, for reports: ``GPTQ, 4 bits in blocks of 128 (224 weights)``."""
-        counts = Counter((item.weight.bits, item.weight.block_size) for item in self.tensors.values())
+        counts = Counter((tensor.weight.bits, tensor.weight.block_size) for tensor in self.tensors.values())
         kinds = ", ".join(
             f"{bits} bits in blocks of {size} ({count} weight{'s' if count > 1 else ''})"
             for (bits, size), count in counts.most_common()
@@ -182,7 +182,7 @@ def read_coded_checkpoint(
             hint="Remove quantization_config from config.json if the weights are floats, or download the checkpoint "
             "again.",
         )
-    tensors = {name: stored.checked(tensor) for name, tensor in coded.tensors.items()}
+    tensors = {name: stored.with_value_checks(tensor) for name, tensor in coded.tensors.items()}
     return CodedCheckpoint(scheme, tensors, frozenset(coded.consumed), {**entries, **coded.plain}, tuple(coded.notes))
 
 

@@ -101,8 +101,8 @@ def _derive_config(path: Path, header: GgufHeader) -> dict[str, Any]:
             hint="Pass the transformers checkpoint that the file was converted from.",
         )
     _refuse_absurd_values(path, architecture, header.metadata)
-    words = f"{path}: transformers cannot read the header"
-    with local_libraries(), foreign_parser(words, error=CheckpointError, hint=_DOWNLOAD_HINT):
+    failure = f"{path}: transformers cannot read the header"
+    with local_libraries(), foreign_parser(failure, error=CheckpointError, hint=_DOWNLOAD_HINT):
         from transformers import AutoConfig
         from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -246,9 +246,9 @@ def read_gguf(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
         count = groups.get(layer_name) if architecture == _INTERLEAVED else None
         if count is not None and (not isinstance(count, int) or count <= 0 or shape[0] % (2 * count)):
             raise stored.error(tensor.name, f"has {shape[0]} rows, which are no pairs of {count!r} heads")
-        order = None if count is None else _half_order(shape[0], count)
+        order = None if count is None else _order_halves(shape[0], count)
         if architecture in _OFFSET_NORMS and name.endswith("norm.weight"):
-            coded.plain[name] = norms.lowered(tensor)
+            coded.plain[name] = norms.append_lowered(tensor)
         elif kind in _FLOAT_TYPES and order is None:
             dtype, bits = _FLOAT_TYPES[kind]
             coded.plain[name] = StoredEntry(path, tensor.offset, dtype, shape, bits)
@@ -291,19 +291,19 @@ class _NormFile:
         self._source = source
         self._file: Path | None = None
 
-    def lowered(self, tensor: GgufTensor) -> StoredEntry:
+    def append_lowered(self, tensor: GgufTensor) -> StoredEntry:
         """Write a weight minus one, and return its position."""
         if self._file is None:
             self._file = _temporary_folder() / _NORMS_NAME
             self._file.touch()
-        values = _dequantize(tensor, _raw_bytes(self._source, tensor)) - np.float32(1)
+        values = _dequantize(tensor, _read_bytes(self._source, tensor)) - np.float32(1)
         offset = self._file.stat().st_size
         with self._file.open("ab") as file:
             file.write(values.tobytes())
         return StoredEntry(self._file, offset, "float32", tensor.shape, 32)
 
 
-def _raw_bytes(path: Path, tensor: GgufTensor) -> Array:
+def _read_bytes(path: Path, tensor: GgufTensor) -> Array:
     """Return the bytes of a tensor.
 
     Raises:
@@ -324,7 +324,7 @@ def _dequantize(tensor: GgufTensor, content: Array) -> Array:
     return np.asarray(values, np.float32).reshape(tensor.shape)
 
 
-def _half_order(rows: int, heads: int) -> Array:
+def _order_halves(rows: int, heads: int) -> Array:
     """Return row in transformers' order → row in the file, where halves of a head are interleaved."""
     order: Array = np.arange(rows).reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
     return order
@@ -337,7 +337,7 @@ def _coded_weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: 
     block_type = _INTEGER_TYPES.get(kind)
 
     def read_raw() -> Array:
-        return _raw_bytes(path, tensor)
+        return _read_bytes(path, tensor)
 
     def reorder(values: Array) -> Array:
         return np.ascontiguousarray(values if order is None else values[order])

@@ -60,58 +60,58 @@ class _Cursor:
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path = path
         self._content = content
-        self._place = 0
+        self._position = 0
 
     def error(self, problem: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: not a GGUF file, or damaged: {problem}", hint="Download the file again.")
 
     @property
-    def place(self) -> int:
-        return self._place
+    def position(self) -> int:
+        return self._position
 
     def skip(self, count: int, label: str) -> int:
         """Advance, and return the start of the skipped bytes."""
-        start = self._place
+        start = self._position
         if count > len(self._content) - start:
             raise self.error(f"{label} takes {count} bytes, but the file ends {len(self._content) - start} bytes later")
-        self._place = start + count
+        self._position = start + count
         return start
 
-    def number(self, code: str, label: str) -> Any:
+    def read_number(self, code: str, label: str) -> Any:
         start = self.skip(struct.calcsize(code), label)
         return struct.unpack_from(f"<{code}", self._content, start)[0]
 
-    def text(self, label: str) -> str:
-        size = self.number("Q", label)
+    def read_text(self, label: str) -> str:
+        size = self.read_number("Q", label)
         start = self.skip(size, label)
         try:
             return self._content[start : start + size].decode()
         except UnicodeDecodeError:
             raise self.error(f"{label} is not UTF-8 text") from None
 
-    def count(self, label: str, least_bytes: int) -> int:
+    def read_count(self, label: str, least_bytes: int) -> int:
         """Return a number of entries for which the rest of the file has room."""
-        number: int = self.number("Q", label)
-        if number * least_bytes > len(self._content) - self._place:
+        number: int = self.read_number("Q", label)
+        if number * least_bytes > len(self._content) - self._position:
             raise self.error(f"{label} is {number}, for which a file of {len(self._content)} bytes has no room")
         return number
 
-    def value(self, label: str) -> Any:
+    def read_value(self, label: str) -> Any:
         """Return a value of the metadata; ``None`` for an array."""
-        kind = self.number("I", f"the type of {label}")
+        kind = self.read_number("I", f"the type of {label}")
         if kind in _SCALARS:
-            return self.number(_SCALARS[kind], label)
+            return self.read_number(_SCALARS[kind], label)
         if kind == _STRING:
-            return self.text(label)
+            return self.read_text(label)
         if kind != _ARRAY:
             raise self.error(f"{label} has the unknown type {kind}")
-        element_kind = self.number("I", f"the type of {label}")
+        element_kind = self.read_number("I", f"the type of {label}")
         if element_kind in _SCALARS:
             size = struct.calcsize(_SCALARS[element_kind])
-            self.skip(self.count(f"the length of {label}", size) * size, label)
+            self.skip(self.read_count(f"the length of {label}", size) * size, label)
         elif element_kind == _STRING:
-            for _ in range(self.count(f"the length of {label}", 8)):
-                self.skip(self.number("Q", label), label)
+            for _ in range(self.read_count(f"the length of {label}", 8)):
+                self.skip(self.read_number("Q", label), label)
         else:
             raise self.error(f"{label} is an array of the type {element_kind}, expected numbers or texts")
         return None
@@ -141,22 +141,22 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def _parse_header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], file_size: int) -> GgufHeader:
-    if (magic := struct.pack("<I", cursor.number("I", "the magic number"))) != _MAGIC:
+    if (magic := struct.pack("<I", cursor.read_number("I", "the magic number"))) != _MAGIC:
         raise cursor.error(f"it begins with {magic!r}")
-    if (version := cursor.number("I", "the version")) not in _VERSIONS:
+    if (version := cursor.read_number("I", "the version")) not in _VERSIONS:
         raise cursor.error(f"its version is {version}, expected {' or '.join(map(str, _VERSIONS))}")
-    tensor_count = cursor.count("the number of tensors", _LEAST_ENTRY_BYTES["tensors"])
+    tensor_count = cursor.read_count("the number of tensors", _LEAST_ENTRY_BYTES["tensors"])
     metadata: dict[str, Any] = {}
-    for _ in range(cursor.count("the number of metadata keys", _LEAST_ENTRY_BYTES["metadata"])):
-        key = cursor.text("a metadata key")
+    for _ in range(cursor.read_count("the number of metadata keys", _LEAST_ENTRY_BYTES["metadata"])):
+        key = cursor.read_text("a metadata key")
         if key in metadata:
             raise cursor.error(f"metadata key {key!r} occurs twice")
-        metadata[key] = cursor.value(f"metadata key {key!r}")
-    entries = [_table_entry(cursor, sizes) for _ in range(tensor_count)]
+        metadata[key] = cursor.read_value(f"metadata key {key!r}")
+    entries = [_read_entry(cursor, sizes) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise cursor.error(f"general.alignment is {alignment!r}, expected a power of two")
-    start = -(-cursor.place // alignment) * alignment
+    start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     for name, shape, kind, offset in entries:
         type_name, values, block_bytes = sizes[kind]
@@ -174,14 +174,14 @@ def _parse_header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], fi
     return GgufHeader(metadata, tuple(tensors.values()))
 
 
-def _table_entry(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]]) -> tuple[str, tuple[int, ...], int, int]:
+def _read_entry(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]]) -> tuple[str, tuple[int, ...], int, int]:
     """Return name, shape, number of the type and offset of the next tensor."""
-    name = cursor.text("the name of a tensor")
-    axes = cursor.number("I", f"the rank of tensor {name!r}")
+    name = cursor.read_text("the name of a tensor")
+    axes = cursor.read_number("I", f"the rank of tensor {name!r}")
     if axes > _MOST_AXES:
         raise cursor.error(f"tensor {name!r} has {axes} axes, expected at most {_MOST_AXES}")
-    shape = tuple(cursor.number("Q", f"the shape of tensor {name!r}") for _ in range(axes))
-    kind = cursor.number("I", f"the type of tensor {name!r}")
+    shape = tuple(cursor.read_number("Q", f"the shape of tensor {name!r}") for _ in range(axes))
+    kind = cursor.read_number("I", f"the type of tensor {name!r}")
     if kind not in sizes:
         raise cursor.error(f"tensor {name!r} has the unknown type {kind}")
-    return name, tuple(reversed(shape)), kind, cursor.number("Q", f"the offset of tensor {name!r}")
+    return name, tuple(reversed(shape)), kind, cursor.read_number("Q", f"the offset of tensor {name!r}")

@@ -39,7 +39,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def _damaged_hint() -> str:
+def _download_hint() -> str:
     return f"Download the checkpoint again, or pass the original model and a {opt.precision}."
 
 
@@ -91,13 +91,13 @@ class StoredTensors:
         """
         entry = self.entries.get(name)
         if entry is None:
-            raise CheckpointError(f"{self._location}: {self.format}: tensor {name!r} is missing", hint=_damaged_hint())
+            raise CheckpointError(f"{self._location}: {self.format}: tensor {name!r} is missing", hint=_download_hint())
         if entry.dtype not in dtypes or (axes is not None and len(entry.shape) != axes) or 0 in entry.shape:
             expected = f"{' or '.join(dtypes)}{f' with {axes} axes' if axes is not None else ''}, none of size 0"
             raise CheckpointError(
                 f"{entry.path}: {self.format}: tensor {name!r} is {entry.dtype} of shape {list(entry.shape)}, "
                 f"expected {expected}",
-                hint=_damaged_hint(),
+                hint=_download_hint(),
             )
         return entry
 
@@ -112,7 +112,7 @@ class StoredTensors:
             raise CheckpointError(
                 f"{entry.path}: {self.format}: tensor {name!r} has shape {list(entry.shape)}, expected "
                 f"{list(expected)} by {because}",
-                hint=_damaged_hint(),
+                hint=_download_hint(),
             )
 
     def refuse_other(self, name: str, dtypes: Collection[str], shape: Sequence[int], because: str) -> None:
@@ -128,22 +128,22 @@ class StoredTensors:
         """Return the error for a tensor that cannot be read."""
         entry = self.entries.get(name)
         location = entry.path if entry is not None else self._location
-        return CheckpointError(f"{location}: {self.format}: {name}: {problem}", hint=_damaged_hint())
+        return CheckpointError(f"{location}: {self.format}: {name}: {problem}", hint=_download_hint())
 
-    def checked(self, coded: CodedTensor) -> CodedTensor:
+    def with_value_checks(self, coded: CodedTensor) -> CodedTensor:
         """Return the tensor with a reader that refuses NaN and infinite scales and zero points."""
-        weight = self._check_weight(coded.weight)
+        weight = self._add_value_checks(coded.weight)
         return CodedTensor(weight, dtype=coded.dtype, permutation=coded.permutation, name=coded.name)
 
-    def _check_weight(self, weight: CodedWeight) -> CodedWeight:
-        members = tuple(map(self._check_weight, weight.members))
+    def _add_value_checks(self, weight: CodedWeight) -> CodedWeight:
+        members = tuple(map(self._add_value_checks, weight.members))
         return replace(weight, read=partial(self._read_finite, weight), members=members)
 
     def _read_finite(self, weight: CodedWeight) -> CodedParts:
         parts = weight.read()
-        for numbers, words in ((parts.scales, "scales"), (parts.zero_points, "zero points")):
+        for numbers, label in ((parts.scales, "scales"), (parts.zero_points, "zero points")):
             if numbers is not None and numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-                raise self.error(weight.key, f"its {words} contain NaN or infinite values")
+                raise self.error(weight.key, f"its {label} contain NaN or infinite values")
         return parts
 
     def read(self, name: str, part: int | None = None) -> Array:

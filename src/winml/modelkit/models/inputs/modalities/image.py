@@ -156,7 +156,7 @@ def _patch_layouts(context: InputContext, carrier: str, companions: Sequence[str
 
 def _grid_companions(context: InputContext, names: Sequence[str], grid: _PatchGrid) -> list[InputDraft]:
     """Return the drafts of grids, positions, sizes and masks of the patches."""
-    coordinates = [place for row in range(grid.rows) for column in range(grid.columns) for place in (column, row)]
+    coordinates = [index for row in range(grid.rows) for column in range(grid.columns) for index in (column, row)]
     batch = context.batch
     drafts = []
     for name in names:
