@@ -36,8 +36,8 @@ class GeluOrderingPass(ir.passes.InPlacePass):
 
     Tags: keeps. Both nodes stay, with other inputs.
 
-    Why it is safe: one half only takes one from the exponent, so every number is rounded as before. Only products above
-    the largest number, where GELU is far from its bend, or below the smallest normal one differ.
+    Why it is safe: one half only lowers the exponent, so every number is rounded as before. Only products above the
+    largest number, where GELU is far from its bend, or below the smallest normal one differ.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -50,6 +50,7 @@ class GeluOrderingPass(ir.passes.InPlacePass):
 
 
 def _multiply_half_last(outer: ir.Node) -> bool:
+    """Reorder the two products of a GELU, in place, if this is the outer one; return True if reordered."""
     for value, product in (outer.inputs, outer.inputs[::-1]):
         inner = producer_of(product, "Mul")
         if inner is None or product is None or value is None:
@@ -115,6 +116,7 @@ class ScaleOrderPass(ir.passes.InPlacePass):
 
 
 def _is_vector(value: ir.Value | None) -> bool:
+    """Return True if a value is a constant of one axis with several elements."""
     tensor = None if value is None else value.const_value
     return tensor is not None and len(tensor.shape) == 1 and tensor.size > 1
 
@@ -192,8 +194,7 @@ class ValueNamesPass(ir.passes.InPlacePass):
     """Give every value a unique name, except omitted outputs. Works in place.
 
     onnx_ir's ``NameFixPass`` also names omitted outputs, which in ONNX have an empty name (the second of ``Unique``).
-    The next pass that removes unused outputs would remove those names again, and so would never find the graph
-    unchanged.
+    The next removal of unused outputs would remove the new names again, and never find the graph unchanged.
 
     Tags: keeps.
 
@@ -243,7 +244,7 @@ class UniqueNodeNamesPass(ir.passes.InPlacePass):
 
 
 class PaddingSeparationPass(ir.passes.InPlacePass):
-    """Pad the input of a ``MaxPool`` with -0.0 instead of 0.0, so that ONNX Runtime does not fuse it. Works in place.
+    """Pad the input of a ``MaxPool`` with -0.0 instead of 0.0, which ONNX Runtime does not fuse. Works in place.
 
     Before / After::
 
@@ -421,6 +422,7 @@ def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
 
 
 def _read_permutation(node: ir.Node, rank: int) -> tuple[int, ...] | None:
+    """Return the permutation of a ``Transpose``; `None` if the node must stay, or is another operator."""
     if not is_operator(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
     attribute = node.attributes.get("perm")
@@ -499,6 +501,7 @@ def _uses_bfloat16(model: ir.Model) -> bool:
 
 
 def _is_bfloat16_model(model: ir.Model) -> bool:
+    """Return True if inputs, outputs or most weights of a model are bfloat16."""
     if any(value.dtype == _NARROW for value in (*model.graph.inputs, *model.graph.outputs)):
         return True
     sizes = {_NARROW: 0, _WIDE: 0}
@@ -510,6 +513,7 @@ def _is_bfloat16_model(model: ir.Model) -> bool:
 
 
 def _widen_operator(node: ir.Node, graph: ir.Graph | ir.Function, opset: int) -> bool:
+    """Compute a node that reads bfloat16 in float32, between casts, in place; return True if changed."""
     narrow = [
         position for position, value in enumerate(node.inputs) if value is not None and _read_dtype(value) == _NARROW
     ]

@@ -97,6 +97,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def _make_polynomial(terms: Iterable[tuple[_Monomial, int]]) -> Size:
+    """Return the sum of terms as a size, in its unique representation."""
     sums: dict[_Monomial, int] = {}
     for names, coefficient in terms:
         sums[names] = sums.get(names, 0) + coefficient
@@ -138,7 +139,7 @@ _LARGEST_END = 2**31 - 1
 
 
 class UnknownSizeError(Exception):
-    """A shape or a number that a rule needs is unknown, so that the rule does not apply."""
+    """A shape or a number for a rule is unknown; the rule does not apply."""
 
 
 @dataclass
@@ -245,6 +246,7 @@ def broadcast(known_sizes: KnownSizes, shapes: Sequence[Shape]) -> tuple[Size | 
 
 
 def _broadcast_axis(known_sizes: KnownSizes, sizes: tuple[Size, ...]) -> Size | None:
+    """Return the common size of one axis of several shapes; `None` if unknown."""
     wide = {size for size in sizes if size != ONE}
     # A table is as long as the size it was sliced to, or has one row: with fewer rows the graph does not run.
     wide -= {size for size in wide if size.name in known_sizes.cut and known_sizes.cut[size.name or ""] in wide}
@@ -294,6 +296,7 @@ def _record_sizes(known_sizes: KnownSizes, node: ir.Node) -> None:
 def _apply_rule(
     rule: Callable[[KnownSizes, ir.Node], _T | None] | None, known_sizes: KnownSizes, node: ir.Node
 ) -> _T | None:
+    """Return the result of a rule for a node; `None` without a rule, or if a size that the rule needs is unknown."""
     try:
         return None if rule is None else rule(known_sizes, node)
     except UnknownSizeError:
@@ -322,6 +325,7 @@ def _choose_size(known_sizes: KnownSizes, size: Size | None, stated_size: Size) 
 
 
 def _read_constant(value: ir.Value) -> tuple[Size, ...] | None:
+    """Return the elements of a small constant of integers as sizes; `None` for other values."""
     tensor = value.const_value
     if tensor is None or tensor.size > _MOST_ELEMENTS or len(tensor.shape) > 1:
         return None
@@ -406,6 +410,11 @@ def _shape_of_squeeze(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape:
 
 
 def _read_axes(known_sizes: KnownSizes, node: ir.Node) -> list[int]:
+    """Return the axes of a node, from its second input or its attribute.
+
+    Raises:
+        UnknownSizeError: the node states no axes, or computes them.
+    """
     if len(node.inputs) > 1:
         return known_sizes.numbers(node.inputs[1])
     # An attribute before opset 13.

@@ -99,6 +99,11 @@ class Grids:
         return minimum.is_natural and all(step.is_natural for _, step in difference.steps)
 
     def _compute_grid(self, node: ir.Node) -> _Grid | None:
+        """Return the grid made by a node; `None` if its output is no grid.
+
+        Raises:
+            UnknownSizeError: an input is no known grid.
+        """
         if is_operator(node, "Range"):
             start, step = self.known_sizes.find_scalar(node.inputs[0]), self.known_sizes.find_scalar(node.inputs[2])
             return _Grid(((-1, ONE),), start) if start is not None and step == ONE else None
@@ -207,6 +212,7 @@ class _Uniforms:
         return self.numbers.get(value)
 
     def _compute_number(self, node: ir.Node) -> Any:
+        """Return the number that a node's output holds everywhere; `None` if unknown."""
         if self.grids.is_always_true(node):
             return np.bool_(True)
         if not node.inputs:
@@ -225,6 +231,7 @@ class _Uniforms:
 
 
 def _read_uniform_number(tensor: ir.TensorProtocol) -> Any:
+    """Return the number that a small constant holds everywhere; `None` for other constants."""
     # Parameters, such as a bias of zeros, are excluded: they are fractions with several elements.
     is_read = tensor.dtype in _READ or (tensor.dtype in _READ_ALONE and tensor.size == 1)
     if not is_read or not 0 < tensor.size <= _MOST_READ:
@@ -264,7 +271,7 @@ class SizeSimplificationPass(ir.passes.InPlacePass):
 
     Tags: keeps. Nodes are removed or get other inputs; no node is new.
 
-    Why it is safe: every value keeps its elements and its shape for all sizes of the inputs that the graph runs with.
+    Why it is safe: every value keeps elements and shape for all sizes of the inputs with which the graph runs.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -360,7 +367,7 @@ class _Simplification:
         return False
 
     def _find_target_numbers(self, shape: Shape, target: Shape, open_places: Sequence[int]) -> list[int] | None:
-        """Return a constant shape for a reshape, or None if there is none."""
+        """Return a constant shape for a reshape; `None` if no constant shape is possible."""
         numbers: list[int] = []
         copied: list[Size] = []
         for axis, size in enumerate(target):
@@ -404,7 +411,7 @@ def _names_in(size: Size) -> frozenset[str]:
 def _find_possibly_empty(graph: ir.Graph, known_sizes: KnownSizes) -> frozenset[str]:
     """Return the names of axes that may be empty: axes of caches, which start without a token.
 
-    Caches are concatenated along that axis, or enter an operator of another domain that concatenates them.
+    Caches are concatenated along the named axis, or enter an operator of a foreign domain that concatenates.
     """
     names: frozenset[str] = frozenset()
     inputs = set(graph.inputs)
@@ -426,6 +433,7 @@ def _is_free(node: ir.Node) -> bool:
 
 
 def _replace_known_content(work: _Simplification, node: ir.Node) -> bool:
+    """Replace a tensor of known elements by a constant, or by the first tensor with the same elements."""
     output = node.outputs[0]
     content, shape = work.known_sizes.contents.get(output), work.known_sizes.shape(output)
     if content is None or output.dtype is None or not _is_free(node):
@@ -452,6 +460,7 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
 
 
 def _redirect_uses(original: ir.Value, value: ir.Value) -> bool:
+    """Redirect the readers of a value to an equal one; return False if both are the same value."""
     if original is value:
         return False
     value.replace_all_uses_with(original)
