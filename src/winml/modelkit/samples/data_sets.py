@@ -339,7 +339,7 @@ _KIND_WORDS = {"saved": "a folder written by save_to_disk", "images": "a folder 
 
 
 def _is_one_class(folder: Path, layout: FolderLayout) -> bool:
-    """Return True if all images are in one folder that is named by their label and not by a split."""
+    """Return True if all images are in one folder, with the name of a label and not of a split."""
     files = [path for paths in layout.splits.values() for path in paths]
     folders = {path.parent for path in files}
     if any(path.stem == "metadata" for path in files) or len(folders) != 1:
@@ -375,6 +375,11 @@ def _read_hub_splits(request: DataSetRequest, source: DataSource) -> Mapping[str
 
 
 def _choose_split(request: DataSetRequest, source: DataSource, splits: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the requested split, else the preferred one with a note.
+
+    Raises:
+        UsageError: there is no such split, no sample, or no preferred split among several.
+    """
     names = list(splits)
     if request.split is not None:
         if request.split not in names:

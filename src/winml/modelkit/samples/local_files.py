@@ -92,7 +92,11 @@ def _read_metadata(folder: Path, name: str, cache: Path) -> dict[str, list[Any]]
 
 
 def _path_inside(folder: Path, name: Any) -> str:
-    """Return the path of a file named in metadata; a file outside of the folder is refused."""
+    """Return the path of a file named in metadata.
+
+    Raises:
+        InputError: the file is outside of the folder.
+    """
     path = Path(os.path.normpath(folder / str(name)))
     if not path.is_relative_to(os.path.normpath(folder)):
         raise InputError(
@@ -391,6 +395,11 @@ def _select_config(configs: Any, name: str | None, label: str) -> Mapping[str, A
 
 
 def _split_files(entry: Mapping[str, Any], by_name: Mapping[str, Path], label: str) -> dict[str, tuple[Path, ...]]:
+    """Return split → files, by the patterns of a configuration, else by the names of files and folders.
+
+    Raises:
+        InputError: a pattern leads out of the folder, or matches no file.
+    """
     if (data_dir := entry.get("data_dir")) is not None:
         prefix = _check_pattern(data_dir, label).rstrip("/") + "/"
         by_name = {name.removeprefix(prefix): path for name, path in by_name.items() if name.startswith(prefix)}
@@ -520,7 +529,7 @@ def _is_harmless(key: str, value: object) -> bool:
 
 
 def _find_info(infos: object, entry: Mapping[str, object], config: str | None) -> Mapping[str, Any] | None:
-    """Return the column description of a configuration."""
+    """Return the column description of a configuration; `None` if the card has none."""
     entries = [info for info in (infos if isinstance(infos, list) else [infos]) if isinstance(info, Mapping)]
     name = entry.get("config_name", config)
     if name is None and len(entries) == 1:

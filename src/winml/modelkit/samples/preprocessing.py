@@ -242,6 +242,7 @@ class Preprocessor:
         return [[numbered] for numbered in chunk]
 
     def _process_samples(self, chunk: Sequence[tuple[int, Sample]]) -> tuple[dict[str, Array], list[Row]]:
+        """Convert samples by all processors; return the arrays, and the sample of each row."""
         rows = [Row(number, sample) for number, sample in chunk]
         arrays: dict[str, Array] = {}
         for kind, processor in self.processors.items():
@@ -257,6 +258,7 @@ class Preprocessor:
         return arrays, rows
 
     def _tokenize_texts(self, tokenizer: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        """Return the tokens of texts, and the row of each window; only a long context has several windows."""
         length = self._fixed_size("input_ids", 1)
         texts, arguments = _text_arguments([row.sample for row in rows], self._option)
         if (length or len(rows) > 1 or "text_pair" in arguments) and tokenizer.pad_token is None:
@@ -287,6 +289,7 @@ class Preprocessor:
         return dict(tokens), [_with_token_info(rows[source], tokens, index) for index, source in enumerate(sources)]
 
     def _process_images(self, processor: Any, rows: Sequence[Row]) -> tuple[dict[str, Array], list[Row]]:
+        """Return the pixels, resized to a graph of fixed sizes, and the rows with the original image sizes."""
         images = [_read_cell(row.sample, "image", self._option).convert("RGB") for row in rows]
         arrays = dict(processor(images=images, return_tensors="np", **self._image_arguments))
         size = self._fixed_size("pixel_values", -2), self._fixed_size("pixel_values", -1)
