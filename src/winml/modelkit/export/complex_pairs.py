@@ -102,6 +102,7 @@ _LAYOUT = frozenset({
 
 
 def _apply_operator(name: str, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operator on pairs; without a rule for pairs, on the complex tensors."""
     subject = args[0] if args else None
     if isinstance(subject, _Pair) and name in _LAYOUT:
         real, imag = (func(part, *args[1:], **kwargs) for part in (subject.real, subject.imag))
@@ -162,7 +163,7 @@ _COMPUTED: Mapping[str, Callable[..., Any]] = {
 
 
 def _split_parts(value: object) -> tuple[Any, Any]:
-    """Return real and imaginary part; None for that of a real factor."""
+    """Return real and imaginary part; the imaginary part of a real number is `None`."""
     if isinstance(value, _Pair):
         return value.real, value.imag
     if isinstance(value, torch.Tensor) and value.is_complex():

@@ -103,8 +103,7 @@ EXPORTER_WORDS: Mapping[ExporterName, str] = {"torchscript": "TorchScript", "dyn
 
 SECOND_TRY_S = 120.0
 """Time limit of the second choice. Chosen: ten times the time for a text encoder of 12 layers; with dynamic sizes that
-a
-forward divides, the export can take hours.
+a forward divides, the export can take hours.
 """
 
 
@@ -125,13 +124,13 @@ def first_choice(config: WinMLExportConfig) -> ExporterUse:
 
 
 def second_choice(config: WinMLExportConfig, current: ExporterUse, error: VerificationError) -> ExporterUse | None:
-    """Return the exporter to try when verification failed, or None if there is none.
+    """Return the exporter to try after a failed verification; `None` without a further exporter.
 
     An exporter may write a wrong graph without an error; the other one converts operators by different code.
 
     Args:
         config: Options of the export.
-        current: Which exporter made the graph.
+        current: The exporter of the graph.
         error: The failed verification.
     """
     first_exporter, second_exporter = EXPORTER_ORDER

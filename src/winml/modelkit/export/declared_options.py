@@ -1,4 +1,4 @@
-"""How is the graph of a model made? Each option of the export stage is declared here, once."""
+"""Options of the export stage, which state how the graph of a model is made; each is declared once."""
 
 from __future__ import annotations
 

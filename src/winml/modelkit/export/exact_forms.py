@@ -94,7 +94,7 @@ def logaddexp(builder: GraphBuilder, a: Any, b: Any) -> Any:
 
 
 def logaddexp2(builder: GraphBuilder, a: Any, b: Any) -> Any:
-    """The same to the base of 2."""
+    """``log2(2 ** a + 2 ** b)``, as the larger one plus ``log2(1 + 2 ** -|a - b|)``."""
     decay = builder.op("Pow", builder.number(2.0, a), builder.op("Neg", _absolute_difference(builder, a, b)))
     surplus = builder.op("Div", _log1p_near_zero(builder, decay), builder.number(math.log(2.0), a))
     return builder.op("Add", builder.op("Max", a, b), surplus)
@@ -151,6 +151,7 @@ def erfinv(builder: GraphBuilder, y: Any, *, newton_steps: int = 0) -> Any:
 
 
 def _evaluate_polynomial(builder: GraphBuilder, factors: Sequence[float], x: Any) -> Any:
+    """Evaluate a polynomial; its factors begin with the constant term."""
     *lower_factors, total = (builder.number(factor, x) for factor in factors)
     for factor in reversed(lower_factors):
         total = builder.op("Add", builder.op("Mul", total, x), factor)

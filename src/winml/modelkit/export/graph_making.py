@@ -142,6 +142,7 @@ def _capture_with(
     *,
     has_values: bool,
 ) -> Capture:
+    """Capture a part with one exporter; with ``has_values``, the trace may read weights and example values."""
     part, model = prepared.part, prepared.model
     if has_values and part.stored is not None:
         if config.verify:
@@ -565,7 +566,7 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
     """Run the part once on its first inputs; optionally record the input values that Python reads.
 
     Some models replace modules during a run, depending on their inputs: the new modules are retained for the next run.
-    Any other change is undone, so that the trace starts from the loaded state. References are computed by the model as
+    All further changes are undone: the trace starts from the loaded state. References are computed by the model as
     loaded, unless this run created parameters.
     """
     model, sizes = prepared.model, prepared.part.trace_sizes
@@ -675,8 +676,8 @@ def _draw_at_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, i
 def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> None:
     """Add to the hint of a refused size the fixed axes that must become dynamic too, such as a mask's.
 
-    Candidates are fixed axes of the same position and size. A candidate, or all of them, is suggested if the model runs
-    on inputs of twice the size with it and fails without it.
+    Candidates are fixed axes of the same position and size. One candidate, or all candidates, are suggested if the
+    model runs on inputs of twice the size with them and fails without.
     """
 
     def is_accepted(axes: Sequence[tuple[str, int]]) -> bool:

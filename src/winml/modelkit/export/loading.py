@@ -234,6 +234,7 @@ def load_for_export(
 def _resolve_and_load(
     request: ModelRequest, config: WinMLExportConfig, *, is_handed_over: bool, check: ModelCheck | None
 ) -> tuple[LoadedModel, ExporterUse]:
+    """Resolve and load a model, without weights if they are large; return also the exporter to begin with."""
     resolved = resolve_model(request, needs_weights=not request.random_weights, widens_halves=is_handed_over)
     if check is not None:
         check(resolved)
@@ -269,7 +270,7 @@ def parameter_bytes(model: nn.Module) -> int:
 
 
 def _refusal_without_values(part: ModelPart) -> ExportError | None:
-    """Return the error of running a part without values, such as of a forward that reads them; None if it runs."""
+    """Return the error of a part that runs without values, as of a forward that reads values; `None` without error."""
     with local_files_only(), reference_run.prepared_part(part) as prepared:
         try:
             reference_run.run_reference(prepared, InputDraws(part, seed=0).draw(0))

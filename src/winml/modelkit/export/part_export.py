@@ -108,6 +108,11 @@ def hint_with_cache(hint: str) -> str:
 
 
 def _export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
+    """Export one part; after a failed verification, with the second exporter or with smaller dynamic sizes.
+
+    Raises:
+        VerificationError: no attempt passes the verification.
+    """
     with prepared_part(part) as prepared:
         tagged_graph = _avoid_idle_weights(run, prepared, make_tagged_graph(run, prepared, exporter))
         _refuse_wrong_feeds(run, part, prepared.forward.output_names)
@@ -330,6 +335,13 @@ def _make_written_graph(part: ModelPart, tagged_graph: TaggedGraph, staged: Path
 def _verify_part(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, staged: Path
 ) -> VerificationInfo | FidelityInfo | None:
+    """Compare a written part with PyTorch: its outputs, or its quality if the graph was processed after the export.
+
+    `None` if no comparison is requested.
+
+    Raises:
+        VerificationError: the outputs differ, or the quality is below the minimum.
+    """
     if not run.config.verify:
         return None
     part = prepared.part
@@ -379,7 +391,8 @@ def _streams_weights(prepared: PreparedPart) -> bool:
 def _verify_on_copy(
     run: ExportRun, prepared: PreparedPart, tagged_graph: TaggedGraph, advice: str
 ) -> VerificationInfo | None:
-    """Compare the graph of the same model with random weights; None if that proves nothing or gives another graph.
+    """Compare the graph of the same model with random weights; `None` if the comparison proves nothing, or the copy has
+    a different graph.
 
     Raises:
         VerificationError: the graph does not match the model.

@@ -182,7 +182,7 @@ class ExportResult:
     """Config, tokenizer and processor files that were copied beside the model."""
 
     def in_folder(self, folder: Path) -> ExportResult:
-        """Return the same result with its files in ``folder``, another name of their folder."""
+        """Return the result with its files named in ``folder``, an alias of the real folder."""
         parts = (
             replace(
                 part,

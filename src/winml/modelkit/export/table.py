@@ -45,6 +45,7 @@ def output_words(outputs: Sequence[OutputTensorSpec], description: PartDescripti
 
 
 def _describe_specs(specs: Sequence[InputTensorSpec] | Sequence[OutputTensorSpec], together: Collection[str]) -> str:
+    """List tensors with type and shape; of many cache tensors, only the first and the last are named."""
     single = [spec for spec in specs if spec.name not in together or len(together) <= _MOST_SINGLE]
     cached = [spec for spec in specs if spec not in single]
     texts = [f"{spec.name} {spec.words}" for spec in single]

@@ -1,8 +1,8 @@
 """Tracing of loops with a value-dependent number of iterations: over the nonzero positions of a tensor.
 
-A trace records the iterations that ran, such as those of the selected experts. Here a loop has an iteration for every
-position; an iteration without elements computes on zero rows. The comparison with PyTorch on other values checks that
-such an iteration does not change the outputs.
+A trace records the iterations that ran, such as the iterations of selected experts. Here a loop has an iteration for
+every position; an iteration without elements computes on zero rows. The comparison with PyTorch on other values checks
+that such an iteration does not change the outputs.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ class ValueLoops(ABC):
     def call(self, trace: Callable[[], _T]) -> _T:
         """Run a trace, with fewer iterations if a position is beyond the end of an indexed list.
 
-        PyTorch would fail there as well, so such a position never occurs. Any other error of the trace is raised
-        unchanged.
+        PyTorch would fail there as well: the position never occurs. Any other error of the trace is raised unchanged.
         """
         try:
             return trace()
@@ -110,6 +109,7 @@ class ValueLoops(ABC):
         return True
 
     def _mark_positions(self, original: Callable[..., object], *args: Any, **options: Any) -> Any:
+        """Call ``nonzero``; mark the result with its number of positions, so that a loop over it is unrolled."""
         result = original(*args, **options)
         values = args[0] if args else options["input"]
         if isinstance(result, torch.Tensor) and values.dim() == 1:
@@ -119,10 +119,12 @@ class ValueLoops(ABC):
         return _mark_tensors(result)
 
     def _iterate_rounds(self, original: Callable[..., object], values: torch.Tensor) -> Any:
+        """Iterate over every possible position of a marked tensor; over any other tensor as torch does."""
         places = getattr(values, _ROUNDS, None)
         return original(values) if places is None else self._iterate_positions(places, values.device)
 
     def _iterate_positions(self, places: int, device: torch.device) -> Iterator[torch.Tensor]:
+        """Yield the position of each iteration of a loop, which is recorded as the running loop."""
         around, loop = self._last_round, self._loops
         self._loops += 1
         _, rounds = self._shortened.get(loop, (places, places))

@@ -1,7 +1,7 @@
 """Values of the example inputs for forwards that branch on values, during one dynamo export.
 
-torch's exporter computes shapes and no values: a number that Python reads from a tensor (``item``, ``tolist``,
-``if``) is unknown, and torch refuses code that depends on it. Inside the block torch also computes the values of the
+torch's exporter computes shapes and no values: a number read from a tensor by Python (``item``, ``tolist``, ``if``) is
+unknown, and torch refuses code that depends on the number. Inside the block torch also computes the values of the
 example inputs. Such a number is the number of the examples, as in a TorchScript trace; a size that depends on values,
 such as the size of ``nonzero``, stays unknown until code depends on it. The comparison with PyTorch on other values
 checks whether the graph holds for other inputs.
@@ -88,7 +88,7 @@ _tensor = torch.tensor
 
 
 def _make_tensor_of_numbers(data: Any, *args: Any, **options: Any) -> torch.Tensor:
-    """Make a tensor of numbers, some of which are tensors; torch would read them from a storage that they lack."""
+    """Make a tensor of numbers, some of which are tensors; torch would read a storage that such a tensor lacks."""
 
     def read_numbers(value: Any) -> Any:
         if isinstance(value, (list, tuple)):

@@ -233,7 +233,7 @@ def _transformers_models(model: nn.Module) -> list[nn.Module]:
 
 
 def import_exporters() -> tuple[Any, Any, Any] | None:
-    """Return the used modules of ``transformers.exporters``; None if this transformers version has none."""
+    """Return the used modules of ``transformers.exporters``; `None` with an older transformers."""
     try:
         with warnings.catch_warnings():
             # Model files of transformers warn about torch on import, such as about the removal of torch.jit.script.

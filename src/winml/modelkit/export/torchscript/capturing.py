@@ -661,8 +661,8 @@ def _index_put_symbolic(graph: Any, values: object, places: Any, new_values: Any
 def _attention_symbolic(graph: Any, query: Any, key: object, value: Any, *options: object) -> Any:
     """Torch's symbolic, extended by grouped-query attention (``enable_gqa``).
 
-    For 16-bit scores, masks stay in 16 bits: torch's symbolic converts a boolean or causal mask to float32, and so the
-    scores, while the weights that read them have 16 bits.
+    For 16-bit scores, masks stay in 16 bits: torch's symbolic converts a boolean or causal mask, and so the scores, to
+    float32, while the weights after the scores have 16 bits.
     """
     kind = JitScalarType.from_value(query, JitScalarType.UNDEFINED)
     if kind in (JitScalarType.HALF, JitScalarType.BFLOAT16):
@@ -674,7 +674,7 @@ def _attention_symbolic(graph: Any, query: Any, key: object, value: Any, *option
 
 
 class _WithMasksOf:
-    """A graph in which the constants that masks are made of have another dtype."""
+    """A graph in which constants of masks have a chosen dtype."""
 
     def __init__(self, graph: Any, dtype: torch.dtype) -> None:
         self._graph = graph

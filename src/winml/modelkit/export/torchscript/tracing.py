@@ -52,7 +52,7 @@ _WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
 
 @dataclass
 class NumbersTaken:
-    """Lines of the user's Python that take a traced tensor for a number in one trace, such as ``if n > 3``."""
+    """Lines of the user's Python that read a traced tensor as a number in one trace, such as ``if n > 3``."""
 
     input_names: tuple[str, ...]
     """Inputs of the model, in order."""
@@ -72,6 +72,7 @@ class NumbersTaken:
             yield
 
     def _read_number(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
+        """Call a tensor's method that returns a number, and note the line of the user's code that calls it."""
         frame = inspect.currentframe()
         while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
             frame = frame.f_back
@@ -600,7 +601,7 @@ class _ConvertedOperators:
 
 @contextmanager
 def _open_scopes_around_hooks(scopes: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Open the scope of a module before its hooks and close it after them; torch opens it for the forward only."""
+    """Open the scope of a module before its hooks and close it after the hooks; torch opens it for the forward only."""
     entered: list[nn.Module] = []
 
     def enter(module: nn.Module, _args: object) -> None:
