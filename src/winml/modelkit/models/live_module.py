@@ -279,6 +279,11 @@ def _describe_example(name: str, value: torch.Tensor, requested_by: str) -> Inpu
 
 
 def _positional_parameters(model: torch.nn.Module, count: int, requested_by: str) -> list[str]:
+    """Return the names for values passed by position; values of ``*args`` are numbered.
+
+    Raises:
+        InputError: there are more values than ``forward`` takes.
+    """
     kinds = inspect.Parameter
     names = []
     for name, parameter in forward_parameters(model).items():

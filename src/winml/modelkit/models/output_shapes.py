@@ -119,6 +119,7 @@ class _Observations:
         return self.observations[0].sizes
 
     def list_points(self, output: str, axis: int) -> list[tuple[Sizes, int]]:
+        """Return the sizes of the inputs and the size of an output's axis, for each observation."""
         return [(observation.sizes, observation.shapes[output][axis]) for observation in self.observations]
 
     def observe(self, symbol: str, size: int) -> bool:
@@ -230,6 +231,7 @@ def _distinguishing_sizes(candidates: Sequence[_Division], traced: Sizes) -> lis
 
 
 def _sample_sizes(traced: int) -> list[int]:
+    """Return odd sizes from half to twice the traced size."""
     low, high = max(2, traced // _LARGEST_RATIO), traced * _LARGEST_RATIO
     # Odd sizes are seldom multiples of strides.
     return sorted({low + (high - low) * number // _SAMPLE_COUNT | 1 for number in range(_SAMPLE_COUNT + 1)})

@@ -305,6 +305,7 @@ def _detach_hooks(module: nn.Module, forward: Callable[..., object]) -> Iterator
 
 
 def _with_hooks(module: nn.Module, forward: Callable[..., object], hooks: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return ``forward`` with these hooks of a module called before and after it."""
     signature = inspect.signature(forward)
     pre_hooks = [
         (hook, key in hooks["_forward_pre_hooks_with_kwargs"]) for key, hook in hooks["_forward_pre_hooks"].items()

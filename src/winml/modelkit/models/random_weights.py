@@ -35,8 +35,7 @@ def build_random_model(
 
     Weights are initialized by transformers, then constant parameters (zero biases, unit scales, tiny layer scales) get
     a spread: exporters merge equal constants, and a branch scaled by 1e-6 tests nothing. The caller's random state is
-        left
-    unchanged.
+    left unchanged.
 
     Raises:
         CheckpointError: the config has values the class refuses, or the class needs a missing package.
@@ -89,8 +88,8 @@ def calibrate_batch_norms(
     """Set the running statistics of every batch norm, in place, to the statistics of its inputs in one forward.
 
     Activations of a deep random network vanish with the initial statistics (mean 0, variance 1). Activations of the
-    next image explode with the statistics of a single one: the last layers see a handful of pixels. So all samples form
-    one batch, or only the first is used if the model takes no such batch. A model that refuses this sample as well is
+    next image explode with the statistics of a single one: the last layers see a handful of pixels. All samples form
+    one batch; only the first sample is used if the model refuses the batch. A model that refuses this sample as well is
     left unchanged; a later run reports the reason.
     """
     norms = [module for module in model.modules() if _tracks_statistics(module)]
@@ -114,6 +113,7 @@ def _tracks_statistics(module: torch.nn.Module) -> bool:
 
 
 def _set_statistics(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    """Set mean and variance of a batch norm to the statistics of its input; a hook before its forward."""
     values: torch.Tensor = arguments[0].float()
     dimensions = [0, *range(2, values.dim())]
     mean, square = values.mean(dimensions), values.square().mean(dimensions)

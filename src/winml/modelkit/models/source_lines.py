@@ -87,6 +87,7 @@ def _handles_error(node: ast.Try) -> bool:
 
 
 def _suppresses(node: ast.With) -> bool:
+    """Return True if a ``with`` statement is a ``suppress()``."""
     calls = (with_item.context_expr for with_item in node.items)
     names = (ast.unparse(call.func) for call in calls if isinstance(call, ast.Call))
     return any(name.rpartition(".")[2] == "suppress" for name in names)

@@ -142,7 +142,7 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
 
 @contextmanager
 def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
-    """Restore, in place and at the end, the state that a forward keeps on its modules, so that every run starts alike.
+    """Restore, in place and at the end, the state kept by a forward on its modules: every run starts alike.
 
     Some forwards store the size or values of an input, count in a buffer, or replace a module by one for short texts
     (for: BigBird, BigBird-Pegasus), and use this state in later calls.

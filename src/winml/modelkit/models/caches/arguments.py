@@ -132,7 +132,7 @@ def encoder_arguments(
     """Convert the inputs of an encoder into the arguments of the whole forward, and its result into outputs.
 
     The decoder runs on one token, to compute the cross-attention keys and values from the encoder's hidden states. No
-    other result of the decoder is an output, so the graph contains no other decoder nodes.
+    further result of the decoder is an output, and the graph contains no further decoder nodes.
 
     Args:
         layout: The caches of the model.

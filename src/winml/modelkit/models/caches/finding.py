@@ -520,7 +520,7 @@ ENCODER_OUTPUT = "encoder_last_hidden_state"
 def find_encoder_decoder(
     model: torch.nn.Module, inputs: tuple[InputTensorSpec, ...], keywords: Mapping[str, object]
 ) -> EncoderDecoderLayout | str:
-    """Return the caches of an encoder-decoder, or as a clause why it cannot be divided.
+    """Return the caches of an encoder-decoder, or the reason as a clause if the model cannot be divided.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
@@ -567,7 +567,7 @@ def recorded_encoder_outputs(model: torch.nn.Module) -> Iterator[list[Mapping[st
 
 
 def layout_of_both(name: str, outputs: Mapping[str, object], parameters: Collection[str]) -> EncoderDecoderLayout | str:
-    """Return the caches in the outputs of an encoder-decoder, or as a clause why it cannot be divided.
+    """Return the caches in the outputs of an encoder-decoder, or the reason as a clause if the model cannot be divided.
 
     Args:
         name: Class of the model, for messages.

@@ -137,6 +137,7 @@ def _state_spec(state: CacheState, sizes: _TraceSizes) -> InputTensorSpec:
 
 
 def _state_keys(state: CacheState) -> tuple[str | None, ...]:
+    """Return the key of ``--shape-config`` of each axis of a state; `None` for an axis of fixed size."""
     keys: list[str | None] = ["batch_size", *(None for _ in state.sizes)]
     if state.token_axis is not None:
         keys.insert(state.token_axis, PAST_KEY)

@@ -45,7 +45,7 @@ _RECURRENT_ATTRIBUTES: Mapping[StateKind, str] = {"conv": "conv_states", "recurr
 class TracedAttentionLayer(_Attention):  # type: ignore[misc]
     """Keys and values of all tokens; also for a sliding window if the mask hides tokens beyond the window.
 
-    A cache of one length serves readers that know only one number of past tokens.
+    A cache of one length serves readers with a single number of past tokens.
     """
 
     def __init__(self, tensors: Tensors) -> None:
@@ -151,7 +151,7 @@ class _TracedHybridLayer(TracedRecurrentLayer, TracedAttentionLayer):
 
 
 class EmptyLayer(_Empty):  # type: ignore[misc]
-    """Layer without states, such as a layer that attends to the keys of another layer."""
+    """Layer without states, such as a layer with attention to keys of an earlier layer."""
 
     def __init__(self, tensors: Tensors) -> None:
         """Start with an empty cache."""
@@ -161,7 +161,7 @@ class EmptyLayer(_Empty):  # type: ignore[misc]
 
 
 class PromptCache(DynamicCache):
-    """A cache that reports itself as empty, so that a forward treats every run like a prompt.
+    """A cache that reports itself as empty: a forward then treats every run like a prompt.
 
     Forwards read the token types in the prompt only. The token types of a graph are neutral in every later run.
     """

@@ -201,7 +201,7 @@ def _find_adapter_file(requested: NamedAdapter, name: str) -> Path:
 
 
 def _refuse_config(requested: NamedAdapter, config: Mapping[str, Any]) -> None:
-    """Refuse an adapter of another kind than LoRA, and a LoRA with another formula of its weights.
+    """Refuse an adapter that is no LoRA, and a LoRA whose weights have an unsupported formula.
 
     Raises:
         CheckpointError: names the key, its value and the supported kinds.

@@ -1,7 +1,7 @@
 """Selection of the checkpoint files read by its tokenizer, its processors and pipelines.
 
-Files are selected by the names that transformers and sentence-transformers use, so that no other file of a folder is
-ever copied. Only ``modules.json`` is opened, in which sentence-transformers names folders.
+Files are selected by the names that transformers and sentence-transformers use, and no further file of a folder is ever
+copied. Only ``modules.json`` is opened, in which sentence-transformers names folders.
 """
 
 from __future__ import annotations

@@ -225,6 +225,7 @@ def _build_config(path: Path, content: dict[str, object], model_type: str, refer
 
 
 def _build_or_refuse(build: Callable[[], object], subject: str) -> Any:
+    """Call ``build``, and convert the refusal of a config by transformers into a :class:`CheckpointError`."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -346,6 +347,7 @@ def _drop_foreign_references(content: Mapping[str, object], path: Path) -> tuple
 
 
 def _clean_record(record: Mapping[str, object], path: Path, report: Callable[[str], object]) -> dict[str, object]:
+    """Return a config, or an inner config, without references to code and files elsewhere; report each of them."""
     cleaned: dict[str, object] = {}
     for key, value in record.items():
         if key in _IMPLEMENTATIONS:
@@ -373,7 +375,7 @@ def _clean_value(value: object, path: Path, report: Callable[[str], object]) -> 
 
 
 def _usable_implementation(key: str, value: object, report: Callable[[str], object]) -> Any:
-    """Return the part of an entry with implementations of torch and transformers; `None` without such a part."""
+    """Return the part of an entry with implementations of torch and transformers, else `None`; report dropped parts."""
     if isinstance(value, Mapping):  # one entry per inner config
         usable = {name: _usable_implementation(key, entry, report) for name, entry in value.items()}
         return {name: entry for name, entry in usable.items() if entry is not None} or None

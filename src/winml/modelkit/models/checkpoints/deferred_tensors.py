@@ -1,8 +1,8 @@
 """Tensors with a shape and an element type; their values are read from weight files on demand.
 
-Operations on such a tensor are recorded instead of computed. So a checkpoint can be loaded with these tensors –
-renamed, merged, cast and tied – and the results are read later, one tensor at a time. If a value decides the next
-operation (are two tensors equal?), the value is read at once.
+Operations on such a tensor are recorded instead of computed. A checkpoint is loaded with such tensors – renamed,
+merged, cast and tied – and the results are read later, one tensor at a time. If a value decides the next operation (are
+two tensors equal?), the value is read at once.
 """
 
 from __future__ import annotations
@@ -203,8 +203,8 @@ def _origin_of_output(
 ) -> StoredTensor | CodedTensor | RecordedOperation:
     """Return the origin of an output.
 
-    It is the origin of the argument if the operation keeps its values, a cast of the argument if the cast is exact, one
-    coded tensor for merged codes, else the operation.
+    The origin of the argument if its values are kept, a cast of the argument if exact, one coded tensor for merged
+    codes, else the operation.
     """
     source = recorded.arguments[0] if recorded.arguments else None
     if isinstance(source, (list, tuple)) and (coded := _merge_codes(recorded)) is not None:
@@ -225,7 +225,7 @@ def _origin_of_output(
 
 
 def _merge_codes(recorded: RecordedOperation) -> CodedTensor | None:
-    """Return the codes of merged weights: experts stacked into one weight, or concatenated rows."""
+    """Return the codes of stacked experts or concatenated rows as one weight; `None` for other tensors or layouts."""
     tensors, *axes = recorded.arguments
     axis = axes[0] if axes else recorded.keywords.get("dim", 0)
     origins = [tensor.origin if isinstance(tensor, DeferredTensor) else None for tensor in tensors]

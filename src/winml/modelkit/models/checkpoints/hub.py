@@ -69,6 +69,7 @@ class HubFile:
             return self._fetch_files()
 
     def _fetch_files(self) -> Path:
+        """Fetch the file, its data and the tokenizer's files; return the path of the file."""
         sizes = _list_sizes(self.repository, self.revision)
         if self.path not in sizes:
             files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]

@@ -177,6 +177,7 @@ def all_tasks() -> dict[str, tuple[str, ...]]:
 
 
 def _add_variants(by_task: Mapping[str, tuple[str, ...]], variants: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Insert each variant after its task, with the classes of the task."""
     extended: dict[str, tuple[str, ...]] = {}
     for task, classes in by_task.items():
         extended[task] = classes
@@ -307,6 +308,11 @@ _NEW_TASK_NAMES: Mapping[str, str] = {"image-to-text": "image-text-to-text"}
 def _decide_by_request(
     name: str, model_type: str, architectures: tuple[str, ...], by_name: Mapping[str, tuple[str, ...]]
 ) -> TaskDecision:
+    """Return the decision for a task that a user or a model card names.
+
+    Raises:
+        TaskError: the task is unknown, or the architecture does not have it.
+    """
     task_name = canonical_word(name)
     task = task_name if task_name in TASK_VARIANTS else canonical_task(name)
     if task not in by_name and (new_name := _NEW_TASK_NAMES.get(task)) in by_name:
@@ -353,7 +359,7 @@ def _matching_classes(model_class: str, task: str, model_type: str) -> Iterator[
 
 
 def _refuse_foreign_class(model_class: str, model_type: str, by_task: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse a class of another model type.
+    """Refuse a class that transformers does not have for this model type.
 
     Raises:
         UsageError: names the nearest.
@@ -459,6 +465,7 @@ def _auto_classes(task: str) -> Iterator[str]:
 
 
 def _classes_in_table(part: str, model_type: str) -> tuple[str, ...]:
+    """Return the classes of a model type in one of transformers' auto-model tables; `()` if the type is missing."""
     from transformers.models.auto import modeling_auto
 
     name = f"MODEL_FOR_{part}_MAPPING_NAMES" if part else "MODEL_MAPPING_NAMES"

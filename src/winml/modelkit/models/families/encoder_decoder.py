@@ -103,7 +103,7 @@ class _InnerDecoder:
 def _find_inner_decoder(
     model: torch.nn.Module, base: InputDecision, request: ModelRequest
 ) -> _InnerDecoder | str | None:
-    """Return the decoder inside a model; `None` without such a decoder, or as a clause why it cannot be separated.
+    """Return the decoder inside a model, `None` without a decoder, or the reason as a clause against a separation.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
@@ -130,6 +130,7 @@ def _find_inner_decoder(
 def _make_inner_decoder(
     model: torch.nn.Module, base: InputDecision, path: str, call: _Call, request: ModelRequest
 ) -> _InnerDecoder | str:
+    """Return the decoder of a recorded call, or the reason as a clause if the decoder cannot be separated."""
     name = type(model).__name__
     other_tensors = [
         key for key, value in call.arguments.items() if isinstance(value, torch.Tensor) and key not in _STEP_ARGUMENTS
@@ -151,6 +152,7 @@ def _make_inner_decoder(
 
 
 def _run_shape(spec: InputTensorSpec) -> tuple[int | str, ...]:
+    """Return the shape of an input in the run on shapes."""
     return (
         (finding.RUN_ROWS, finding.RUN_TOKENS) if spec.name in (TOKENS, _MASK) else (finding.RUN_ROWS, *spec.shape[1:])
     )

@@ -142,7 +142,8 @@ def _find_lists(output: object, unsplit: UnsplitTensors) -> dict[str, ListedVect
 
 
 def _find_layered(features: _ImageFeatures, arguments: Mapping[str, Any]) -> LayeredVectors | None:
-    """Return how layered features reach a language model; `None` if it takes other tensors, or no such features.
+    """Return how layered features reach a language model; `None` if the language model takes further tensors, or no
+    layered features.
 
     Args:
         features: Image features returned by the method.
@@ -312,7 +313,7 @@ def has_image_code(model: object) -> bool:
 
 
 def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageCode | str:
-    """Return the modules of a model that process images, or as a clause why they are unknown.
+    """Return the modules of a model that process images, or the reason as a clause if the modules are unknown.
 
     Args:
         model: A model with such code; its parameters may be on the ``meta`` device.
@@ -349,6 +350,7 @@ def find_image_code(model: Any, inputs: Mapping[str, InputTensorSpec]) -> ImageC
 
 
 def _find_owner(model: object) -> Any:
+    """Return the module that has the method of image features: the base model, else the model itself."""
     base = getattr(model, "base_model", model)
     return base if hasattr(base, FEATURES_METHOD) else model
 
@@ -386,7 +388,7 @@ def _runs_once(owner: object, path: str, media: Mapping[str, InputTensorSpec]) -
 
 
 def _vector_shape(features: object, outputs: Sequence[tuple[str, object]]) -> tuple[tuple[int, ...] | None, str | None]:
-    """Return the shape of the image features, and the module that computes them if the method returns pieces."""
+    """Return the shape of image features (`None`: unknown), and the module that computes them if returned in pieces."""
     if isinstance(features, _DividedFeatures):
         return tuple(features.whole.shape), ""
     if isinstance(features, torch.Tensor):
@@ -416,7 +418,7 @@ def _holds_tensors(value: object) -> bool:
 
 @contextmanager
 def _record_outputs(module: torch.nn.Module) -> Iterator[list[tuple[str, Any]]]:
-    """Yield a list that collects (path, output) of each module that runs inside another, in the order of their ends."""
+    """Yield a list of (path, output) of each module that runs inside a module, in the order in which modules end."""
     outputs: list[tuple[str, Any]] = []
     with ExitStack() as hooks:
         for path, submodule in module.named_modules():

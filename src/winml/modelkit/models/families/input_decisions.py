@@ -89,7 +89,7 @@ _ENCODERS: Final = (
 def _dual_encoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
-    """Return an encoder of text and an encoder of another medium if the user requests one of them.
+    """Return an encoder of text and an encoder of images or audio, if the user requests a part.
 
     The method of an encoder returns its embeddings, pooled and projected. The whole model is one graph unless a part
     is requested.

@@ -79,7 +79,7 @@ class _TokenKinds:
 
 
 def _find_token_kinds(model: object, name: str, inputs: Mapping[str, InputTensorSpec]) -> _TokenKinds | str:
-    """Return the meaning of a token type input, or as a clause why it is unknown.
+    """Return the meaning of a token type input, or the reason as a clause if the meaning is unknown.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
@@ -99,7 +99,7 @@ def _find_token_kinds(model: object, name: str, inputs: Mapping[str, InputTensor
 
 
 def _find_first_position(model: object, inputs: Mapping[str, InputTensorSpec]) -> int | str:
-    """Return the position that a model gives its first token, or as a clause why the position is unknown.
+    """Return the position that a model gives its first token, or the reason as a clause if it is unknown.
 
     Args:
         model: The model; its parameters may be on the ``meta`` device.
@@ -213,7 +213,11 @@ def _find_parts(
 def _divide_model(
     model: torch.nn.Module, config: object, base: InputDecision, request: ModelRequest
 ) -> _DividedModel | str:
-    """Return the properties of a model, or as a clause why it cannot be divided."""
+    """Return the properties of a model, or the reason as a clause if the model cannot be divided.
+
+    Raises:
+        UsageError: a fixed number of tokens per run would divide the tokens of an image.
+    """
     inputs = {spec.name: spec for spec in base.inputs}
     code = find_image_code(model, inputs)
     if isinstance(code, str):
@@ -274,7 +278,7 @@ class _DividedModel:
         return cached_keywords(self.decoder, self.request)
 
     def cache(self) -> CacheLayout | str:
-        """Return the cache of the language model, or as a clause why there is none."""
+        """Return the cache of the language model, or the reason as a clause if the model has no cache."""
         excluded = (_POSITIONS, *self.code.layered_names)
         inputs = tuple(spec for spec in self.decoder_inputs.inputs if spec.name not in excluded)
         return find_cache(self.decoder, inputs, self.keywords)

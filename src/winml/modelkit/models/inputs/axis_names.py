@@ -152,6 +152,11 @@ class AxisNames:
             self._take_meaning(request.origin_of("dynamic_image_size"), "image_size", "image")
 
     def _take_meaning(self, option: str, meaning: str, description: str) -> None:
+        """Name the axes with a meaning, such as the batch, unless the axes have a name already.
+
+        Raises:
+            UsageError: no input has such an axis, or its size cannot vary.
+        """
         keys = self.axis_keys.keys_opened_by(meaning)
         axes = [(key, axis) for key in keys for axis in self.axis_keys.axes_of(key)]
         if not axes and meaning == "batch":
@@ -331,7 +336,7 @@ def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> lis
 
     An example is the mask beside the tokens, in a model with inputs of no known modality. Candidates are axes of
     unknown inputs: all axes named in an input of the same shape, and first axes of the same size. Candidates are named
-    if the model runs with them and not without them, or if one has size 1 and would only be broadcast.
+    if the model runs with them and fails without, or if a candidate has size 1 and would be broadcast.
 
     Args:
         naming: The names so far.

@@ -116,6 +116,11 @@ class _Flattening:
         return lambda tensors: pytree.tree_unflatten([build(tensors) for build in builders], structure)
 
     def _flatten_leaf(self, leaf: object, name: str) -> Callable[[Mapping[str, torch.Tensor]], Any]:
+        """Collect a tensor or a constant; return a function that builds the leaf again.
+
+        Raises:
+            InputError: the leaf is neither, or its name is taken.
+        """
         if isinstance(leaf, torch.Tensor):
             if name in self.tensors:
                 raise InputError(
@@ -178,7 +183,7 @@ def _replace_members(template: object, members: Mapping[str, object]) -> Any:
 
 
 def _try_copy(make: Callable[[object, Mapping[str, Any]], Any], template: object, members: Mapping[str, Any]) -> Any:
-    """Return the copy that ``make`` creates; `None` if it fails or the copy does not hold exactly these members."""
+    """Return the copy that ``make`` creates; `None` if the call fails, or the copy has other members than these."""
     try:
         created = make(template, members)
         return (

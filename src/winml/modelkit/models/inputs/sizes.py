@@ -103,7 +103,7 @@ def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
     """Return a size per dimension: in its bounds, at least 2 unless the bounds forbid it, distinct if possible.
 
     A size of 1 is traced as a constant, and equal sizes hide a confusion of two dimensions. Firm sizes are chosen
-    first, so that other dimensions avoid them.
+    first, and avoided by later dimensions.
     """
     sizes: dict[str, int] = {}
     for wish in sorted(wishes, key=lambda wish: not wish.is_firm):

@@ -1,1 +1,1 @@
-"""In which formats are quantized checkpoints published, and how are their codes read?"""
+"""Readers of quantized checkpoints, by the format in which a checkpoint is published."""

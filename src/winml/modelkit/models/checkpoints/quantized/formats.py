@@ -43,6 +43,7 @@ class QuantizedFormat:
 
 
 def _find_unsupported_gptq(config: Mapping[str, Any]) -> str:
+    """Return the unsupported property of a config of GPTQ as text; ``""`` if the config is supported."""
     version = config.get("checkpoint_format") or "gptq"
     if version not in ("gptq", "gptq_v2"):
         return f"checkpoint_format {version!r}, expected gptq or gptq_v2"
@@ -57,12 +58,14 @@ def _find_unsupported_bits(key: str, bits: object, readable: Collection[int] = _
 
 
 def _find_unsupported_awq(config: Mapping[str, Any]) -> str:
+    """Return the unsupported property of a config of AWQ as text; ``""`` if the config is supported."""
     if (version := str(config.get("version") or "gemm").lower()) != "gemm":
         return f"version {version!r}, expected gemm"
     return _find_unsupported_bits("bits", config.get("bits", config.get("w_bit")), (4,))
 
 
 def _find_unsupported_compressed(config: Mapping[str, Any]) -> str:
+    """Return the unsupported property of a config of compressed-tensors as text; ``""`` if the config is supported."""
     by_name = config.get("config_groups") or {}
     if not isinstance(by_name, Mapping):
         return f"config_groups {by_name!r}, expected an object"

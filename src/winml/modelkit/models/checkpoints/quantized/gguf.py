@@ -331,6 +331,11 @@ def _order_halves(rows: int, heads: int) -> Array:
 
 
 def _coded_weight(stored: StoredTensors, path: Path, tensor: GgufTensor, order: Array | None, name: str) -> CodedWeight:
+    """Return a weight as codes that are read on demand, or as floats if integers cannot represent its type exactly.
+
+    Raises:
+        CheckpointError: the tensor is no matrix, or its type cannot be read.
+    """
     kind, shape = tensor.type_name, tensor.shape
     if len(shape) != 2:
         raise stored.error(tensor.name, f"is {kind} with {len(shape)} axes, expected 2")

@@ -1,7 +1,7 @@
 """Reading of the header of a GGUF file: its metadata and the table of its tensors.
 
 Every count, length and offset is compared with the size of the file before use: the libraries that read the file
-afterwards loop over such numbers, or allocate memory for them.
+afterwards use counts as loop limits and sizes of memory.
 """
 
 from __future__ import annotations

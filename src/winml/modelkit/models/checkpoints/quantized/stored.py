@@ -147,7 +147,7 @@ class StoredTensors:
         return parts
 
     def read(self, name: str, part: int | None = None) -> Array:
-        """Return the values of a tensor, or of one place of its first axis.
+        """Return the values of a tensor, or of one index of its first axis.
 
         Raises:
             CheckpointError: the file became shorter.

@@ -1,1 +1,1 @@
-"""How does each modality – text, images, audio – enter a model? One file a modality."""
+"""Inputs of each modality (text, images, audio), one file per modality."""
