@@ -162,6 +162,7 @@ def _moves_no_axis(node: ir.Node) -> bool:
 
 
 def _is_removable(node: ir.Node) -> bool:
+    """Return True unless the node is one of the cases in which it must stay."""
     input_value, output_value = node.inputs[0], node.outputs[0]
     if input_value is None:
         return False
@@ -445,6 +446,7 @@ def _transpose_weight(graph: ir.Graph, weight: ir.Value, perm: tuple[int, ...]) 
 
 
 def _transpose_tensor(tensor: ir.TensorProtocol, perm: Sequence[int], name: str) -> ir.TensorProtocol:
+    """Return a tensor with permuted axes; its values are permuted when the file is written."""
     if isinstance(tensor, (StoredTensor, CodedTensor)):
         return tensor.transposed(perm, name)
     if isinstance(tensor, tensor_adapters.TorchTensor):

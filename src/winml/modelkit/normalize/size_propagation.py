@@ -533,6 +533,7 @@ def reduced_axes(known_sizes: KnownSizes, node: ir.Node) -> frozenset[int]:
 
 
 def _shapes_of_split(known_sizes: KnownSizes, node: ir.Node) -> list[_PartialShape]:
+    """Return the shape of each output of a ``Split``; `[]` if the shape of its input is unknown."""
     shape = known_sizes.find_shape(node.inputs[0])
     if not shape:
         return []
@@ -639,6 +640,7 @@ def _content_of_concat(known_sizes: KnownSizes, node: ir.Node) -> _Content | Non
 def _compute_elements(
     known_sizes: KnownSizes, node: ir.Node, compute: Callable[[Size, Size], Size | None]
 ) -> _Content | None:
+    """Compute a binary operator on the elements of two small tensors; a single element is broadcast."""
     left, right = known_sizes.content(node.inputs[0]), known_sizes.content(node.inputs[1])
     if len(left) != len(right) and 1 not in (len(left), len(right)):
         return None

@@ -503,6 +503,7 @@ def _remove_idle_transpose(work: _Simplification, node: ir.Node, source: ir.Valu
 
 
 def _remove_zero_addition(work: _Simplification, node: ir.Node, _source: ir.Value) -> bool:
+    """Remove an addition of zeros, unless the zero is a stored fraction."""
     for value, addend in (node.inputs, node.inputs[::-1]):
         number = work.uniforms.number(addend)
         if value is None or addend is None or number is None or number != 0:
