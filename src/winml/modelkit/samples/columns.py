@@ -97,6 +97,7 @@ def match_columns(
 
 
 def _guess_column(role: str, features: Mapping[str, object], used_columns: set[str]) -> str | None:
+    """Return an unused column for a role, by name, else the only one of the role's type; `None` without a match."""
     columns = {name.lower(): name for name in reversed(list(features)) if name not in used_columns}
     names = (columns[name] for name in ROLE_COLUMNS[role] if name in columns)
     if role == "mask":

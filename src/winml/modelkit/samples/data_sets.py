@@ -411,6 +411,7 @@ def _disable_decoding(table: datasets.Dataset) -> datasets.Dataset:
 
 
 def _skip_decoding(feature: Any) -> Any:
+    """Return a feature, or nested features, with cells as they are stored."""
     if isinstance(feature, Mapping):
         return {name: _skip_decoding(child) for name, child in feature.items()}
     if isinstance(feature, list):

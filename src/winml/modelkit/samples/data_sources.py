@@ -99,6 +99,11 @@ def source_files(source: DataSource) -> tuple[Path, ...]:
 
 
 def _find_kind(path: Path, option: str) -> SourceKind:
+    """Return the format of a file, or of the files in a folder.
+
+    Raises:
+        UsageError: no file has a supported format.
+    """
     if path.is_file():
         kind = TABLE_SUFFIXES.get(path.suffix.lower())
         if kind is None:

@@ -51,6 +51,7 @@ def read_audio_folder(folder: Path, cache: Path) -> dict[str, datasets.Dataset]:
 
 
 def _read_split(folder: Path, split: str, cache: Path) -> datasets.Dataset:
+    """Return the audio files of one split, with columns of the metadata file, else with folder names as labels."""
     import datasets
 
     metadata = next((name for name in _METADATA_FILES if (folder / name).is_file()), None)
@@ -191,6 +192,11 @@ def read_saved(folder: Path) -> Mapping[str, datasets.Dataset]:
 
 
 def _load_saved_table(folder: Path) -> datasets.Dataset:
+    """Load one split that ``save_to_disk`` wrote.
+
+    Raises:
+        InputError: its description is malformed, or names files outside of the folder.
+    """
     import datasets
 
     _read_json(folder / "dataset_info.json")
@@ -503,6 +509,7 @@ def _most_frequent_kind(paths: Iterable[Path]) -> data_sources.SourceKind | None
 
 
 def _has_kind(path: Path, kind: data_sources.SourceKind) -> bool:
+    """Return True if a file has this format; metadata files belong to images."""
     if kind == "images":
         return path.suffix.lower() in data_sources.IMAGE_SUFFIXES or path.name in _METADATA_NAMES
     return (

@@ -309,6 +309,7 @@ class Preprocessor:
         return arrays, [replace(row, image_size=size) for row, size in zip(rows, sizes, strict=True)]
 
     def _process_recordings(self, extractor: Any, rows: Sequence[Row]) -> dict[str, Array]:
+        """Return the features of recordings, resampled and padded as extractor and graph require."""
         rate_hz = int(extractor.sampling_rate)
         samples = [resampled(_read_cell(row.sample, "audio", self._option), rate_hz) for row in rows]
         length = self._fixed_size("input_values", 1) if len(self._input_shape("input_values")) == 2 else None
@@ -452,6 +453,11 @@ def _context_room(tokenizer: Any, rows: Sequence[Row], longest: int, option: str
 
 
 def _read_cell(sample: Sample, role: str, option: str) -> Any:
+    """Return the value of a role in a sample.
+
+    Raises:
+        UsageError: the sample has no value for the role.
+    """
     if sample.get(role) is None:
         raise UsageError(
             f"{option}: a sample has no {role}, only {', '.join(sample) or 'nothing'}",
@@ -461,6 +467,11 @@ def _read_cell(sample: Sample, role: str, option: str) -> Any:
 
 
 def _read_text(sample: Sample, role: str, option: str) -> str:
+    """Return the text of a role in a sample.
+
+    Raises:
+        UsageError: the value is missing, or is no text.
+    """
     value = _read_cell(sample, role, option)
     if not isinstance(value, str):
         raise UsageError(
