@@ -335,6 +335,11 @@ def _name_output_axes(
 
 
 def _refuse_unknown_axis(target: OutputAxis, shapes: Mapping[str, _Shape], inputs: Sequence[str]) -> None:
+    """Refuse a requested output axis that does not exist.
+
+    Raises:
+        UsageError: names the nearest output, or the rank of the output.
+    """
     if target.output not in shapes:
         guess = nearest(target.output, [*inputs, *shapes])
         raise UsageError(
@@ -574,6 +579,7 @@ def _trace_calls(prepared: PreparedPart, inputs: InputDraws, *, watches_reads: b
     replaces_modules = False
 
     def run_once(tensors: Tensors, *, is_watched: bool) -> Draw:
+        """Run the part once; append calls, changes and watched reads to the runs."""
         nonlocal replaces_modules
         registered, shared, parameters = _module_kinds(model), shared_state(model), _parameter_kinds(model)
         with record_calls(model) as trace, unchanged_attributes(model) as state:
@@ -681,6 +687,7 @@ def _suggest_axes(error: UsageError, prepared: PreparedPart, tensors: Mapping[st
     """
 
     def is_accepted(axes: Sequence[tuple[str, int]]) -> bool:
+        """Return True if the model runs with these axes at twice their size."""
         doubled = dict(tensors)
         for name, axis in axes:
             doubled[name] = torch.cat([doubled[name]] * 2, dim=axis)

@@ -54,6 +54,7 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
     original = op_implementations_dict[_TAKES_A_NUMBER]
 
     def read_example_number(mode: FakeTensorMode, operator: Callable[..., Any], values: FakeTensor) -> Any:
+        """Return the example's number, and record the line of the user's Python that reads it."""
         if values.real_tensor is None:
             return original(mode, operator, values)
         source_line = _find_user_line(inspect.currentframe())

@@ -88,6 +88,7 @@ def _is_decomposed_always(target: Any) -> bool:
 
 
 def _replace_operators(graph: torch.fx.Graph) -> None:
+    """Replace operators without an ONNX form by operators with a form, or by their operands, in place."""
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _REPLACED:
             continue

@@ -226,6 +226,7 @@ def _mend_bfloat16_casts(captured: ir.Model) -> None:
 
 
 def _export_error(error: Exception, scopes: ModuleScopes, model: nn.Module, opset_version: int) -> ExportError:
+    """Convert an exception of torch to an ExportError, with operator and module if known."""
     converted = operator_of_error(error, scopes)
     operator, module = converted or (None, module_of_error(error, model))
     scope = f" in module {module or '(the root)'}" if module is not None else ""

@@ -92,6 +92,7 @@ class NumbersTaken:
         return number
 
     def _note_line(self, source_line: SourceLine, name: str, values: torch.Tensor, number: object) -> None:
+        """Record a line that reads a number, with the inputs or the dynamic sizes that decide the number."""
         value: Any = torch._C._get_value_trace(values)  # type: ignore[attr-defined]  # its stub misses it
         is_of_rows = name in ("__len__", "__iter__")
         inputs, sizes = self._sizes_of(value, 0) if is_of_rows else self._find_origins(value)
@@ -282,6 +283,7 @@ def booleans_as_numbers() -> Iterator[None]:
 
 
 def _call_with_numbers(original: Callable[..., Any], *args: object, **options: object) -> Any:
+    """Call a function with 1 and 0 in place of True and False."""
     numbers = {key: options[key] for key in _NAMES_OF_NUMBERS if key in options}
     if original.__name__ == "full" and any(isinstance(value, bool) for value in (*args, *numbers.values())):
         # The only function whose dtype follows from the number.
@@ -337,6 +339,7 @@ def tensors_rounded_as_numbers() -> AbstractContextManager[None]:
 
 
 def _round_tensor(values: torch.Tensor, digits: int | None = None) -> int | float:
+    """Round the only value of a tensor, in the digits of its type."""
     number = values.item()
     if values.dtype == torch.float32:
         # Python computes in 64 bits, the trace in 32: drop the digits that 32 bits do not have.
@@ -415,6 +418,7 @@ def untraced_shape_computation() -> AbstractContextManager[None]:
     dispatch = FakeTensorMode.dispatch
 
     def dispatch_untraced(mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+        """Dispatch an operator of fake tensors outside of the trace; a convolution is traced instead."""
         tracing: Any = torch._C._get_tracing_state()
         if tracing is None:
             return dispatch(mode, *args, **kwargs)
@@ -661,6 +665,7 @@ def _inline_calls(graph: torch._C.Graph) -> None:
 
 
 def _adopt_scope(node: Any, donor: object) -> None:
+    """Copy the scope of a donor to a node without a scope, and to the nodes inside it."""
     if not node.scopeName():
         node.copyMetadata(donor)
     for block in node.blocks():
