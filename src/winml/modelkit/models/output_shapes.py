@@ -202,6 +202,7 @@ def _explain_division(observed: _Observations, output: str, axis: int) -> str | 
 
 
 def _fitting_divisions(points: Sequence[tuple[Sizes, int]]) -> list[_Division]:
+    """Return every division of one dimension that fits all points."""
     divisions = []
     for symbol in points[0][0]:
         for divisor in range(2, max(sizes[symbol] for sizes, _ in points) + 1):

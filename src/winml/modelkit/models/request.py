@@ -217,6 +217,12 @@ def _path_source(name: str, needs_weights: bool) -> ModelSource | None:
 
 
 def _file_source(name: str, path: Path, needs_weights: bool) -> ModelSource:
+    """Return the source of a config or a GGUF file.
+
+    Raises:
+        UsageError: a config without weights, or a script without a factory.
+        ModelPathError: the file defines no model.
+    """
     if path.suffix == ".json":
         if needs_weights:
             raise UsageError(
@@ -267,6 +273,11 @@ def _missing_path_hint(path: Path) -> str:
 
 
 def _check_flags(source: ModelSource, request: ModelRequest) -> None:
+    """Refuse options that do not fit the source, or contradict each other.
+
+    Raises:
+        UsageError: names the option.
+    """
     if request.revision is not None and source.kind != "hub":
         raise UsageError(
             f"{opt.revision} {request.revision}: {source.name} is local and has no revisions",
@@ -288,6 +299,7 @@ def _check_flags(source: ModelSource, request: ModelRequest) -> None:
 
 
 def _refuse_flags_of_checkpoints(source: ModelSource, request: ModelRequest) -> None:
+    """Refuse options that a factory decides by its code, such as the task."""
     option, reason, hint = "", "which creates the weights", ""
     if request.random_weights:
         option, hint = opt.random_weights, f"Remove {opt.random_weights}."
@@ -336,6 +348,7 @@ def check_folder(folder: Path, *, needs_weights: bool) -> weight_files.WeightFil
 
 
 def _without_config_hint(folder: Path) -> str:
+    """Return the hint for a folder without a config."""
     if (folder / BUILD_MANIFEST_NAME).is_file():
         return f"Finish it (winml build with -o {folder}), or pass the model that it was built from."
     if (folder / ADAPTER_CONFIG_NAME).is_file():
@@ -347,6 +360,7 @@ def _without_config_hint(folder: Path) -> str:
 
 
 def _without_weights_hint(folder: Path) -> str:
+    """Return the hint for a folder without readable weights."""
     foreign_names = sorted({path.name for pattern in _FOREIGN_WEIGHTS for path in folder.glob(pattern)})
     if foreign_names:
         return f"{foreign_names[0]} has an unsupported format: save the model as safetensors."

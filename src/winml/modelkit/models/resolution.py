@@ -382,6 +382,12 @@ def _build_without_storage(model_class: Any, config: Any, dtype: torch.dtype | N
 
 
 def _resolve_script(source: ModelSource, request: ModelRequest, report: Progress) -> ResolvedModel:
+    """Call a factory, and decide the inputs of its model by the manifest of the user or by its example.
+
+    Raises:
+        UsageError: the inputs are unknown, or the request contradicts the factory.
+        InputError: the user's code failed.
+    """
     report(f"calling {source.name}")
     script = _load_script(source, request.seed, is_example_needed=request.input_specs is None)
     if request.model_class not in (None, type(script.model).__name__):
@@ -574,6 +580,12 @@ def _import_script(source: ModelSource) -> ModuleType:
 
 
 def _import_module(name: str, source_name: str) -> ModuleType:
+    """Import a module of a package.
+
+    Raises:
+        ModelPathError: there is no such module.
+        InputError: the module fails.
+    """
     try:
         return _guard_user_code(lambda: importlib.import_module(name), source_name, None)
     except InputError as error:
@@ -588,6 +600,11 @@ def _import_module(name: str, source_name: str) -> ModuleType:
 
 
 def _find_factory(module: ModuleType, source: ModelSource) -> Any:
+    """Return the function or class that a source names.
+
+    Raises:
+        ModelPathError: the module has no such name, or the object cannot be called.
+    """
     factory: Any = module
     for name in str(source.factory).split("."):
         if not hasattr(factory, name):
@@ -628,6 +645,7 @@ def _guard_user_code(function: Callable[[], _ResultT], source_name: str, file: s
 
 
 def _user_error(error: BaseException, source_name: str, file: str | None) -> InputError:
+    """Return the error for an exception of user code, with its line, and the package that could not be imported."""
     text = " ".join(str(error).split())
     package = failed_import(error)
     if source_name.startswith((f"{package}:", f"{package}.")):

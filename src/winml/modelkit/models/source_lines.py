@@ -57,6 +57,7 @@ class _SourceLines:
 
 @cache
 def _classify_lines(file: str) -> _SourceLines:
+    """Find the lines of a file that only assert, and lines with caught errors; none for unreadable source."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):

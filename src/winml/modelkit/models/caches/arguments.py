@@ -102,6 +102,7 @@ def arguments_with_cache(
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        """Return the arguments of the forward for the tensors of the graph's inputs."""
         cache = cache_of(layout, tensors)
         arguments = {**{name: tensors[name] for name in names}, layout.argument: cache}
         if layout.of_modules:
@@ -119,6 +120,7 @@ def arguments_with_cache(
         return arguments
 
     def results(outputs: Any) -> dict[str, object]:
+        """Return the outputs of the graph, by name, from the result of the forward."""
         field = cache_field(outputs, layout.argument)
         other_outputs = {name: value for name, value in outputs.items() if name not in (field, _STATES)}
         return {**other_outputs, **_states_by_output(layout, outputs[field], outputs.get(_STATES, {}))}
@@ -142,11 +144,13 @@ def encoder_arguments(
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        """Return the arguments of the forward for the tensors of the graph's inputs."""
         first_input = tensors[names[0]]
         tokens = torch.full((first_input.shape[0], 1), start, dtype=torch.int64, device=first_input.device)
         return {**{name: tensors[name] for name in names}, DECODER_TOKENS: tokens}
 
     def results(outputs: Any) -> dict[str, object]:
+        """Return the outputs of the graph, by name, from the result of the forward."""
         cross = outputs[cache_field(outputs, layout.cross.argument)].cross_attention_cache
         cross_states = _states_by_output(layout.cross, cross) if with_cross else {}
         mask = {ENCODER_MASK: outputs[ENCODER_MASK]} if layout.mask_dtype is not None else {}
@@ -181,6 +185,7 @@ def decoder_arguments(
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, object]:
+        """Return the arguments of the forward for the tensors of the graph's inputs."""
         keys = tensors[layout.cross.states[0].input]
         mask = tensors[ENCODER_MASK] if has_mask else None
         if takes_encoder_states:
@@ -196,6 +201,7 @@ def decoder_arguments(
         }
 
     def results(outputs: Any) -> dict[str, object]:
+        """Return the outputs of the graph, by name, from the result of the forward."""
         caches = outputs[cache_field(outputs, layout.own.argument)]
         states = _states_by_output(layout.own, caches.self_attention_cache)
         if takes_encoder_states:
@@ -216,6 +222,7 @@ def inner_decoder_arguments(layout: EncoderDecoderLayout, arguments: NestedArgum
     """
 
     def build(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the arguments of the forward for the tensors of the graph's inputs."""
         model_arguments = arguments.build(tensors)
         return {
             TOKENS: model_arguments[DECODER_TOKENS],

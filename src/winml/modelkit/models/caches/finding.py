@@ -132,6 +132,7 @@ def _with_mask_use(layout: CacheLayout, rows: int, past: int, run: Callable[...,
         return layout
 
     def find_mask_use(tokens: int) -> _MaskUse | None:
+        """Return the use of the mask in a run of tokens after cached ones; `None` if the forward fails."""
         use = _MaskUse()
         try:
             outputs = run(rows, tokens, past=past, use=use, **{layout.argument: _stopping_cache(layout, rows, past)})
@@ -181,6 +182,8 @@ def _collect_masked_windows(model: nn.Module) -> Iterator[set[int]]:
     funcs = {name: getattr(masking_utils, name) for name in _OVERLAYS}
 
     def wrap_mask_function(name: str) -> Callable[..., Any]:
+        """Return a mask function that also records its window."""
+
         def call(*args: object, **arguments: Any) -> Any:
             # Specified: the first parameter of each function is the number of visible tokens.
             windows.add(int(next(iter((*args, *arguments.values())))))

@@ -188,6 +188,11 @@ def _read_adapter(requested: NamedAdapter) -> Adapter:
 
 
 def _find_adapter_file(requested: NamedAdapter, name: str) -> Path:
+    """Return the path of a file of an adapter.
+
+    Raises:
+        ModelPathError: the folder or the file does not exist, or the file is no regular file of the folder.
+    """
     folder = requested.folder
     if not folder.is_dir():
         raise ModelPathError(f"{requested.words}: no such folder", hint="Pass the folder that peft saved.")
@@ -295,6 +300,11 @@ class _AdapterReader:
         return Adapter(self.requested, weights_path, self.tensors, pairs, replacements)
 
     def _make_pair(self, tensor_names: Mapping[str, str], rank: int, alpha: float) -> LoraPair:
+        """Return the matrices of one module, whose tensors are named by kind.
+
+        Raises:
+            CheckpointError: a matrix is missing, does not fit its counterpart, or contradicts the config.
+        """
         is_embedding = "lora_embedding_A" in tensor_names or "lora_embedding_B" in tensor_names
         names = ("lora_embedding_A", "lora_embedding_B") if is_embedding else ("lora_A", "lora_B")
         if missing_kind := next((name for name in names if name not in tensor_names), None):

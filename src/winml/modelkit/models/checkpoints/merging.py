@@ -127,6 +127,11 @@ def swappable_branches(model: nn.Module, adapters: Sequence[Adapter]) -> list[Lo
 def _make_branch(
     adapter: Adapter, module: nn.Module, path: str, pair: LoraPair, tensors: dict[str, DeferredTensor]
 ) -> LoraBranch:
+    """Return a branch beside a quantized weight; its matrices are read when the graph is written.
+
+    Raises:
+        CheckpointError: the adapter is a DoRA, which no branch can express.
+    """
     if pair.magnitude is not None:
         raise adapter.error(
             f"the weight of {path} is quantized, and a DoRA scales the rows of the weight",
@@ -166,6 +171,7 @@ def _to_float(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _set_tensor(module: nn.Module, attribute: str, values: torch.Tensor) -> None:
+    """Replace a tensor of a module; a parameter stays a parameter, and an ordinary tensor gets values."""
     old_value = getattr(module, attribute)
     if isinstance(values, DeferredTensor) and not isinstance(old_value, DeferredTensor):
         values = values.realized()
@@ -205,6 +211,11 @@ def _count_channels(module: nn.Module) -> tuple[int, int]:
 
 
 def _check_pair(adapter: Adapter, model: nn.Module, path: str, pair: LoraPair) -> None:
+    """Refuse matrices that do not fit the module of their path.
+
+    Raises:
+        CheckpointError: the module is missing, has no LoRA support, or other sizes.
+    """
     target = _module_path(model, path)
     if target is None:
         guess = nearest(path, (name for name, _ in model.named_modules()))
@@ -252,6 +263,7 @@ def _expected_shapes(module: nn.Module, weight: torch.Tensor, rank: int) -> tupl
 
 
 def _check_replacement(adapter: Adapter, model: nn.Module, name: str, tensor: str) -> None:
+    """Refuse a saved parameter that the model does not have, or has in another shape."""
     path, _, attribute = name.rpartition(".")
     module_path = _module_path(model, path)
     parameter = None if module_path is None else getattr(model.get_submodule(module_path), attribute, None)

@@ -116,6 +116,11 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _list_shards(index: Path) -> tuple[Path, ...]:
+    """Return the shards in an index, sorted by name.
+
+    Raises:
+        CheckpointError: a shard is missing.
+    """
     shards = tuple(index.parent / name for name in sorted(set(_read_weight_map(index).values())))
     missing = [shard.name for shard in shards if name_problem(index.parent, shard.relative_to(index.parent))]
     if missing:

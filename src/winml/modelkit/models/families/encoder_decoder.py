@@ -88,6 +88,7 @@ class _InnerDecoder:
         argument = self.layout.own.argument
 
         def forward_caches(**arguments: object) -> dict[str, object]:
+            """Run the model; return the encoder's hidden states and the decoder's caches."""
             tokens = {TOKENS: arguments.pop(DECODER_TOKENS)}
             with _record_decoder_calls(decoder) as calls:
                 forward(**arguments, **tokens)
@@ -405,6 +406,7 @@ class _RequestSizes:
 
 
 def _encoder_axes(base: InputDecision, layout: EncoderDecoderLayout, sizes: _RequestSizes) -> PartAxes:
+    """Return the axes of the encoder's inputs, and of its cross-attention outputs."""
     inputs = tuple(spec for spec in base.inputs if spec.name != DECODER_TOKENS)
     keys = {spec.name: base.meanings.keys.get(spec.name, ()) for spec in inputs}
     decision = replace(base, inputs=inputs, meanings=replace(base.meanings, keys=keys))

@@ -188,6 +188,7 @@ def _undivided_notes(model: Any, task: str, request: ModelRequest) -> tuple[str,
 def _find_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
+    """Return the three parts of a model, or notes with the reason for a single graph."""
     base = decide_plain_inputs(model, checkpoint, task, request)
     inputs = {spec.name: spec for spec in base.inputs}
     if "decoder_input_ids" in inputs:
@@ -425,6 +426,7 @@ class _DividedModel:
         return str(model.get_input_embeddings().weight.dtype).removeprefix("torch.")
 
     def _select_inputs(self, names: list[str]) -> InputDecision:
+        """Return the decision for the inputs of these names, tokens first."""
         inputs = tuple(spec for spec in self.base.inputs if spec.name in names)
         # Tokens come first: their embeddings precede the mask and the token types.
         inputs = tuple(sorted(inputs, key=lambda spec: spec.name != _TOKENS))

@@ -323,6 +323,7 @@ def _find_like_name(naming: AxisNames, axis: Axis) -> str | None:
 
 
 def _make_free_name(naming: AxisNames, axis: Axis) -> str:
+    """Return an unused name for an axis of unknown meaning."""
     stem = f"{_NON_WORD.sub('_', axis[0])}_dim_{axis[1]}"
     used_names = set(naming.names.values())
     name = f"dim_{axis[1]}" if axis[1] else "batch_size"

@@ -313,6 +313,11 @@ def check_input_specs(
 def _check_required_parameters(
     model: torch.nn.Module | type[torch.nn.Module], parameters: Mapping[str, inspect.Parameter], chosen: Sequence[str]
 ) -> None:
+    """Refuse inputs without a required parameter of the forward, and an empty list of inputs.
+
+    Raises:
+        UsageError: names the missing parameters.
+    """
     params = _named_parameters(parameters)
     missing_names = [
         name

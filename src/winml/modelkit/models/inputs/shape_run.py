@@ -48,6 +48,7 @@ def run_on_shapes(call: Callable[..., Any], inputs: Mapping[str, InputTensorSpec
 
 
 def _make_tensor(spec: InputTensorSpec) -> torch.Tensor:
+    """Return a tensor of a specification: integers with their first values, floats on ``meta``."""
     sizes = [int(size) for size in spec.shape]
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
@@ -124,6 +125,7 @@ def _fill_truth_values(truth: bool) -> Callable[[Any], Any]:
 
 
 def _index_without_values(func: Any, args: Any) -> Any:
+    """Index a tensor on ``meta``, or write at the indices; masks of known values select exactly."""
     subject, *values = map(_strip_values, (args[0], *args[2:]))
     indices = [index for choice in args[1] for index in _selected_indices(choice)]
     if values:

@@ -252,6 +252,11 @@ def read_bitsandbytes(stored: StoredTensors, config: Mapping[str, Any]) -> Coded
 
 
 def _read_four_bits(stored: StoredTensors, parameter: str, state_name: str, kind: str) -> CodedTensor:
+    """Return a weight of NF4 or FP4 codes in blocks; ``kind`` is the ending of its state's name.
+
+    Raises:
+        CheckpointError: the state is malformed, or its tensors do not fit together.
+    """
     kinds: Mapping[str, CodeKind] = {"nf4": "nf4", "fp4": "bnb_fp4"}
     try:
         state = json.loads(stored.read(state_name).tobytes())

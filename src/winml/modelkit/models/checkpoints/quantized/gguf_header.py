@@ -141,6 +141,11 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def _parse_header(cursor: _Cursor, sizes: Mapping[int, tuple[str, int, int]], file_size: int) -> GgufHeader:
+    """Parse the header, and compare every announced value with the size of the file.
+
+    Raises:
+        CheckpointError: the header is malformed or truncated.
+    """
     if (magic := struct.pack("<I", cursor.read_number("I", "the magic number"))) != _MAGIC:
         raise cursor.error(f"it begins with {magic!r}")
     if (version := cursor.read_number("I", "the version")) not in _VERSIONS:

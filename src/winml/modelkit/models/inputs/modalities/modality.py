@@ -175,6 +175,11 @@ def text_sequence(context: InputContext, place_count: int, shrinkable_keys: Sequ
 def _text_room_error(
     context: InputContext, size: InputSize, place_count: int, shrinkable_keys: Sequence[str]
 ) -> UsageError:
+    """Return the error for a row without room for text.
+
+    Raises:
+        UsageError: the user requested the length of the row.
+    """
     reason = f"images and audio take {place_count} tokens of each row"
     if "sequence_length" in context.sizes.requested:
         context.sizes.refuse("sequence_length", reason)
