@@ -91,11 +91,11 @@ class ValueLoops(ABC):
             return trace()
         except IndexError as error:
             self.after_failure()
-            if not self._shorten(str(error)):
+            if not self._shorten_loop(str(error)):
                 raise
         return self.call(trace)
 
-    def _shorten(self, error: str) -> bool:
+    def _shorten_loop(self, error: str) -> bool:
         """Drop the position at which the trace failed and all later ones; return True if it failed at a position."""
         index = _INDEX.search(error)
         if index is None or self._last_round is None:

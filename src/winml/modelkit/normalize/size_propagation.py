@@ -346,7 +346,7 @@ def _shape_of_first_input(known_sizes: KnownSizes, node: ir.Node) -> _PartialSha
     return known_sizes.shape(node.inputs[0])
 
 
-def _shape_of_product(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape | None:
+def _shape_of_matmul(known_sizes: KnownSizes, node: ir.Node) -> _PartialShape | None:
     left, right = known_sizes.shape(node.inputs[0]), known_sizes.shape(node.inputs[1])
     if len(left) < 2 or len(right) < 2:
         return None
@@ -569,7 +569,7 @@ _SHAPES: Mapping[str, _ShapeRule] = {
     **dict.fromkeys(_ELEMENTWISE, _broadcast_inputs),
     **dict.fromkeys(_OF_FIRST, _shape_of_first_input),
     **dict.fromkeys(_REDUCTIONS, _shape_of_reduction),
-    "MatMul": _shape_of_product,
+    "MatMul": _shape_of_matmul,
     "Gemm": _shape_of_gemm,
     "Transpose": _shape_of_transpose,
     "Gather": _shape_of_gather,

@@ -296,7 +296,7 @@ class _NormFile:
         if self._file is None:
             self._file = _temporary_folder() / _NORMS_NAME
             self._file.touch()
-        values = _dequantize(tensor, _read_bytes(self._source, tensor)) - np.float32(1)
+        values = _dequantize_tensor(tensor, _read_bytes(self._source, tensor)) - np.float32(1)
         offset = self._file.stat().st_size
         with self._file.open("ab") as file:
             file.write(values.tobytes())
@@ -315,7 +315,7 @@ def _read_bytes(path: Path, tensor: GgufTensor) -> Array:
     return content
 
 
-def _dequantize(tensor: GgufTensor, content: Array) -> Array:
+def _dequantize_tensor(tensor: GgufTensor, content: Array) -> Array:
     """Return the values of a tensor from its bytes, as float32."""
     from gguf import GGMLQuantizationType, quants
 
@@ -375,12 +375,12 @@ def _float_weight(
     row_bytes = tensor.size_bytes // rows
     try:
         # Probe one row: the package may lack a function for the type.
-        _dequantize(replace(tensor, shape=(1, depth)), np.zeros(row_bytes, np.uint8))
+        _dequantize_tensor(replace(tensor, shape=(1, depth)), np.zeros(row_bytes, np.uint8))
     except (NotImplementedError, KeyError):
         raise stored.error(tensor.name, f"is {kind}, which the package gguf does not dequantize") from None
 
     def read_floats() -> Array:
-        return reorder(_dequantize(tensor, read_raw()))
+        return reorder(_dequantize_tensor(tensor, read_raw()))
 
     def read() -> CodedParts:
         return CodedParts(read_floats().view(np.uint8), np.ones((rows, 1), np.float32))
