@@ -50,7 +50,7 @@ class GeluOrderingPass(ir.passes.InPlacePass):
 
 
 def _multiply_half_last(outer: ir.Node) -> bool:
-    """Reorder the two products of a GELU, in place, if this is the outer one; return True if reordered."""
+    """Reorder the products of a GELU, in place, if the node is the outer product; return True if reordered."""
     for value, product in (outer.inputs, outer.inputs[::-1]):
         inner = producer_of(product, "Mul")
         if inner is None or product is None or value is None:
@@ -216,8 +216,8 @@ class ValueNamesPass(ir.passes.InPlacePass):
 class UniqueNodeNamesPass(ir.passes.InPlacePass):
     """Give every node a unique name, across subgraphs and functions. Works in place.
 
-    onnx_ir's ``NameFixPass`` makes node names unique within one graph only. Profilers record only the name, so
-    it must be unique in the model.
+    onnx_ir's ``NameFixPass`` makes node names unique within one graph only. Profilers record only the name, which must
+    be unique in the model.
 
     Before / After::
 
@@ -414,7 +414,7 @@ class WeightTranspositionPass(ir.passes.InPlacePass):
 
 
 def _only_permutation(weight: ir.Value) -> tuple[int, ...] | None:
-    """Return the permutation that all readers of a weight apply, or None if the pass must not fire (cases 1-3)."""
+    """Return the permutation applied by all readers of a weight; `None` if the pass must not fire (cases 1-3)."""
     tensor = weight.const_value
     if tensor is None or tensor.dtype == ir.DataType.STRING or weight.is_graph_input() or weight.is_graph_output():
         return None

@@ -311,7 +311,7 @@ def _tag_new_nodes(
 
 
 def _drop_folding_notes(model: ir.Model) -> None:
-    """Remove onnxscript's note on every folded value, in place: it lists names that no longer exist."""
+    """Remove onnxscript's note on every folded value, in place: the note lists removed names."""
     for graph in model.graphs():
         for value in (
             *graph.initializers.values(),

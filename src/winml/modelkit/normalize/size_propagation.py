@@ -62,7 +62,7 @@ class Size:
         )
 
     def divide_exactly(self, divisor: Size) -> Size | None:
-        """Return the exact quotient, or None if there is a remainder."""
+        """Return the exact quotient; `None` in case of a remainder."""
         if not divisor.terms:
             return None
         lead, coefficient = divisor.terms[-1]
@@ -156,7 +156,7 @@ class KnownSizes:
     """Name of the size of a table that was cut to a dynamic size, which may be less → that size."""
 
     def find_shape(self, value: ir.Value | None) -> Shape | None:
-        """Return the sizes of a value, or None."""
+        """Return the sizes of a value; `None` if unknown."""
         return None if value is None else self.shapes.get(value)
 
     def shape(self, value: ir.Value | None) -> Shape:
@@ -180,7 +180,7 @@ class KnownSizes:
         return [_require_known(size.number) for size in self.content(value)]
 
     def find_scalar(self, value: ir.Value | None) -> Size | None:
-        """Return the element of a tensor with one element, or None."""
+        """Return the element of a tensor with one element; `None` for other tensors."""
         content = self.find_content(value)
         return content[0] if content is not None and len(content) == 1 else None
 

@@ -204,7 +204,7 @@ class _Uniforms:
             self.numbers[node.outputs[0]] = number.astype(node.outputs[0].dtype.numpy())
 
     def number(self, value: ir.Value | None) -> Any:
-        """Return the number a tensor holds everywhere, or None."""
+        """Return the number that a tensor holds everywhere; `None` if unknown."""
         if value is None:
             return None
         if value not in self.numbers and value.const_value is not None:
