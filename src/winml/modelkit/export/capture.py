@@ -135,7 +135,7 @@ def place_operands(scopes: dict[ir.Node, Scope]) -> None:
 
 
 def name_by_module(graph: ir.Graph, scopes: Mapping[ir.Node, Scope], tree: ModuleTree) -> None:
-    """Name nodes and their outputs after their module, ``/encoder/layer.0/MatMul_1``, in place."""
+    """Name nodes and outputs after the module, ``/encoder/layer.0/MatMul_1``, in place."""
     fixed = {value.name for value in (*graph.inputs, *graph.outputs)} | set(graph.initializers)
     name_counts: Counter[str] = Counter()
     for node in graph.all_nodes():

@@ -1,6 +1,6 @@
 """Transfer of the integer codes of a quantized checkpoint to the exported graph.
 
-The graph is processed in memory, so that no file holds the weights as floating-point numbers.
+The graph is processed in memory: no file holds the weights as floating-point numbers.
 """
 
 from __future__ import annotations

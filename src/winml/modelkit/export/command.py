@@ -1,4 +1,4 @@
-"""``winml export``: a model becomes an ONNX file that remembers its modules."""
+"""``winml export``: conversion of a model to an ONNX file with the modules of the model."""
 
 from __future__ import annotations
 

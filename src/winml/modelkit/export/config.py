@@ -126,7 +126,7 @@ def first_choice(config: WinMLExportConfig) -> ExporterUse:
 def second_choice(config: WinMLExportConfig, current: ExporterUse, error: VerificationError) -> ExporterUse | None:
     """Return the exporter to try after a failed verification; `None` without a further exporter.
 
-    An exporter may write a wrong graph without an error; the other one converts operators by different code.
+    An exporter may write a wrong graph without an error; the second exporter converts operators by different code.
 
     Args:
         config: Options of the export.

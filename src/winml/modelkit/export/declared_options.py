@@ -46,7 +46,7 @@ def _parse_classes(text: str) -> object:
 
 @dataclass(kw_only=True)
 class DynamicFields:
-    """The dimensions that are dynamic, of verbs that make a graph."""
+    """The dynamic dimensions, for commands that make a graph."""
 
     dynamic_batch: bool = declare(False, SIZES, is_common=True)
     """Make the batch size of every input dynamic."""

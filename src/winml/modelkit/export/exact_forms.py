@@ -1,8 +1,8 @@
 """ONNX forms of operators that are accurate over the whole range of a float, for both exporters.
 
-The forms that torch writes are accurate for values near 1, such as random inputs: they lose all digits near 0, or
-overflow although the result does not (``log(exp(a) + exp(b))`` from 88 on). A form is written once, on a builder that
-each exporter provides. ``torchscript/capturing.py`` and ``dynamo/operator_forms.py`` map torch's operators to forms.
+The forms of torch are accurate for values near 1, such as random inputs: they lose all digits near 0, or overflow
+although the result does not (``log(exp(a) + exp(b))`` from 88 on). A form is written once, on a builder that each
+exporter provides. ``torchscript/capturing.py`` and ``dynamo/operator_forms.py`` map torch's operators to forms.
 """
 
 from __future__ import annotations

@@ -102,8 +102,8 @@ class HTPExporter:
         """Set the options of every export made with this object; see :func:`export_pytorch`.
 
         ``on_parts`` is called with the names of the parts, once they are known and before any file is written.
-        ``handover`` processes the graphs in memory, so that no file holds the unprocessed export.
-        ``check`` is called with the model of a checkpoint before its weights are loaded, and may refuse it.
+        ``handover`` processes the graphs in memory, and no file holds the unprocessed export. ``check`` is called with
+        the model of a checkpoint before its weights are loaded, and may refuse it.
         """
         self.config = config or WinMLExportConfig()
         self.seed = seed
@@ -298,7 +298,7 @@ def frozen_by_default(names: Collection[str], parts: Sequence[ModelPart]) -> dic
 
 
 def _frozen_notes(sizes: Mapping[str, int], parts: Sequence[ModelPart]) -> list[str]:
-    """Return notes on sizes that were fixed because the graph does not support them as dynamic.
+    """Return notes on sizes that were fixed because the exporter froze the dynamic dimension.
 
     Args:
         sizes: By key of ``--shape-config``.

@@ -673,7 +673,7 @@ def _differs_later(prepared: PreparedPart, draw: Draw, sample: Draw) -> bool:
 
 
 def _draw_at_sizes(run: ExportRun, prepared: PreparedPart, sizes: Mapping[str, int]) -> Draw:
-    """Draw inputs of other sizes and run the part on them."""
+    """Draw inputs of chosen sizes, and run the part on the inputs."""
     return run.inputs(prepared.part).accepted(
         lambda drawing: drawing.draw(3, sizes), lambda tensors: Draw(tensors, run_for_shapes(prepared, tensors), sizes)
     )

@@ -101,7 +101,7 @@ def _reads_by_reference(resolved: ResolvedModel, request: ModelRequest) -> bool:
 def _load_weights(
     resolved: ResolvedModel, request: ModelRequest, *, deferred: bool, dtype: torch.dtype | None = None
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """Load the checkpoint, with values or with tensors that refer to them; return also notes."""
+    """Load the checkpoint, with values or with references to values; return also notes."""
     weights, checkpoint = resolved.source.weights, resolved.checkpoint
     # A checkpoint has both.
     assert weights is not None

@@ -66,7 +66,7 @@ def _downgrade_node(node: ir.Node) -> None:
 
 
 def _constant_axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction; `[]` without axes, None if they are computed."""
+    """Return the axes of a reduction; `[]` without axes, `None` for computed axes."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     if axes is None:
         return []

@@ -77,7 +77,7 @@ from winml.modelkit.words import size_words
 
 
 def export_part(run: ExportRun, result: ExportResult, part: ModelPart, exporter: ExporterUse) -> ExportResult:
-    """Export one part into the files of the run; the last part moves all of them to their final names.
+    """Export one part into the files of the run; the last part moves all files to the final names.
 
     Args:
         run: The export.
@@ -434,7 +434,7 @@ def _follows_inputs(model: ir.Model, name: str) -> bool:
 def _refuse_other_weights(model: ir.Model, prepared: PreparedPart) -> None:
     """Refuse a graph whose initializer differs from the model's parameter of the same name.
 
-    A comparison of outputs misses it if the initializer does not reach them.
+    A comparison of outputs misses an initializer without influence on the outputs.
 
     Raises:
         VerificationError: names the parameter.

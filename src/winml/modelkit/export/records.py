@@ -1,4 +1,4 @@
-"""The record of an export, from which all of its reports are rendered."""
+"""The record of an export, from which all reports are rendered."""
 
 from __future__ import annotations
 

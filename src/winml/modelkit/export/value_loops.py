@@ -40,7 +40,7 @@ class ValueLoops(ABC):
 
     @abstractmethod
     def count_positions(self, values: torch.Tensor) -> int | None:
-        """Return the number of positions of a one-dimensional tensor; None if a loop over them is not unrolled."""
+        """Return the number of positions of a one-dimensional tensor; `None` if its loop is not unrolled."""
 
     @abstractmethod
     def make_position(self, number: int, device: torch.device) -> torch.Tensor:

@@ -112,7 +112,7 @@ def plan_export(request: ExportRequest) -> ExportPlan:
 
 
 def refuse_unloadable(plan: ExportPlan) -> None:
-    """Raise the errors of an export before it loads weights, for a plan that is not run.
+    """Raise the errors of an export that precede the loading of weights, for a plan that is not run.
 
     A factory is not called. For a Hub id without local files, the small files are downloaded.
 

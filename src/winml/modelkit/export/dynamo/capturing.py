@@ -1,7 +1,7 @@
 """Capture of a module's forward as a graph with torch's dynamo exporter.
 
 Parameters are attached by reference, so capturing never copies a weight; the caller passes the values of fake
-parameters. Every node comes with its exact module stack and a name after its module; `tags.tagging` writes the tags.
+parameters. Every node has the exact module stack and a name after the module; `tags.tagging` writes the tags.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ _NAME_START = "torchinductor_"
 
 @contextmanager
 def _without_empty_inductor_cache() -> Iterator[None]:
-    """Remove torch's cache folder after the block, if torch chose its path and it is empty.
+    """Remove torch's cache folder after the block, if torch chose the path and the folder is empty.
 
     torch's compiler creates the folder among the temporary files on import, although an export compiles no code. A
     cache in use is not empty, and torch recreates the folder when needed.
@@ -504,7 +504,7 @@ def _attach_weights(graph: ir.Graph, model: nn.Module, weights: Mapping[str, ir.
 
 
 def _rename_initializer(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
-    """Rename an initializer, or replace it by an existing initializer of that name; return the result."""
+    """Rename an initializer, or replace the initializer by an existing one of the name; return the result."""
     assert value.name is not None  # an initializer has a name
     del graph.initializers[value.name]
     if name in graph.initializers:

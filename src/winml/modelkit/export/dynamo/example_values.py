@@ -121,7 +121,7 @@ def _apply_fake_strides(_mode: FakeTensorMode, _operator: object, _inputs: objec
 
 
 def _lay_out_like(value: torch.Tensor, fake: FakeTensor) -> None:
-    """Lay out a tensor like a fake tensor, in place: with its strides, in a storage of its size."""
+    """Lay out a tensor like a fake tensor, in place: with equal strides, in a storage of equal size."""
     with no_dispatch():
         count = fake.untyped_storage().nbytes() // fake.element_size()
         elements = torch.zeros(count, dtype=value.dtype)

@@ -2,7 +2,7 @@
 
 * torch traces the exported program a second time, to decompose operators. Most graphs of transformers write into no
   tensor, and their few operators without an ONNX form are replaced one by one.
-* torch parses the sources of all its thousand ONNX forms, of which a graph uses about thirty.
+* torch parses the sources of a thousand ONNX forms; a graph uses about thirty.
 * torch reads the Python source lines of each node, which are dropped afterwards.
 
 NOTE: these functions are private in torch (docs/decisions/0004-private-seams.md).

@@ -1,8 +1,8 @@
 """Capture of a module's forward as a graph with torch's TorchScript exporter.
 
 Parameters are inputs of the trace and are attached by reference afterwards, so capturing never copies a weight. Every
-node comes with its exact module stack and a name after its module; `tags.tagging` writes the tags. Operators that
-torch lacks or converts wrongly are registered for one export. Why TorchScript is tried first:
+node has the exact module stack and a name after the module; `tags.tagging` writes the tags. Operators that torch lacks
+or converts wrongly are registered for one export. Why TorchScript is tried first:
 docs/decisions/0003-torchscript-first.md.
 """
 
@@ -215,7 +215,7 @@ def _export_with_torch(
 def _mend_bfloat16_casts(captured: ir.Model) -> None:
     """Replace casts to complex128 by casts to bfloat16, in place.
 
-    torch writes its own type number of bfloat16, which is ONNX's number of complex128; a graph holds complex numbers as
+    torch writes torch's type number of bfloat16, which is ONNX's number of complex128; a graph holds complex numbers as
     pairs.
     """
     for node in captured.graph.all_nodes():

@@ -359,7 +359,7 @@ class TracedLoops(ValueLoops):
     """Number of inputs of the model."""
 
     def count_positions(self, values: torch.Tensor) -> int | None:
-        """Return the number of values, or `None` if they depend on no input."""
+        """Return the number of values; `None` for values that depend on no input."""
         return len(_read_untraced(values)) if self._depends_on_inputs(values) else None
 
     def make_position(self, number: int, device: torch.device) -> torch.Tensor:
@@ -367,7 +367,7 @@ class TracedLoops(ValueLoops):
         return torch.full((1,), number, dtype=torch.int64, device=device)
 
     def size_if_filled(self, values: torch.Tensor) -> Any:
-        """Return the number of values in the trace, or 1 if there are none."""
+        """Return the number of values in the trace, at least 1."""
         return max(1, len(_read_untraced(values)))
 
     def after_failure(self) -> None:
@@ -411,8 +411,8 @@ _CONVOLUTION_BACKEND = (False, False, False, False)
 def untraced_shape_computation() -> AbstractContextManager[None]:
     """Exclude torch's shape computation on fake tensors from a trace, inside the block.
 
-    torch computes shapes in Python from sizes of tensors. In a trace a size is a tensor, which that code does not
-    support. For a convolution the tracer records only the inner operator ``_convolution``, which fake tensors never
+    torch computes shapes in Python from sizes of tensors. In a trace a size is a tensor, which such Python code does
+    not support. For a convolution the tracer records only the inner operator ``_convolution``, which fake tensors never
     reach: it is called here, and recorded.
     """
     dispatch = FakeTensorMode.dispatch
