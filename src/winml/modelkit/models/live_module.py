@@ -170,7 +170,7 @@ def refuse_programs(model: object, requested_by: str) -> None:
 
 
 def training_notes(model: nn.Module) -> tuple[str, ...]:
-    """Return a note on modules in training mode inside a model in evaluation mode; `()` if there are none.
+    """Return a note on modules in training mode inside a model in evaluation mode; `()` without such modules.
 
     The export sets all modules to evaluation mode, so outputs differ from the outputs of the given model.
     """

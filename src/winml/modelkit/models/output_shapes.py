@@ -327,7 +327,7 @@ def _observe_sizes(
 
 
 def _candidate_sizes(dimension: DynamicDimension) -> Iterator[int]:
-    """Yield candidate sizes, those that reveal strides first."""
+    """Yield candidate sizes, beginning with sizes that reveal strides."""
     traced = dimension.example or 1
     for size in (2 * traced, traced // 2, traced + 1, traced - 1):
         if max(dimension.min, 1) <= size <= (dimension.max or size) and size != traced:

@@ -1,1 +1,1 @@
-"""KV caches and states of generative models: their layout, and how a graph takes and returns them."""
+"""KV caches and states of generative models: layout, and conversion to graph inputs and outputs."""

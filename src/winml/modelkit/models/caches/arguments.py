@@ -174,8 +174,8 @@ def decoder_arguments(
     """Convert the inputs of a decoder into the arguments of the whole forward, and its result into outputs.
 
     A decoder that takes the encoder's hidden states in every run computes the cross-attention keys and values that are
-    missing in the cache: all of them in the first run, none later. For any other decoder, these keys and values are in
-    the cache, and the hidden states are zeros that only state sizes.
+    missing in the cache: all keys and values in the first run, and no more later. For any other decoder, these keys and
+    values are in the cache, and the hidden states are zeros that only state sizes.
 
     Args:
         layout: The caches of the model.
@@ -244,7 +244,7 @@ def _encoder_result(layout: EncoderDecoderLayout, hidden: torch.Tensor, mask: to
 def _mask_over_keys(mask: torch.Tensor, keys: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Convert a mask of encoder tokens into an additive mask over the keys, which forwards use unchanged.
 
-    Forwards would give their own mask the length of the states encoded in this run. Keys beyond the mask are hidden.
+    A forward would make a mask of the length of the states encoded in this run. Keys beyond the mask are hidden.
     """
     padding = torch.zeros_like(keys[:, 0, mask.shape[1] :, 0], dtype=dtype)
     extended_mask = torch.cat([mask.to(dtype), padding], dim=1)

@@ -52,7 +52,7 @@ def with_tensors(cache: object, tensors: Mapping[AccessPath, object], layers: Se
 
 
 def unread(value: object) -> Any:
-    """Return a stand-in for a number or a tensor of numbers that supports counting and raises if its value is read."""
+    """Return a stand-in for a number or a tensor of numbers that supports counting and raises if read."""
     return value.as_subclass(_UnreadTensor) if isinstance(value, torch.Tensor) else _UnreadNumber()
 
 

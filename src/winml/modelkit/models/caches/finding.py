@@ -1,7 +1,8 @@
 """Detection of a model's cache, by one run of its forward on shapes only.
 
-The outputs of the forward name the cache: the parameter that takes the cache again, its layers and their tensors. No
-model is known by name. A cache that cannot be flattened is refused; the error names the layer or tensor and its class.
+The outputs of the forward name the cache: the parameter that takes the cache again, the layers and the tensors of
+layers. No model is known by name. A cache that cannot be flattened is refused; the error names the layer or tensor and
+its class.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _MaskUse(TorchFunctionMode):
     """Track uses of the attention mask and of tensors derived from it.
 
     Independent of the function called: tensors are followed while their last axis counts the tokens of the mask. A
-    tensor counts as widened if only its last axis becomes longer, or if it is written into a longer tensor.
+    tensor counts as widened if only the last axis becomes longer, or if written into a longer tensor.
     """
 
     def __init__(self) -> None:
@@ -148,7 +149,7 @@ def _with_mask_use(layout: CacheLayout, rows: int, past: int, run: Callable[...,
 
 
 def _stopping_cache(layout: CacheLayout, rows: int, past: int) -> Any:
-    """Return a cache that ends a run at its first layer: masks are created before that, once for all layers."""
+    """Return a cache that ends a run at the first layer: masks are created before that, once for all layers."""
 
     def stop(*_args: object, **_arguments: object) -> Any:
         raise _CacheReached

@@ -2,7 +2,7 @@
 
 The inputs are tokens, a mask over cached and new tokens, positions if the forward takes them, and the tensors of the
 cache. The numbers of rows, tokens and cached tokens are dynamic unless the user gives a number: one graph then serves
-the prompt, with an empty cache, and every step after it.
+the prompt, with an empty cache, and every later step.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def fixed_sizes_of(
 
 
 def refuse_several_rows(inputs: Sequence[InputTensorSpec], layout: CacheLayout) -> None:
-    """Refuse a number of rows other than 1, or a dynamic one, if the forward mixes the rows.
+    """Refuse several rows, or a dynamic number of rows, if the forward mixes the rows.
 
     Args:
         inputs: Inputs of the graph as requested.

@@ -74,7 +74,7 @@ class DroppingLayer(TracedAttentionLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_args: object, **_options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append keys and values of this run; return the visible cached ones followed by the new ones."""
+        """Append keys and values of this run; return the visible cached tokens followed by the new tokens."""
         visible = [self._visible_part(past) for past in (self.keys, self.values)]
         super().update(key_states, value_states)
         return torch.cat([visible[0], key_states], dim=-2), torch.cat([visible[1], value_states], dim=-2)

@@ -116,7 +116,7 @@ class LoraPair:
 
 @dataclass(frozen=True)
 class Adapter:
-    """One adapter, before its weights are read."""
+    """One adapter, with weights not yet read."""
 
     requested: NamedAdapter
     file: Path

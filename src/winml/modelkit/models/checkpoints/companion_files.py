@@ -1,4 +1,4 @@
-"""Selection of the checkpoint files read by its tokenizer, its processors and pipelines.
+"""Selection of the checkpoint files read by tokenizers, processors and pipelines.
 
 Files are selected by the names that transformers and sentence-transformers use, and no further file of a folder is ever
 copied. Only ``modules.json`` is opened, in which sentence-transformers names folders.

@@ -386,7 +386,7 @@ def _usable_implementation(key: str, value: object, report: Callable[[str], obje
 
 
 def _expand_timm_backbone(record: dict[str, object]) -> dict[str, object]:
-    """Expand a timm backbone that older configs give by name, as transformers does if the Hub has no such model.
+    """Expand a timm backbone that older configs give by name, as transformers does for names unknown to the Hub.
 
     Changes nothing unless transformers would ask the Hub first.
     """
@@ -399,7 +399,7 @@ def _expand_timm_backbone(record: dict[str, object]) -> dict[str, object]:
 
 
 def refuse_foreign_weights(config: object, folder: Path) -> None:
-    """Refuse a folder if transformers would load weights from other files than the checked ones.
+    """Refuse a folder if transformers would load weights from unchecked files.
 
     Raises:
         CheckpointError: the config names another file, or the folder has an adapter or a distributed checkpoint.

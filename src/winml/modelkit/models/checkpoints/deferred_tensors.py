@@ -118,7 +118,7 @@ class UnreadTensor(torch.Tensor):
 
 
 class DeferredTensor(UnreadTensor):
-    """A tensor of a checkpoint, or computed from such tensors, with values that are read on demand."""
+    """A tensor of a checkpoint, or computed from tensors of a checkpoint, with values read on demand."""
 
     origin: StoredTensor | CodedTensor | RecordedOperation
 

@@ -123,7 +123,7 @@ def _limit_progress_bars() -> Iterator[None]:
 def hub_file(name: str | os.PathLike[str]) -> HubFile | None:
     """Return the ONNX file of the Hub that a name refers to; `None` for a local path.
 
-    A name is a path if it begins with a dot, or if its first folder exists locally.
+    A name with a leading dot, or with an existing first folder, is a path.
     """
     path = Path(name)
     match = _FILE_NAME.match(path.as_posix())

@@ -2,7 +2,7 @@
 
 The formulas are peft's published ones: W + scaling · B · A, transposed for tables and for transformers' ``Conv1D``;
 with DoRA, each row is scaled to its magnitude afterwards. Sums are computed in float32 and cast once. Deferred weights
-stay unread: operations on them are recorded (``deferred_tensors.py``) and computed one tensor at a time.
+stay unread: operations are recorded (``deferred_tensors.py``) and computed one tensor at a time.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def read_processor_files(folder: Path | None) -> ProcessorInfo:
 
 
 def _read_json_object(folder: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in a file of a folder; ``{}`` if there is no such file.
+    """Return the JSON object in a file of a folder; ``{}`` if the file is missing.
 
     Raises:
         CheckpointError: the file is not a JSON object, or is a link that leads out of the folder.

@@ -1,7 +1,7 @@
-"""Loading of a checkpoint's weights into a model, with checks that they fit.
+"""Loading of a checkpoint's weights into a model, with checks of names, shapes and types.
 
-Safetensors are mapped into memory; pickles are read with ``weights_only``, so no code in them runs. A model with
-missing weights is refused: they would be random, and the outputs meaningless. Reads the disk only.
+Safetensors are mapped into memory; pickles are read with ``weights_only``, without running code. A model with missing
+weights is refused: they would be random, and the outputs meaningless. Reads the disk only.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _check_scales(unused: Iterable[str], weights: WeightFiles) -> None:
 def _check_missing(
     names: Iterable[str], model: torch.nn.Module, config: Any, weights: WeightFiles, seed: int
 ) -> list[str]:
-    """Return notes on missing weights that are optional, and refuse other missing weights."""
+    """Return notes on missing optional weights, and refuse missing required weights."""
     missing_names = [name for name in sorted(names) if name.rpartition(".")[2] not in _UNUSED_WITHOUT_TRAINING]
     optional = [name for name in missing_names if _OPTIONAL_PART in name.split(".")]
     needed = [name for name in missing_names if name not in optional]

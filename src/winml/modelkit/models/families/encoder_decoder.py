@@ -1,7 +1,7 @@
 """Parts of a generating encoder-decoder: the encoder runs once per text, the decoder once per token.
 
-The encoder's graph outputs the keys and values for cross-attention, so that no step computes them again. Such models
-are detected by running the forward on shapes.
+The encoder's graph outputs the keys and values for cross-attention, which no step then computes again. Such models are
+detected by running the forward on shapes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Contract of a model family: it returns the parts of a model, or the reason why the model is not of this family."""
+"""Contract of a model family: a function from a model to parts, or to the reason against this family."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def part_of_decision(
 
 @dataclass(frozen=True)
 class PartAxes:
-    """The inputs of one part, and how its sizes become dynamic."""
+    """The inputs of one part, and the function that makes sizes dynamic."""
 
     decision: InputDecision
     """The inputs before sizes become dynamic."""

@@ -297,7 +297,7 @@ class ImageCode:
         return inputs_embeds
 
     def decode(self, module: torch.nn.Module, path: str) -> Callable[..., Any]:
-        """Return the forward of the decoder, which takes layered features if there are any.
+        """Return the forward of the decoder, which also takes layered features of a model with such features.
 
         Args:
             module: The decoder.

@@ -122,7 +122,7 @@ def _is_reader(module: torch.nn.Module, uses: list[tuple[dict[str, object], str]
 
 
 class UnsplitTensors(TorchFunctionMode):
-    """Record which tensors were split into which pieces, during the block."""
+    """Record split tensors and the pieces, during the block."""
 
     def __init__(self) -> None:
         """Start without records."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def _decoder_parts(
     model: torch.nn.Module, checkpoint: CheckpointConfig, task: str, request: ModelRequest
 ) -> family.FoundParts:
-    """Return the only part of a decoder with a cache: it serves the prompt and every step after it.
+    """Return the only part of a decoder with a cache: one graph for the prompt and every later step.
 
     Raises:
         UsageError: no graph can take this kind of cache, or sizes do not fit the cache.

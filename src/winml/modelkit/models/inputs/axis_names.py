@@ -333,7 +333,7 @@ def _make_free_name(naming: AxisNames, axis: Axis) -> str:
 
 
 def bring_along_by_size(naming: AxisNames, accepts: AcceptsShapes | None) -> list[str]:
-    """Name, in place, the axes that must vary together with named ones; return notes on the added axes.
+    """Name, in place, the axes that must vary together with named axes; return notes on the added axes.
 
     An example is the mask beside the tokens, in a model with inputs of no known modality. Candidates are axes of
     unknown inputs: all axes named in an input of the same shape, and first axes of the same size. Candidates are named

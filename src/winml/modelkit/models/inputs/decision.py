@@ -2,9 +2,9 @@
 
 The only module that decides the inputs of a model: the parameters of the forward, their sizes, element types and valid
 values. The decision uses the forward signature, the config and the processor files, by the *names* of parameters and
-config attributes and never by the name of a model; so it also works for a class and a config without weights.
-``modalities/`` describes text, images and audio; a run without values determines which of their tensors reach a module.
-Makes no values (``ort/feeds.py`` does).
+config attributes and never by the name of a model; so a class and a config without weights suffice. ``modalities/``
+describes text, images and audio; a run without values determines which of their tensors reach a module. Makes no values
+(``ort/feeds.py`` does).
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def forward_parameters(model: torch.nn.Module | type[torch.nn.Module]) -> Mappin
 
 
 def forward_keywords(model: torch.nn.Module | type[torch.nn.Module]) -> dict[str, bool]:
-    """Return the fixed keywords of ``forward``, as far as it accepts them: no cache, named outputs."""
+    """Return the fixed keywords that ``forward`` accepts: no cache, named outputs."""
     parameters = forward_parameters(model)
     return {name: value for name, value in _FIXED_KEYWORDS.items() if name in parameters}
 
@@ -443,8 +443,8 @@ def _count_placeholders(
 ) -> _TrialRun:
     """Count the features that a whole forward puts in place of placeholder tokens.
 
-    A forward that fails for lack of placeholder tokens has computed the features before: they are the output of one of
-    the last modules to run. The count is the first with which the forward runs.
+    A forward that fails for lack of placeholder tokens has computed the features before: the output of one of the last
+    modules to run. The count is the first with which the forward runs.
     """
     other_drafts = draft_others(medium)
     notes = tuple(note for draft in other_drafts for note in draft.notes)

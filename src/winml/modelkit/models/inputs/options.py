@@ -58,7 +58,7 @@ _SizeFields: Any = pydantic.create_model("_SizeFields", __base__=Options, **_SIZ
 
 
 class ShapeConfig(_SizeFields):  # type: ignore[misc]  # its fields are known at run time only
-    """Sizes the user wants; None leaves the size to the model's config, an :class:`OpenSize` leaves it open."""
+    """Requested sizes; `None` leaves the size to the model's config, an :class:`OpenSize` makes the size dynamic."""
 
     def fixed(self) -> dict[str, int]:
         """Return the sizes with a number."""

@@ -1,7 +1,7 @@
 """Execution of a model's Python code on shapes only, without its weights.
 
-Tensors have no storage. Only integers and booleans that follow from sizes are computed, because forwards use them as
-sizes in turn (the grid of an image, the length of a recording). Independent of models.
+Tensors have no storage. Only integers and booleans that follow from sizes are computed, because forwards derive further
+sizes from such values (the grid of an image, the length of a recording). Independent of models.
 """
 
 from __future__ import annotations

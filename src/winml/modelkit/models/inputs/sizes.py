@@ -117,7 +117,7 @@ def choose_trace_sizes(wishes: Sequence[SizeWish]) -> dict[str, int]:
 
 
 def _candidate_sizes(wish: SizeWish) -> Iterator[int]:
-    """Yield sizes inside the bounds, the best first: the preferred size, then smaller ones, then larger ones."""
+    """Yield sizes inside the bounds, the best first: the preferred size, then smaller sizes, then larger sizes."""
     top = wish.max if wish.max is not None else wish.preferred + _MAX_STEPS * wish.step
     bottom = min(max(wish.min, _MIN_SIZE), top)
     preferred = wish.preferred

@@ -1,4 +1,4 @@
-"""Reading of GGUF files: their config and tokenizer as transformers writes them, and their weights by reference.
+"""Reading of GGUF files: config and tokenizer as written by transformers, and weights by reference.
 
 ``gguf_header.py`` reads the header; values are read on demand by plain reads. Blocks with offsets that are no multiples
 of the step (Q4_K) get float zero points. Types without an exact integer representation, such as Q5_K, are dequantized
@@ -140,7 +140,7 @@ _DOWNLOAD_HINT = "Download the file again."
 
 
 def _save_tokenizer(path: Path, folder: Path) -> None:
-    """Save the tokenizer of a file, without reading other files of its folder.
+    """Save the tokenizer of a file, without reading neighbouring files.
 
     Raises:
         CheckpointError: transformers cannot convert the tokenizer.

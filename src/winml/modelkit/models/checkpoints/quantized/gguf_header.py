@@ -1,4 +1,4 @@
-"""Reading of the header of a GGUF file: its metadata and the table of its tensors.
+"""Reading of the header of a GGUF file: metadata and the table of tensors.
 
 Every count, length and offset is compared with the size of the file before use: the libraries that read the file
 afterwards use counts as loop limits and sizes of memory.

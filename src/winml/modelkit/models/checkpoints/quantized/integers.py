@@ -81,7 +81,7 @@ def read_gptq(stored: StoredTensors, config: Mapping[str, Any]) -> CodedEntries:
 
 
 def group_order(stored: StoredTensors, name: str, group_size: int) -> Array | None:
-    """Return the input channels in the order of their groups; `None` if they are in order.
+    """Return the input channels in the order of groups; `None` if already in order.
 
     Raises:
         CheckpointError: a group does not exist, or has more or fewer members than the others.

@@ -44,7 +44,7 @@ class _Recording(Modality):
     place_keys = ("num_frames", "audio_length")
 
     def dependent_parameters(self, context: InputContext, media: Sequence[Modality]) -> list[str]:
-        """Return the mask over the recording if the feature extractor makes one and there is no text to mask."""
+        """Return the mask over the recording if the feature extractor makes a mask, and the model takes no text."""
         has_mask = self in media and not context.has_text and context.processor.makes_audio_mask is True
         return ["attention_mask"] if has_mask and context.takes("attention_mask") else []
 
