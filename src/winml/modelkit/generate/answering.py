@@ -185,6 +185,7 @@ class TaskRunner:
 
     @cached_property
     def _extractor(self) -> Any:
+        """The feature extractor next to the model."""
         return self._open("feature extractor")
 
     @cached_property
@@ -583,6 +584,7 @@ def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = Non
 
 
 def _tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
+    """Describe arrays by type, limits and first values; return the entries and the arrays."""
     entries = []
     for name, array in arrays.items():
         numbers = np.asarray(array, np.float64)
@@ -607,7 +609,7 @@ def _classes(found: Any) -> Answer:
 
 
 def _flat(found: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the records of an answer of a pipeline, which puts them in a list for each input, or not."""
+    """Yield the records of a pipeline's answer, from nested lists too."""
     if isinstance(found, Mapping):
         yield found
     else:
@@ -616,6 +618,7 @@ def _flat(found: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _similarities(names: Sequence[str], embeddings: Sequence[Array], notes: tuple[str, ...]) -> Answer:
+    """Return a single embedding, or the similarity of each embedding to the first."""
     arrays = {"embeddings": np.stack(embeddings).astype(np.float32)}
     if len(embeddings) == 1:
         values = tuple(arrays["embeddings"][0].tolist())
@@ -676,6 +679,7 @@ def _differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, s
 
 
 def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, str]]:
+    """Yield the relative error of each array, and a description if the error exceeds the tolerance."""
     for name, array in ours.arrays.items():
         other = theirs.arrays[name]
         if array.shape != other.shape:
@@ -690,6 +694,7 @@ def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | N
 
 
 def _labels(answer: Answer) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
+    """Return the label of each pixel of a segmentation."""
     names = np.asarray(["", *(entry.label for entry in answer.entries)], object)
     labels: np.ndarray[tuple[int, ...], np.dtype[np.object_]] = names[answer.arrays["segments"]]
     return labels

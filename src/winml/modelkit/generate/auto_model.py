@@ -143,6 +143,10 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _checked_task(cls, task: str | None) -> str | None:
+        """Return the canonical class task or the requested one.
+        
+        Raises:
+            TaskError: the requested task is not that of the class."""
         if cls.main_task is None or task is None:
             return task or cls.main_task
         if canonical_task(task) != cls.main_task:
@@ -176,6 +180,10 @@ class _BuiltModel(WinMLModel):
 
     @classmethod
     def _refuse_other_task(cls, path: Path) -> None:
+        """Refuse a model that was exported for another task.
+        
+        Raises:
+            TaskError: the model states another task."""
         task = described_model(path).get("task")
         if task is not None and canonical_task(task) != cls.main_task:
             raise TaskError(

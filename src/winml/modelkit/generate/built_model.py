@@ -220,6 +220,7 @@ class WinMLModel:
         return paddings
 
     def _run_padded(self, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
+        """Run the model with padded inputs, and remove the padding from the outputs."""
         feeds = {item.name: self._fit_input(item, passed, padding, filler) for item in self.inputs}
         return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
@@ -295,6 +296,7 @@ class WinMLModel:
         return f"for short rows, load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
 
     def _output_record(self, outputs: dict[str, torch.Tensor]) -> ModelOutput:
+        """Return the outputs as the record of the model's forward, or a plain ``ModelOutput`` if a field is missing."""
         fields = inspect.signature(self._output_class).parameters if self._output_class is not None else {}
         if self._output_class is None or not set(outputs) <= set(fields):
             return ModelOutput(outputs)  # type: ignore[no-untyped-call]
@@ -303,6 +305,7 @@ class WinMLModel:
 
 
 def _is_no_complaint(record: logging.LogRecord) -> bool:
+    """Return False for transformers' error about a class unknown to a pipeline."""
     return not record.getMessage().startswith(_COMPLAINT)
 
 
@@ -371,7 +374,7 @@ def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -
 
 
 def _other_filler(passed: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
-    """Return a token of the rows themselves, which the vocabulary has for sure, that is not the filler."""
+    """Return a token of the rows that is not the filler; tokens of the rows are certainly in the vocabulary."""
     tokens = (int(token) for name in padding for token in passed[name].flat if token != filler)
     return next(tokens, 0 if filler else 1)
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.request import ModelRequest
 
 STDIN = "-"
-"""In place of a text: it is read from stdin."""
+"""Value of ``--prompt`` that reads stdin."""
 _OF_SETTINGS = (
     "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "num_beams", "stop", "seed",
 )  # fmt: skip
@@ -182,10 +182,10 @@ def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, 
 
 
 def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
-    """Return the ONNX files that are meant, by part; refuse what names and paths show to be wrong.
+    """Check names and paths in the options, and return the ONNX files of the model by part.
 
     Raises:
-        UsageError: there is no such model, no such execution provider, or nothing to go on with.
+        UsageError: the model or the provider does not exist, no prompt is specified, or two options conflict.
     """
     if options["ep"] is not None:
         find_execution_provider(options["ep"])
@@ -242,10 +242,10 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
 
 
 def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
-    """Return the file of an adapter that is to be active; None without one.
+    """Return the file of the adapter to activate; None without a name.
 
     Raises:
-        UsageError: the model takes none, or none of this name is beside it.
+        UsageError: the model takes no adapter, or no adapter of this name is beside the model.
     """
     if name is None:
         return None
@@ -262,11 +262,11 @@ def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
 
 
 def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str | None) -> ModelRequest | None:
-    """Return the checkpoint to compare with, None without one; adapters are those that the model says it has.
+    """Return the checkpoint to compare with, and the recorded adapters; None without ``--reference``.
 
     Raises:
-        UsageError: the user named none, and the model names none on this disk: the Hub is not asked for a name that
-            is from a file.
+        UsageError: neither the user nor the model names a checkpoint on this disk. A name from a file is not looked
+            up on the Hub.
     """
     if reference is None:
         return None
@@ -283,7 +283,7 @@ def _write(
 ) -> list[GeneratedText]:
     """Generate the texts: on stdout, each ended by a line break, unless the whole answer is one JSON object.
 
-    Several have their prompts as headings, as ``head`` shows several files.
+    Several texts get their prompts as headings, as in ``head``. With ``--reference``, the texts of PyTorch are added.
     """
     from winml.modelkit.generate.generation.writing import write_texts
     from winml.modelkit.ort.devices import choose_provider
@@ -324,6 +324,7 @@ def _write(
 
 
 def _tell_result(result: GeneratedText, number: int | None, options: dict[str, object]) -> None:
+    """Print times, notes and comparison of a text to stderr, unless ``--quiet``."""
     if options["quiet"]:
         return
     from winml.modelkit.generate.table import generated_lines

@@ -31,7 +31,7 @@ class _RunCommand(WinMLCommand):
     """The verb, which takes the inputs of tasks by name."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line; an input of a task that is written as an option is told how it is passed."""
+        """Read the command line; for a task input written as an option, the error names ``--input``."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

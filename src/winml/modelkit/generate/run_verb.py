@@ -117,6 +117,11 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
 
 
 def _subject(request: RunRequest) -> RunSubject:
+    """Determine the task of a run, and sort the values into tensors and task inputs.
+    
+    Raises:
+        UsageError: an input is missing or unknown, or the result cannot be saved.
+        TaskError: the task is unknown, not stated, or another than that of the file."""
     named = _named_values(request)
     tensors: tuple[str, ...] = ()
     stated: str | None = None
@@ -168,6 +173,7 @@ def _subject(request: RunRequest) -> RunSubject:
 
 
 def _is_of_task(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
+    """Return True if an input name belongs to a task."""
     definition = None if name is None else run_task(name, tensors)[1]
     return definition is not None and any(item.name == key for item in definition.inputs)
 
@@ -203,6 +209,10 @@ def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
 
 
 def _refuse_generating(request: RunRequest, task: str, definition: RunTask | None) -> None:
+    """Refuse tasks that ``winml generate`` runs, and tasks without a definition.
+    
+    Raises:
+        UsageError: names the command to use."""
     if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
             f"{request.name} is for {task}, which winml generate runs",
@@ -278,6 +288,10 @@ def _article(kind: str) -> str:
 
 
 def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
+    """Refuse ``--save`` for a result without savable content, or with an unsuitable suffix.
+    
+    Raises:
+        UsageError: names a suitable file name, if there is one."""
     if request.save is None:
         return
     if definition.saved is None:
@@ -333,10 +347,12 @@ def _commanded(request: RunRequest) -> str:
 
 
 def _run_command(name: str, definition: RunTask) -> str:
+    """Return the command that runs a model on the example inputs of a task."""
     return " ".join(["winml run", name, *(_example(item) for item in definition.inputs if item.is_required)])
 
 
 def _option_of(item: TaskInput) -> str:
+    """Return the option of a task input; ``--input NAME=`` without an own option."""
     return spell(item.name) if item.name in _BY_OPTION else f"{opt.input} {item.name}="
 
 
@@ -509,6 +525,7 @@ def _split_calls(
 
 
 def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
+    """Return the entries of all results, each with its text or file."""
     return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
 
 

@@ -25,6 +25,7 @@ def inference_document(result: InferenceResult) -> doc.Document:
 
 
 def _answer(result: InferenceResult) -> doc.Block:
+    """Return the entries of a result as paragraph, fields or table, depending on the kind."""
     entries = result.entries
     is_single = all(entry.input is None for entry in entries)
     match result.kind:
@@ -136,6 +137,7 @@ def schema_document(schema: RunSchema) -> doc.Document:
 
 
 def _tensors(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
+    """Return a table of tensors, with a column of parts if there are several."""
     has_parts = len({item.part for item in tensors}) > 1
     columns = doc.columns(name, "type", *(["part"] if has_parts else []))
     rows: list[list[doc.Cell]] = [

@@ -55,7 +55,7 @@ class DecoderPrompt:
     suppressed: tuple[int, ...] = ()
     """Tokens that are never allowed."""
     first_suppressed: tuple[int, ...] = ()
-    """Tokens that are not the first that is chosen freely."""
+    """Tokens that are forbidden as the first freely chosen token."""
 
     def scores(self, logits: Array, position: int, *, is_last: bool) -> Array:
         """Return the scores of one step with forbidden tokens excluded.
@@ -173,7 +173,11 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
 
 
 def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) -> int:
-    """Return the token of a language or a task; languages are a token, code or English name."""
+    """Return the token of a language or a task; a language is a token, code or English name.
+
+    Raises:
+        InputError: the model has no such token.
+    """
     if isinstance(name, (list, tuple)) and len(name) == 1:
         (name,) = name
     names = [str(name).lower()]
@@ -200,13 +204,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _number(passed: Mapping[str, object], key: str) -> int | None:
+    """Return the integer under a key; None if absent or of another type."""
     value = passed.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """A prompt in the tokens of the model that is to go on with it."""
+    """A prompt in the tokens of a model, with the model's files and settings."""
 
     files: Mapping[str, Path]
     """Part of the model → its ONNX file; tokenizer, processors and configs are in the same folder."""

@@ -92,6 +92,7 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
 
 
 def _measured_lengths(positions: int | None) -> list[int]:
+    """Return the lengths to measure that are below the number of positions; ``[1]`` if there are none."""
     return [length for length in _LENGTHS if positions is None or length < positions] or [1]
 
 
@@ -102,7 +103,7 @@ def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> Array:
 
 
 def _step_ms(graph: DecoderGraph, cache: GraphCache, token: Array, latency: LatencyOptions) -> float:
-    """Measure the time of a step after a cache, whose own values stay."""
+    """Measure the time of a step on a copy of a cache."""
     copied = copy.copy(cache)
 
     def run() -> None:

@@ -44,7 +44,7 @@ _VIDEO_HALF = "video_processor"
 
 
 def open_picture(path: str) -> Any:
-    """Return the image of a file.
+    """Open an image file, converted to RGB.
 
     Raises:
         UsageError: there is no such file.
@@ -106,6 +106,10 @@ def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) 
 
 
 def _open_processor(folder: Path) -> Any:
+    """Open the processor for images and text in a folder.
+    
+    Raises:
+        InputError: the processor cannot be read, or takes no images."""
     with library_folder(folder, f"{folder}: its processor cannot be read", hint=_COPY_HINT), tokenizer_call(folder):
         processor = _processor_class(folder).from_pretrained(folder)
     if not hasattr(processor, "image_processor"):
@@ -220,7 +224,7 @@ def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedT
     words = f"the feature extractor in {folder} cannot be used"
     with library_folder(folder, words, hint="Correct or replace its files."):
         extractor = make.from_pretrained(folder)
-    assert prompt.recording is not None  # opened by recorded_prompt
+    assert prompt.recording is not None  # opened by _open_recording_prompt
     with foreign_parser(words, hint="Correct or replace its files."):
         samples = resampled(prompt.recording, int(extractor.sampling_rate))
         is_long = len(samples) > extractor.n_samples

@@ -62,7 +62,11 @@ def _is_quantized(path: Path) -> bool:
 
 
 def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
-    """Return the checkpoint in PyTorch, with the generation config and the tokenizer of the built model."""
+    """Load the checkpoint into PyTorch, with the generation config and the tokenizer of the built model.
+
+    Raises:
+        UsageError: the checkpoint does not generate.
+    """
     task = "text-generation" if prompt.beginning is None else "text2text-generation"
     model: Any = load_model(replace(request, task=task)).model
     if not hasattr(model, "generate"):
@@ -90,6 +94,7 @@ def _pytorch_tokens(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequ
 def _first_difference(
     ours: Sequence[int], theirs: Sequence[int], scores: Sequence[torch.Tensor], prompt: PreparedPrompt
 ) -> TokenDifference | None:
+    """Return the first position with different tokens; None if all are equal."""
     pairs: list[tuple[int | None, int | None]] = list(zip_longest(ours, theirs))
     index = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
     if index is None:
@@ -101,6 +106,7 @@ def _first_difference(
         margin = float(scores[index][0, reference_token] - scores[index][0, token])
 
     def text(value: int | None) -> str:
+        """Return the text of a token after the equal tokens; "" for None."""
         if value is None:
             return ""
         # Decoded from the start: the tokens before may end inside a character.

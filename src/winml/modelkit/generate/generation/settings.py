@@ -392,7 +392,7 @@ def without_none(**values: Any) -> dict[str, Any]:
 
 
 def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """Return the first value of a config, or of the section about its text."""
+    """Return the first value under the keys, in a config or its section about the text; None without a value."""
     sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
     values = (section[key] for section in sections for key in keys if section.get(key) is not None)
     return next(values, None)

@@ -9,6 +9,7 @@ from winml.modelkit.ort.processes import answer_questions
 
 
 def _render(template: str, messages: list[dict[str, object]], variables: Mapping[str, Any]) -> dict[str, str]:
+    """Render a chat template; return ``text``, or ``error`` if the template fails."""
     # Does not import torch.
     from transformers.utils.chat_template_utils import render_jinja_template
 

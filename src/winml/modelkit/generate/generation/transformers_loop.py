@@ -252,6 +252,10 @@ class DecoderModel(GenerationMixin):
         self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
 
     def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
+        """Refuse unknown or missing inputs, and options that the graph does not support.
+        
+        Raises:
+            UsageError: names the input or the option."""
         unexpected = [name for name, value in other.items() if value is not None]
         if tokens is None or unexpected:
             problem = f"unexpected input {unexpected[0]!r}" if unexpected else "missing input_ids"
@@ -384,6 +388,10 @@ class EncoderDecoderModel(DecoderModel):
         return _make_output(Seq2SeqLMOutput, logits, cache if use_cache is None or use_cache else None)
 
     def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
+        """Refuse inputs that the encoder does not take, and a mask that hides tokens.
+        
+        Raises:
+            UsageError: names the input."""
         names = {item.name for item in self.graph.encoder.inputs}
         unknown = [name for name in passed if name not in names]
         # transformers' loop passes a mask that hides no token to every model.
@@ -436,7 +444,7 @@ class _LoopEncoder:
         self.forward = forward
 
     def __call__(self, **passed: object) -> ModelOutput:
-        """Encode; every tensor of the answer has one entry for each row."""
+        """Encode the inputs that the graph takes, and ignore all others; every output has one entry per row."""
         names = {item.name for item in self._encoder.inputs}
         arrays = {key: as_array(value) for key, value in passed.items() if key in names and value is not None}
         encoded = self._encoder.encode(arrays)
@@ -445,6 +453,7 @@ class _LoopEncoder:
 
 
 def _field(name: str) -> str:
+    """Return the attribute name of an output, whose name may contain dots."""
     return name.replace(".", "_")
 
 
@@ -499,12 +508,14 @@ def _looping_model(loop: type, model: Any) -> Any:
 
 
 def _model_class(config: Any) -> Any:
+    """Return transformers' speech recognition class for a config, or None."""
     from transformers import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
     return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING.get(type(config), None)
 
 
 def _is_loop(base: type) -> bool:
+    """Return True if a class defines ``generate`` and is no model."""
     is_model = issubclass(base, (PreTrainedModel, torch.nn.Module))
     return (
         issubclass(base, GenerationMixin) and base is not GenerationMixin and not is_model and "generate" in vars(base)
@@ -531,6 +542,7 @@ class VisionLanguageModel(DecoderModel):
 
     @cached_property
     def _positions(self) -> ImagePositions:
+        """Calculator of token positions, of the model's own class."""
         return ImagePositions(self.config, self.graph.position_rows or 1)
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: torch.Tensor, model_kwargs: Mapping[str, Any]) -> Any:
@@ -623,12 +635,12 @@ def model_of_graph(graph: DecoderGraph, folder: Path) -> Any:
 
 
 def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
-    """Return the vectors of each row so many times, row by row.
+    """Repeat the vectors of each row.
 
     Args:
-        vectors: Of all rows.
-        counts: How many of them each row holds.
-        times: How often.
+        vectors: Vectors of all rows, concatenated.
+        counts: Number of vectors per row.
+        times: Number of repetitions.
     """
     pieces = np.split(vectors, np.cumsum(counts)[:-1])
     return np.concatenate([piece for piece in pieces for _ in range(times)])
@@ -641,8 +653,8 @@ class ImagePositions:
         """Build the model, without its weights.
 
         Args:
-            config: Of the model.
-            rows: How many positions a token has.
+            config: Config of the model.
+            rows: Number of positions per token.
         """
         from transformers import AutoModelForImageTextToText
 
@@ -722,7 +734,7 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
 
 
 def _comes_from_graph(error: Exception) -> bool:
-    """Return True if an error was raised while a graph ran, or by code of ours: then no setting is wrong."""
+    """Return True if an error comes from a run of a graph or from this package: then no setting is wrong."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = __name__.partition(".")[0]
     ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == own]

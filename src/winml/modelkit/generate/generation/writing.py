@@ -151,6 +151,7 @@ def _write_text(
     session_ms: float,
     show: Callable[[str], None],
 ) -> GeneratedText:
+    """Consume the tokens of one text, show each piece, and return the text with its measurements."""
     progress, pieces = _Progress(prompt.settings.max_new_tokens), list[str]()
     for piece in prompt.tokenizer.pieces((progress.add(entry) for entry in tokens), after=prompt.before):
         pieces.append(piece)
