@@ -146,7 +146,8 @@ class _BuiltModel(WinMLModel):
         """Return the canonical class task or the requested one.
         
         Raises:
-            TaskError: the requested task is not that of the class."""
+            TaskError: the requested task is not that of the class.
+        """
         if cls.main_task is None or task is None:
             return task or cls.main_task
         if canonical_task(task) != cls.main_task:
@@ -183,7 +184,8 @@ class _BuiltModel(WinMLModel):
         """Refuse a model that was exported for another task.
         
         Raises:
-            TaskError: the model states another task."""
+            TaskError: the model states another task.
+        """
         task = described_model(path).get("task")
         if task is not None and canonical_task(task) != cls.main_task:
             raise TaskError(

@@ -121,7 +121,8 @@ def _subject(request: RunRequest) -> RunSubject:
     
     Raises:
         UsageError: an input is missing or unknown, or the result cannot be saved.
-        TaskError: the task is unknown, not stated, or another than that of the file."""
+        TaskError: the task is unknown, not stated, or another than that of the file.
+    """
     named = _named_values(request)
     tensors: tuple[str, ...] = ()
     stated: str | None = None
@@ -212,7 +213,8 @@ def _refuse_generating(request: RunRequest, task: str, definition: RunTask | Non
     """Refuse tasks that ``winml generate`` runs, and tasks without a definition.
     
     Raises:
-        UsageError: names the command to use."""
+        UsageError: names the command to use.
+    """
     if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
             f"{request.name} is for {task}, which winml generate runs",
@@ -291,7 +293,8 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
     """Refuse ``--save`` for a result without savable content, or with an unsuitable suffix.
     
     Raises:
-        UsageError: names a suitable file name, if there is one."""
+        UsageError: names a suitable file name, if there is one.
+    """
     if request.save is None:
         return
     if definition.saved is None:

@@ -109,7 +109,8 @@ def _open_processor(folder: Path) -> Any:
     """Open the processor for images and text in a folder.
     
     Raises:
-        InputError: the processor cannot be read, or takes no images."""
+        InputError: the processor cannot be read, or takes no images.
+    """
     with library_folder(folder, f"{folder}: its processor cannot be read", hint=_COPY_HINT), tokenizer_call(folder):
         processor = _processor_class(folder).from_pretrained(folder)
     if not hasattr(processor, "image_processor"):

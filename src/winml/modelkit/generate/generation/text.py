@@ -259,7 +259,8 @@ def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     """Return the chat template in the files of a model; None without a template.
     
     Raises:
-        InputError: a file is damaged."""
+        InputError: a file is damaged.
+    """
     path = library_file(folder, _TEMPLATE_NAME)
     if path is not None:
         try:

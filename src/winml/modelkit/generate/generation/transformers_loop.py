@@ -255,7 +255,8 @@ class DecoderModel(GenerationMixin):
         """Refuse unknown or missing inputs, and options that the graph does not support.
         
         Raises:
-            UsageError: names the input or the option."""
+            UsageError: names the input or the option.
+        """
         unexpected = [name for name, value in other.items() if value is not None]
         if tokens is None or unexpected:
             problem = f"unexpected input {unexpected[0]!r}" if unexpected else "missing input_ids"
@@ -391,7 +392,8 @@ class EncoderDecoderModel(DecoderModel):
         """Refuse inputs that the encoder does not take, and a mask that hides tokens.
         
         Raises:
-            UsageError: names the input."""
+            UsageError: names the input.
+        """
         names = {item.name for item in self.graph.encoder.inputs}
         unknown = [name for name in passed if name not in names]
         # transformers' loop passes a mask that hides no token to every model.
