@@ -17,7 +17,7 @@ CALLED_GUARDED: dict[str, str] = {
     "models.checkpoints.weights:load_checkpoint": "load_resolved and prepare_export enter local_libraries",
     "models.random_weights:build_random_model": "as load_checkpoint",
     "models.resolution:_build_without_storage": "resolve_model enters local_libraries",
-    "generate.answering:TaskRunner._make_pipeline": "every answer enters local_files_only (TaskRunner.__call__)",
+    "generate.answering:TaskRunner._pipeline": "every answer enters local_files_only (TaskRunner.__call__)",
 }
 """``module:qualified.name`` of functions called inside a guard → the callers."""
 OWN = frozenset({"WinMLAutoModel"})

@@ -75,12 +75,12 @@ class _CuttingTokenizer:
         if (
             options.get("truncation")
             and not options.get("return_overflowing_tokens")
-            and self._is_cut(rows, *texts, **options)
+            and self._has_truncated(rows, *texts, **options)
         ):
             self._notes[f"a text of more than {limit} tokens is cut to {limit}, {self._limit_words}"] = None
         return rows
 
-    def _is_cut(self, rows: Any, *texts: Any, **options: Any) -> bool:
+    def _has_truncated(self, rows: Any, *texts: Any, **options: Any) -> bool:
         """Return True if tokens were truncated; slow tokenizers do not report it and are re-run in case."""
         if rows.encodings is not None:
             return any(row.overflowing for row in rows.encodings)
@@ -138,7 +138,7 @@ class TaskRunner:
             threshold: Minimum score of a box or a segment; None: the pipeline's default.
         """
         self._model, self._task, self._folder = model, task, folder
-        self._graph_inputs = {item.name: item for item in graph_inputs}
+        self._graph_inputs = {spec.name: spec for spec in graph_inputs}
         self._top = top or _TOP
         self._threshold = {} if threshold is None else {"threshold": threshold}
         self._notes: dict[str, None] = {}
@@ -155,13 +155,13 @@ class TaskRunner:
             StageError: ONNX Runtime fails.
         """
         # A pipeline raises arbitrary errors for unsuitable inputs or files.
-        words = f"{self._task}: the transformers pipeline failed"
+        failure = f"{self._task}: the transformers pipeline failed"
         hint = "Check that the processor files and the config beside the model are those of its checkpoint."
-        with local_files_only(), foreign_parser(words, hint=hint):
+        with local_files_only(), foreign_parser(failure, hint=hint):
             answer = _ANSWERS[self._task](self, inputs)
         return Answer(answer.kind, answer.entries, answer.arrays, (*self._notes, *answer.notes))
 
-    def _open(self, kind: ProcessorKind) -> Any:
+    def _open_processor(self, kind: ProcessorKind) -> Any:
         return open_processor(
             kind, self._folder, self._task, instead=f"or pass tensors by name: {opt.input} NAME=@FILE.npy"
         )
@@ -169,9 +169,9 @@ class TaskRunner:
     @cached_property
     def _tokenizer(self) -> Any:
         """The tokenizer. It cuts texts to the maximum of the model or the fixed length of the graph, with a note."""
-        tokenizer = self._open("tokenizer")
-        item = self._graph_inputs.get(TEXT)
-        fixed = item.shape[-1] if item is not None and isinstance(item.shape[-1], int) else _UNLIMITED
+        tokenizer = self._open_processor("tokenizer")
+        spec = self._graph_inputs.get(TEXT)
+        fixed = spec.shape[-1] if spec is not None and isinstance(spec.shape[-1], int) else _UNLIMITED
         limit = text_limit(self._folder, tokenizer, at_most=_UNLIMITED)
         limit_words = "the maximum of the model"
         if fixed < limit:
@@ -186,11 +186,11 @@ class TaskRunner:
     @cached_property
     def _extractor(self) -> Any:
         """The feature extractor next to the model."""
-        return self._open("feature extractor")
+        return self._open_processor("feature extractor")
 
     @cached_property
     def _image_processor(self) -> Any:
-        return self._open("image processor")
+        return self._open_processor("image processor")
 
     def _pipeline(self, *kinds: ProcessorKind, task: str = "") -> Any:
         """Create the pipeline of the task, or of ``task``.
@@ -216,14 +216,14 @@ class TaskRunner:
         Raises:
             UsageError: labels are passed with a text pair, or the model has no class for entailment.
         """
-        if labels := _several(inputs.get("label", ())):
-            return self._labelled_text(inputs, labels)
+        if labels := _as_list(inputs.get("label", ())):
+            return self._score_candidate_labels(inputs, labels)
         pair = {"text_pair": inputs["text_pair"]} if inputs.get("text_pair") else {}
         with tokenizer_call(self._tokenizer, inputs["text"]):
             results = self._pipeline("tokenizer")({"text": inputs["text"], **pair}, top_k=self._top, truncation=True)
-        return _classes(results)
+        return _label_answer(results)
 
-    def _labelled_text(self, inputs: Mapping[str, Any], labels: Sequence[str]) -> Answer:
+    def _score_candidate_labels(self, inputs: Mapping[str, Any], labels: Sequence[str]) -> Answer:
         if inputs.get("text_pair"):
             raise UsageError("label and text_pair cannot be combined", hint="Omit one of them.")
         pipeline = self._pipeline("tokenizer", task="zero-shot-classification")
@@ -236,7 +236,7 @@ class TaskRunner:
         text = inputs["text"]
         with tokenizer_call(self._tokenizer, text):
             result = pipeline(text, candidate_labels=list(labels))
-        return _classes([
+        return _label_answer([
             {"label": label, "score": score} for label, score in zip(result["labels"], result["scores"], strict=True)
         ])  # fmt: skip
 
@@ -248,13 +248,13 @@ class TaskRunner:
             "entities",
             tuple(
                 AnswerEntry(
-                    label=str(item["entity_group"]),
-                    score=float(item["score"]),
-                    text=inputs["text"][item["start"] : item["end"]] if item["start"] is not None else item["word"],
-                    start=item["start"],
-                    end=item["end"],
+                    label=str(row["entity_group"]),
+                    score=float(row["score"]),
+                    text=inputs["text"][row["start"] : row["end"]] if row["start"] is not None else row["word"],
+                    start=row["start"],
+                    end=row["end"],
                 )
-                for item in results
+                for row in results
             ),
         )
 
@@ -277,8 +277,8 @@ class TaskRunner:
         return Answer(
             "labels",
             tuple(
-                AnswerEntry(label=item["token_str"], score=float(item["score"]), text=item["sequence"])
-                for item in _flat(results)
+                AnswerEntry(label=row["token_str"], score=float(row["score"]), text=row["sequence"])
+                for row in _flat_rows(results)
             ),
         )
 
@@ -307,19 +307,19 @@ class TaskRunner:
                 return_offsets_mapping=True,
             )
         best = AnswerEntry(text="", score=0.0)
-        for place in range(len(rows["input_ids"])):
-            row = {name: [rows[name][place]] for name in tokenizer.model_input_names if name in rows}
-            output = self._outputs(row)
-            is_context = np.asarray([number == 1 for number in rows.sequence_ids(place)])
+        for window in range(len(rows["input_ids"])):
+            row = {name: [rows[name][window]] for name in tokenizer.model_input_names if name in rows}
+            output = self._run_model(row)
+            is_context = np.asarray([number == 1 for number in rows.sequence_ids(window)])
             start, end = (_probabilities(output[name][0], is_context) for name in ("start_logits", "end_logits"))
             _, first, last = best_span(np.log(start + 1e-300), np.log(end + 1e-300), is_context)
-            offsets = rows["offset_mapping"][place]
+            offsets = rows["offset_mapping"][window]
             begin, stop, score = int(offsets[first][0]), int(offsets[last][1]), float(start[first] * end[last])
             if score > (best.score or 0):
                 best = AnswerEntry(text=context[begin:stop], score=score, start=begin, end=stop)
         return Answer("spans", (best,))
 
-    def _outputs(self, inputs: Mapping[str, Any]) -> Arrays:
+    def _run_model(self, inputs: Mapping[str, Any]) -> Arrays:
         with torch.inference_mode():
             outputs = self._model(**{name: torch.as_tensor(np.asarray(value)) for name, value in inputs.items()})
         return {name: to_numpy(value) for name, value in outputs.items() if isinstance(value, torch.Tensor)}
@@ -335,17 +335,17 @@ class TaskRunner:
             UsageError: the pooling of sentence-transformers is not supported.
         """
         pooling, embeddings = read_pooling(self._folder), []
-        for text in _several(inputs["text"]):
+        for text in _as_list(inputs["text"]):
             with tokenizer_call(self._tokenizer, text):
                 row = self._tokenizer(text, truncation=True)
-            outputs = self._outputs({name: [value] for name, value in row.items()})
+            outputs = self._run_model({name: [value] for name, value in row.items()})
             if "sentence_embedding" in outputs:
                 embeddings.append(outputs["sentence_embedding"][0].astype(np.float64))
                 continue
             pooling.refuse_unknown()
-            states = _named(outputs, "last_hidden_state")[0].astype(np.float64)
+            states = _require_output(outputs, "last_hidden_state")[0].astype(np.float64)
             embeddings.append(pooling.embedding(states, np.ones(len(states), bool)))
-        return _similarities(_several(inputs["text"]), embeddings, pooling.notes)
+        return _embedding_answer(_as_list(inputs["text"]), embeddings, pooling.notes)
 
     def written_text(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the text generated by an encoder-decoder."""
@@ -364,38 +364,38 @@ class TaskRunner:
         Args:
             image: The sample.
         """
-        processor, item = self._image_processor, self._graph_inputs.get("pixel_values")
-        if item is None or not all(isinstance(size, int) for size in item.shape[-2:]):
+        processor, spec = self._image_processor, self._graph_inputs.get("pixel_values")
+        if spec is None or not all(isinstance(size, int) for size in spec.shape[-2:]):
             return processor
-        passed = tuple(processor(images=[image], return_tensors="np")["pixel_values"].shape[-2:])
-        if passed != item.shape[-2:]:
+        image_size = tuple(processor(images=[image], return_tensors="np")["pixel_values"].shape[-2:])
+        if image_size != spec.shape[-2:]:
             from transformers.image_utils import SizeDict
 
-            height, width = (int(size) for size in item.shape[-2:] if isinstance(size, int))
+            height, width = (int(size) for size in spec.shape[-2:] if isinstance(size, int))
             processor.size = SizeDict(height=height, width=width)
             if getattr(processor, "do_center_crop", None):
                 processor.do_center_crop = False
             self._notes[
                 f"images are resized to {height} x {width}, the input size of the graph; the image processor is "
-                f"configured for {passed[0]} x {passed[1]}"
+                f"configured for {image_size[0]} x {image_size[1]}"
             ] = None
         return processor
 
     def image_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of an image."""
         self._fit_image_processor(inputs["image"])
-        return _classes(self._pipeline("image processor")(inputs["image"], top_k=self._top))
+        return _label_answer(self._pipeline("image processor")(inputs["image"], top_k=self._top))
 
     def labelled_image(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the score of each candidate label for an image."""
         self._fit_image_processor(inputs["image"])
-        labels = _several(inputs["label"])
+        labels = _as_list(inputs["label"])
         with tokenizer_call(self._tokenizer, labels):
             pipeline = self._pipeline("image processor", "tokenizer")
             tokens = self._graph_inputs.get(TEXT)
             if tokens is not None and tokens.shape[0] == 1:
                 pipeline.model = _OneTextModel(pipeline.model)
-            return _classes(pipeline(inputs["image"], candidate_labels=list(labels)))
+            return _label_answer(pipeline(inputs["image"], candidate_labels=list(labels)))
 
     def boxes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the objects in an image, each with its box."""
@@ -403,11 +403,11 @@ class TaskRunner:
         results = self._pipeline("image processor")(inputs["image"], **self._threshold)
         entries = (
             AnswerEntry(
-                label=str(item["label"]),
-                score=float(item["score"]),
-                box=tuple(float(item["box"][side]) for side in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
+                label=str(detection["label"]),
+                score=float(detection["score"]),
+                box=tuple(float(detection["box"][edge]) for edge in ("xmin", "ymin", "xmax", "ymax")),  # type: ignore[arg-type]  # four
             )
-            for item in results
+            for detection in results
         )
         return Answer("boxes", tuple(entries))
 
@@ -415,18 +415,18 @@ class TaskRunner:
         """Return the classes or objects that pixels of an image belong to, the largest first."""
         self._fit_image_processor(inputs["image"])
         results = self._pipeline("image processor")(inputs["image"], **self._threshold)
-        masks = [np.asarray(item["mask"]) > 0 for item in results]
-        order = sorted(range(len(masks)), key=lambda place: -int(masks[place].sum()))
+        masks = [np.asarray(segment["mask"]) > 0 for segment in results]
+        order = sorted(range(len(masks)), key=lambda index: -int(masks[index].sum()))
         numbers = np.zeros(masks[0].shape if masks else (0, 0), np.int32)
-        for number, place in enumerate(order, 1):
-            numbers[masks[place]] = number
+        for number, index in enumerate(order, 1):
+            numbers[masks[index]] = number
         entries = (
             AnswerEntry(
-                label=str(results[place]["label"]),
-                score=None if results[place]["score"] is None else float(results[place]["score"]),
-                share=float(masks[place].mean()),
+                label=str(results[index]["label"]),
+                score=None if results[index]["score"] is None else float(results[index]["score"]),
+                share=float(masks[index].mean()),
             )
-            for place in order
+            for index in order
         )
         return Answer("segments", tuple(entries), {"segments": numbers})
 
@@ -434,15 +434,15 @@ class TaskRunner:
         """Return the depth of the pixels of an image, in the model's unit."""
         self._fit_image_processor(inputs["image"])
         result = self._pipeline("image processor")(inputs["image"])
-        return Answer("depth", *_tensors({"depth": to_numpy(result["predicted_depth"]).squeeze()}))
+        return Answer("depth", *_describe_tensors({"depth": to_numpy(result["predicted_depth"]).squeeze()}))
 
     def image_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one image, or the similarity of each to the first."""
-        images = _several(inputs["image"])
+        images = _as_list(inputs["image"])
         processor = self._fit_image_processor(images[0])
         embeddings = [self._pool_states(dict(processor(images=[image], return_tensors="np"))) for image in images]
-        names = [str(getattr(image, "filename", "") or f"image {place}") for place, image in enumerate(images, 1)]
-        return _similarities(names, embeddings, ())
+        names = [str(getattr(image, "filename", "") or f"image {number}") for number, image in enumerate(images, 1)]
+        return _embedding_answer(names, embeddings, ())
 
     def _pool_states(self, tensors: Mapping[str, Any], share: float = 1.0) -> Array:
         """Return the pooled output of a model, or the mean of its hidden states.
@@ -451,10 +451,10 @@ class TaskRunner:
             tensors: Inputs of one image or recording.
             share: Share of the states before the padding at their end.
         """
-        outputs = self._outputs(tensors)
+        outputs = self._run_model(tensors)
         if (pooled := outputs.get("pooler_output")) is None:
             self._notes["The model has no pooler_output: the mean of its last_hidden_state is used."] = None
-            states = _named(outputs, "last_hidden_state")[0]
+            states = _require_output(outputs, "last_hidden_state")[0]
             # [tokens or frames, size], or [channels, height, width]
             pooled = (
                 states[: math.ceil(share * len(states))].mean(0)
@@ -463,7 +463,7 @@ class TaskRunner:
             )
         return pooled.reshape(-1).astype(np.float64)
 
-    def _samples(self, recording: Recording) -> dict[str, Any]:
+    def _resample_and_pad(self, recording: Recording) -> dict[str, Any]:
         """Return a recording at the rate of the model, padded to the length of a graph of a fixed length.
 
         Raises:
@@ -473,8 +473,8 @@ class TaskRunner:
         samples = resampled(recording, rate_hz)
         if recording.rate_hz != rate_hz:
             self._notes[f"the audio is resampled from {recording.rate_hz} Hz to {rate_hz} Hz"] = None
-        item = self._graph_inputs.get(AUDIO)
-        length = item.shape[1] if item is not None and len(item.shape) == 2 else None
+        spec = self._graph_inputs.get(AUDIO)
+        length = spec.shape[1] if spec is not None and len(spec.shape) == 2 else None
         if isinstance(length, int) and len(samples) > length:
             raise UsageError(
                 f"the audio has {len(samples)} samples ({len(samples) / rate_hz:.3g} s), but the graph takes {length} "
@@ -488,13 +488,13 @@ class TaskRunner:
             samples = np.pad(samples, (0, length - len(samples)))
         return {"raw": samples, "sampling_rate": rate_hz}
 
-    def _whole_samples(self, recording: Recording) -> dict[str, Any]:
-        """Return a recording as :meth:`_samples` does, unless the feature extractor would cut it.
+    def _resample_uncut(self, recording: Recording) -> dict[str, Any]:
+        """Return a recording as :meth:`_resample_and_pad` does, unless the feature extractor would cut it.
 
         Raises:
             UsageError: the recording is longer than the model reads.
         """
-        samples = self._samples(recording)
+        samples = self._resample_and_pad(recording)
         # Whisper and CLAP
         longest = getattr(self._extractor, "n_samples", None) or getattr(self._extractor, "nb_max_samples", None)
         if longest is not None and len(samples["raw"]) > longest:
@@ -507,19 +507,19 @@ class TaskRunner:
 
     def audio_embeddings(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the embedding of one recording, or the similarity of each to the first."""
-        recordings, embeddings = _several(inputs["audio"]), []
+        recordings, embeddings = _as_list(inputs["audio"]), []
         for recording in recordings:
-            samples = self._whole_samples(recording)
+            samples = self._resample_uncut(recording)
             rate_hz, length = samples["sampling_rate"], len(samples["raw"])
             tensors = dict(self._extractor(samples["raw"], sampling_rate=rate_hz, return_tensors="np"))
             own_length = len(recording.samples) * rate_hz / recording.rate_hz
             embeddings.append(self._pool_states(tensors, min(1.0, own_length / length)))
-        names = [recording.name or f"audio {place}" for place, recording in enumerate(recordings, 1)]
-        return _similarities(names, embeddings, ())
+        names = [recording.name or f"audio {number}" for number, recording in enumerate(recordings, 1)]
+        return _embedding_answer(names, embeddings, ())
 
     def transcript(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the transcript of a recording."""
-        samples = self._samples(inputs["audio"])
+        samples = self._resample_and_pad(inputs["audio"])
         pipeline = self._pipeline("tokenizer", "feature extractor")
         is_whisper = self._model.config.model_type == "whisper"
         if self._model.config.is_encoder_decoder:
@@ -538,8 +538,8 @@ class TaskRunner:
 
     def audio_classes(self, inputs: Mapping[str, Any]) -> Answer:
         """Return the classes of a recording."""
-        samples = self._whole_samples(inputs["audio"])
-        return _classes(self._pipeline("feature extractor")(samples, top_k=self._top))
+        samples = self._resample_uncut(inputs["audio"])
+        return _label_answer(self._pipeline("feature extractor")(samples, top_k=self._top))
 
 
 _ANSWERS: Mapping[str, Callable[[TaskRunner, Mapping[str, Any]], Answer]] = {
@@ -580,10 +580,10 @@ def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = Non
         for name, value in output.items()
         if isinstance(value, torch.Tensor) and (wanted is None or name in wanted)
     }
-    return Answer("tensors", *_tensors(arrays))
+    return Answer("tensors", *_describe_tensors(arrays))
 
 
-def _tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
+def _describe_tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     """Describe arrays by type, limits and first values; return the entries and the arrays."""
     entries = []
     for name, array in arrays.items():
@@ -601,23 +601,23 @@ def _tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
     return tuple(entries), arrays
 
 
-def _classes(found: Any) -> Answer:
+def _label_answer(results: Any) -> Answer:
     return Answer(
         "labels",
-        tuple(AnswerEntry(label=str(item["label"]), score=float(item["score"])) for item in _flat(found)),
+        tuple(AnswerEntry(label=str(row["label"]), score=float(row["score"])) for row in _flat_rows(results)),
     )
 
 
-def _flat(found: Any) -> Iterator[Mapping[str, Any]]:
+def _flat_rows(results: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the records of a pipeline's answer, from nested lists too."""
-    if isinstance(found, Mapping):
-        yield found
+    if isinstance(results, Mapping):
+        yield results
     else:
-        for item in found:
-            yield from _flat(item)
+        for entry in results:
+            yield from _flat_rows(entry)
 
 
-def _similarities(names: Sequence[str], embeddings: Sequence[Array], notes: tuple[str, ...]) -> Answer:
+def _embedding_answer(names: Sequence[str], embeddings: Sequence[Array], notes: tuple[str, ...]) -> Answer:
     """Return a single embedding, or the similarity of each embedding to the first."""
     arrays = {"embeddings": np.stack(embeddings).astype(np.float32)}
     if len(embeddings) == 1:
@@ -630,11 +630,11 @@ def _similarities(names: Sequence[str], embeddings: Sequence[Array], notes: tupl
     return Answer("similarity", tuple(entries), arrays, notes)
 
 
-def _several(value: Any) -> Sequence[Any]:
+def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else [value]
 
 
-def _named(outputs: Arrays, name: str) -> Array:
+def _require_output(outputs: Arrays, name: str) -> Array:
     if name not in outputs:
         raise InputError(
             f"the model returns {', '.join(outputs)}, but the task needs {name}",
@@ -662,13 +662,13 @@ def compared_answers(ours: Answer, theirs: Answer, name: str) -> ReferenceAnswer
         theirs: Result of PyTorch.
         name: The checkpoint, as the user wrote it.
     """
-    differences = list(_differences(ours, theirs))
+    differences = list(_find_differences(ours, theirs))
     numbers = [number for number, _ in differences if number is not None]
-    words = next((words for _, words in differences if words), None)
-    return ReferenceAnswer(name, theirs.entries, words is None, max(numbers, default=None), ALIKE, words)
+    description = next((description for _, description in differences if description), None)
+    return ReferenceAnswer(name, theirs.entries, description is None, max(numbers, default=None), ALIKE, description)
 
 
-def _differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, str]]:
+def _find_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, str]]:
     """Yield the size of each difference, and a description if it is significant."""
     if ours.arrays:
         yield from _array_differences(ours, theirs)
@@ -681,19 +681,19 @@ def _differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, s
 def _array_differences(ours: Answer, theirs: Answer) -> Iterator[tuple[float | None, str]]:
     """Yield the relative error of each array, and a description if the error exceeds the tolerance."""
     for name, array in ours.arrays.items():
-        other = theirs.arrays[name]
-        if array.shape != other.shape:
-            yield None, f"{name} has shape {list(array.shape)} instead of {list(other.shape)}"
+        reference = theirs.arrays[name]
+        if array.shape != reference.shape:
+            yield None, f"{name} has shape {list(array.shape)} instead of {list(reference.shape)}"
         elif ours.kind == "segments":
-            share = float((_labels(ours) != _labels(theirs)).mean())
+            share = float((_pixel_labels(ours) != _pixel_labels(theirs)).mean())
             yield share, f"{share:.2%} of the pixels have a different label" if share > ALIKE else ""
         else:
-            scale = float(np.abs(np.asarray(other, np.float64)).max(initial=0)) or 1.0
-            error = float(np.abs(np.asarray(array, np.float64) - other).max(initial=0)) / scale
+            scale = float(np.abs(np.asarray(reference, np.float64)).max(initial=0)) or 1.0
+            error = float(np.abs(np.asarray(array, np.float64) - reference).max(initial=0)) / scale
             yield error, f"{name} differs by {error:.2%} of its largest value" if error > ALIKE else ""
 
 
-def _labels(answer: Answer) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
+def _pixel_labels(answer: Answer) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
     """Return the label of each pixel of a segmentation."""
     names = np.asarray(["", *(entry.label for entry in answer.entries)], object)
     labels: np.ndarray[tuple[int, ...], np.dtype[np.object_]] = names[answer.arrays["segments"]]
@@ -717,12 +717,12 @@ def _entry_differences(
 ) -> Iterator[tuple[float | None, str]]:
     if len(ours) != len(theirs):
         yield None, f"{len(ours)} results instead of {len(theirs)}"
-    for place, (one, other) in enumerate(zip(ours, theirs, strict=False), 1):
-        if one.label != other.label or one.text != other.text:
-            yield None, f"result {place} is {one.label or one.text!r} instead of {other.label or other.text!r}"
-        if one.score is not None and other.score is not None:
-            difference = abs(one.score - other.score)
-            yield difference, f"the score of result {place} differs by {difference:.4f}" if difference > ALIKE else ""
-        if one.box is not None and other.box is not None:
-            pixels = max(abs(left - right) for left, right in zip(one.box, other.box, strict=True))
-            yield None, f"the box of result {place} differs by {pixels:g} pixels" if pixels > _PIXELS else ""
+    for number, (entry, target) in enumerate(zip(ours, theirs, strict=False), 1):
+        if entry.label != target.label or entry.text != target.text:
+            yield None, f"result {number} is {entry.label or entry.text!r} instead of {target.label or target.text!r}"
+        if entry.score is not None and target.score is not None:
+            difference = abs(entry.score - target.score)
+            yield difference, f"the score of result {number} differs by {difference:.4f}" if difference > ALIKE else ""
+        if entry.box is not None and target.box is not None:
+            pixels = max(abs(a - b) for a, b in zip(entry.box, target.box, strict=True))
+            yield None, f"the box of result {number} differs by {pixels:g} pixels" if pixels > _PIXELS else ""

@@ -79,8 +79,8 @@ class _BuiltModel(WinMLModel):
         """
         check_load_keywords(load, f"{cls.__name__}.from_pretrained")
         name = os.fspath(model) if isinstance(model, os.PathLike) else model
-        request = ModelRequest(name, **{**load, "task": cls._checked_task(task)})
-        if _generates(parts := part_files(request.model)):
+        request = ModelRequest(name, **{**load, "task": cls._resolve_task(task)})
+        if _is_generating(parts := part_files(request.model)):
             cls._refuse_for_onnx(parts[DECODER], {"precision": precision, "task": task, **load})
             return cls._open_parts(parts, ep=ep, device=device)
         if (path := onnx_file_in(request.model)) is not None:
@@ -89,7 +89,7 @@ class _BuiltModel(WinMLModel):
                 return cls._open_file(path, ep=ep, device=device, pad_token_id=pad_token_id)
             return cls.from_onnx(path, config=config, ep=ep, device=device, pad_token_id=pad_token_id)
         result = build_with_open_sizes(request, config, ep=ep, precision=precision)
-        if _generates(result.part_paths):
+        if _is_generating(result.part_paths):
             return cls._open_parts(result.part_paths, ep=ep, device=device)
         return cls._open_file(result.model_path, ep=ep, device=device, pad_token_id=pad_token_id)
 
@@ -142,9 +142,9 @@ class _BuiltModel(WinMLModel):
             )
 
     @classmethod
-    def _checked_task(cls, task: str | None) -> str | None:
+    def _resolve_task(cls, task: str | None) -> str | None:
         """Return the canonical class task or the requested one.
-        
+
         Raises:
             TaskError: the requested task is not that of the class.
         """
@@ -182,7 +182,7 @@ class _BuiltModel(WinMLModel):
     @classmethod
     def _refuse_other_task(cls, path: Path) -> None:
         """Refuse a model that was exported for another task.
-        
+
         Raises:
             TaskError: the model states another task.
         """
@@ -201,7 +201,7 @@ def _generating_class(base: type[DecoderModel], name: str) -> Any:
     return type(cls.__name__, (base, cls), {"__doc__": cls.__doc__, "__module__": cls.__module__})
 
 
-def _generates(parts: Collection[str]) -> bool:
+def _is_generating(parts: Collection[str]) -> bool:
     """Return True if these are the parts of a model that generates."""
     return any(
         set(needed) <= set(parts) for needed in ((ENCODER, DECODER), (VISION, EMBEDDING, DECODER), (PROMPT, DECODER))
@@ -255,13 +255,13 @@ class _GeneratingModel(DecoderModel, _BuiltModel):
             )
         return generation_config_beside(Path(self.path).parent, self.config, has_cache=self._has_cache)
 
-    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:  # type: ignore[override]  # takes them in order, too
+    def __call__(self, *tensors: Any, **by_name: Any) -> ModelOutput:  # type: ignore[override]  # takes them in order, too
         if self._has_cache:
-            names = [item.name for item in self.inputs]
-            passed = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named
-            return self.forward(**{**dict(passed), **named})
-        retained = {key: value for key, value in named.items() if value is not None and key not in _OF_LOOPS}
-        return _BuiltModel.__call__(self, *tensors, **retained)
+            names = [spec.name for spec in self.inputs]
+            positional = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], Mapping) else zip(names, tensors)  # noqa: B905  # the rest is named
+            return self.forward(**{**dict(positional), **by_name})
+        arguments = {key: value for key, value in by_name.items() if value is not None and key not in _OF_LOOPS}
+        return _BuiltModel.__call__(self, *tensors, **arguments)
 
     @classmethod
     def from_onnx(cls, model: str | os.PathLike[str], **options: Any) -> WinMLModel:
@@ -277,9 +277,9 @@ _OF_LOOPS = {"use_cache", "return_dict", *CACHE_ARGUMENTS, "logits_to_keep"}
 
 
 def _make_class(name: str, task: str) -> type[_BuiltModel]:
-    words = f"A model for {task} with the interface of transformers, run by ONNX Runtime."
+    docstring = f"A model for {task} with the interface of transformers, run by ONNX Runtime."
     base = _GeneratingModel if task == _GENERATING_TASK else _BuiltModel
-    return type(name, (base,), {"main_task": task, "__doc__": words, "__module__": "winml.modelkit"})
+    return type(name, (base,), {"main_task": task, "__doc__": docstring, "__module__": "winml.modelkit"})
 
 
 _GENERATING_TASK = "text-generation"

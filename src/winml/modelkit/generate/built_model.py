@@ -116,7 +116,7 @@ class WinMLModel:
         self.path = os.fspath(path)
         # A pipeline logs an error for every class that is not one of transformers, and then works with it. Adding the
         # same filter again has no effect.
-        logging.getLogger(_LOGGER).addFilter(_is_no_complaint)
+        logging.getLogger(_LOGGER).addFilter(_keep_log_record)
         self._opened = functools.partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
         self._session = self._opened(self.path)
         self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(self._session)
@@ -151,15 +151,15 @@ class WinMLModel:
     @functools.cached_property
     def pad_token_id(self) -> int | None:
         """Padding token of short rows, if the graph takes a fixed number of tokens; None: such rows are refused."""
-        passed = self._passed_pad_token_id
-        return passed if passed is not None else pad_token_beside(Path(self.path), self.config)
+        requested = self._passed_pad_token_id
+        return requested if requested is not None else pad_token_beside(Path(self.path), self.config)
 
-    def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
+    def __call__(self, *tensors: Any, **by_name: Any) -> ModelOutput:
         """Run the model on one set of inputs.
 
         Args:
             *tensors: Inputs in the order of :attr:`inputs`, or one mapping of them, such as a tokenizer returns.
-            **named: Inputs by name: tensors, arrays, or nested lists.
+            **by_name: Inputs by name: tensors, arrays, or nested lists.
 
         Returns:
             The output record of the model's forward, as torch tensors on the CPU.
@@ -169,26 +169,26 @@ class WinMLModel:
                 affects the outputs.
             StageError: ONNX Runtime fails.
         """
-        passed = self._named_arrays(tensors, named)
-        padding = self._find_paddings(passed)
-        outputs = self._run_padded(passed, padding, self.pad_token_id or 0)
-        self._refuse_leak(passed, padding, outputs)
+        arrays = self._named_arrays(tensors, by_name)
+        padding = self._find_paddings(arrays)
+        outputs = self._run_padded(arrays, padding, self.pad_token_id or 0)
+        self._refuse_leak(arrays, padding, outputs)
         return self._output_record({name: to_torch(value) for name, value in outputs.items()})
 
     forward = __call__
 
-    def _named_arrays(self, tensors: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Array]:
+    def _named_arrays(self, tensors: tuple[Any, ...], by_name: Mapping[str, Any]) -> dict[str, Array]:
         """Return the inputs as arrays, by name; missing optional inputs get defaults.
 
         Raises:
             UsageError: an input is missing or unknown.
         """
-        names = [item.name for item in self.inputs]
+        names = [spec.name for spec in self.inputs]
         if len(tensors) == 1 and isinstance(tensors[0], Mapping):
-            return self._named_arrays((), {**tensors[0], **named})
+            return self._named_arrays((), {**tensors[0], **by_name})
         if len(tensors) > len(names):
             raise UsageError(f"got {len(tensors)} inputs, but the model takes {len(names)}: {', '.join(names)}")
-        values = {**dict(zip(names, tensors, strict=False)), **named}
+        values = {**dict(zip(names, tensors, strict=False)), **by_name}
         # Inputs of the model's own forward that the graph does not use do not affect the outputs.
         unused = [name for name in values if name not in names and name in self._forward_parameters]
         # A mask that hides no pixel, as pipelines pass for one image, does not affect the outputs either.
@@ -207,24 +207,24 @@ class WinMLModel:
             raise UsageError(f"input {missing[0]!r} is missing: the model takes {', '.join(names)}")
         return arrays
 
-    def _find_paddings(self, passed: Arrays) -> dict[str, _Padding]:
+    def _find_paddings(self, arrays: Arrays) -> dict[str, _Padding]:
         """Return token input → lengths before and after padding, for inputs that need padding."""
-        shapes = {item.name: item.shape for item in self.inputs}
+        shapes = {spec.name: spec.shape for spec in self.inputs}
         paddings = {}
         for tokens, mask in _MASKS.items():
-            if tokens not in shapes or mask not in shapes or passed[tokens].ndim != 2:
+            if tokens not in shapes or mask not in shapes or arrays[tokens].ndim != 2:
                 continue
-            graph_length, passed_length = shapes[tokens][1], passed[tokens].shape[1]
+            graph_length, passed_length = shapes[tokens][1], arrays[tokens].shape[1]
             if isinstance(graph_length, int) and passed_length < graph_length and self.pad_token_id is not None:
                 paddings[tokens] = _Padding(passed_length, graph_length)
         return paddings
 
-    def _run_padded(self, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
+    def _run_padded(self, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
         """Run the model with padded inputs, and remove the padding from the outputs."""
-        feeds = {item.name: self._fit_input(item, passed, padding, filler) for item in self.inputs}
-        return {name: _without_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
+        feeds = {spec.name: self._fit_input(spec, arrays, padding, filler) for spec in self.inputs}
+        return {name: _remove_padding(name, value, padding) for name, value in self._session.run(feeds).items()}
 
-    def _refuse_leak(self, passed: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
+    def _refuse_leak(self, arrays: Arrays, padding: Mapping[str, _Padding], outputs: Arrays) -> None:
         """Compare the outputs with another padding token, once for each padding length.
 
         Not every model respects its mask everywhere: a convolution over the tokens reads the padding.
@@ -235,22 +235,22 @@ class WinMLModel:
         key = tuple(padding.items())
         if not key or key in self._checked:
             return
-        refilled_answers = self._run_padded(passed, padding, _other_filler(passed, padding, self.pad_token_id))
+        refilled_answers = self._run_padded(arrays, padding, _choose_other_filler(arrays, padding, self.pad_token_id))
         # If a model searches the padding token itself, to find the last token, its output for the row may depend on it.
         by_token_only = _compares_tokens(Path(self.path), padding)
         evaluated = [name for name, value in outputs.items() if _has_no_padding(name, value, padding, by_token_only)]
         compared = compare_outputs([{name: outputs[name] for name in evaluated}], [refilled_answers]).comparisons
-        worst = max(compared, key=lambda item: item.relative_diff / (item.threshold or 1), default=None)
-        are_equal = worst is None or all(item.is_equal for item in compared)
+        worst = max(compared, key=lambda output: output.relative_diff / (output.threshold or 1), default=None)
+        are_equal = worst is None or all(output.is_equal for output in compared)
         if worst is None or are_equal or self._is_rounding(outputs, refilled_answers, evaluated):
             self._checked.add(key)
             return
-        tokens, side = next(iter(padding.items()))
+        tokens, sizes = next(iter(padding.items()))
         raise UsageError(
-            f"input {tokens!r} has {side.passed_length} tokens, the model was built for {side.graph_length}, "
+            f"input {tokens!r} has {sizes.passed_length} tokens, the model was built for {sizes.graph_length}, "
             f"and padding affects its outputs: {worst.name} changes by {worst.relative_diff:.1%} with a "
             "different padding value",
-            hint=f"Pass {side.graph_length} tokens, or build the model for {side.passed_length} tokens, or with a "
+            hint=f"Pass {sizes.graph_length} tokens, or build the model for {sizes.passed_length} tokens, or with a "
             "dynamic number of tokens (config={'export': {'dynamic_sequence': True}}).",
         )
 
@@ -265,34 +265,34 @@ class WinMLModel:
             output_fidelity(name, [outputs[name]], [refilled[name]]).sqnr_db >= _LEAST_FILLER_SQNR_DB for name in names
         )
 
-    def _fit_input(self, item: InputTensorSpec, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
+    def _fit_input(self, spec: InputTensorSpec, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> Any:
         """Return an input in the type and shape the graph takes.
 
         Raises:
             UsageError: the input cannot be converted.
         """
-        array = passed[item.name]
-        side = padding.get(_tokens_beside(item.name))
-        if side is not None and array.ndim == 2 and array.shape[1] == side.passed_length:
-            fill = filler if item.name in _MASKS else 0
-            array = np.pad(array, ((0, 0), (0, side.graph_length - side.passed_length)), constant_values=fill)
-        fits = len(array.shape) == len(item.shape) and all(
-            not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
+        array = arrays[spec.name]
+        sizes = padding.get(_tokens_beside(spec.name))
+        if sizes is not None and array.ndim == 2 and array.shape[1] == sizes.passed_length:
+            fill = filler if spec.name in _MASKS else 0
+            array = np.pad(array, ((0, 0), (0, sizes.graph_length - sizes.passed_length)), constant_values=fill)
+        fits = len(array.shape) == len(spec.shape) and all(
+            not isinstance(size, int) or size == have for size, have in zip(spec.shape, array.shape, strict=True)
         )
         if not fits:
             raise UsageError(
-                f"input {item.name!r} is {array_words(passed[item.name])}, but the model was built for {item.words}",
-                hint=f"Pad or resize it to this size ({self._suggest_fitting(item, array)}), or build the model for a "
+                f"input {spec.name!r} is {array_words(arrays[spec.name])}, but the model was built for {spec.words}",
+                hint=f"Pad or resize it to this size ({self._suggest_fitting(spec, array)}), or build the model for a "
                 "different size or with this dimension dynamic.",
             )
-        return _cast_to_graph(array, item)
+        return _cast_to_graph(array, spec)
 
-    def _suggest_fitting(self, item: InputTensorSpec, array: Array) -> str:
+    def _suggest_fitting(self, spec: InputTensorSpec, array: Array) -> str:
         """Return functions that bring an input to the size of the model."""
         ways = "tokenizers: padding='max_length', max_length=…"
-        graph_length = item.shape[1] if len(item.shape) == 2 == array.ndim else None
+        graph_length = spec.shape[1] if len(spec.shape) == 2 == array.ndim else None
         is_short = isinstance(graph_length, int) and array.shape[1] < graph_length
-        is_tokens = item.name in _MASKS and _MASKS[item.name] in {entry.name for entry in self.inputs}
+        is_tokens = spec.name in _MASKS and _MASKS[spec.name] in {entry.name for entry in self.inputs}
         return f"for short rows, load the model with pad_token_id=…; {ways}" if is_short and is_tokens else ways
 
     def _output_record(self, outputs: dict[str, torch.Tensor]) -> ModelOutput:
@@ -304,7 +304,7 @@ class WinMLModel:
         return record
 
 
-def _is_no_complaint(record: logging.LogRecord) -> bool:
+def _keep_log_record(record: logging.LogRecord) -> bool:
     """Return False for transformers' error about a class unknown to a pipeline."""
     return not record.getMessage().startswith(_COMPLAINT)
 
@@ -345,17 +345,17 @@ def _tokens_beside(name: str) -> str:
     return "decoder_input_ids" if name.startswith("decoder_") else "input_ids"
 
 
-def _cast_to_graph(array: Array, item: InputTensorSpec) -> Array:
+def _cast_to_graph(array: Array, spec: InputTensorSpec) -> Array:
     """Return the values in the graph's type; kinds of numbers are not mixed.
 
     Raises:
         UsageError: integers are passed for floats, or floats for integers.
     """
-    graph_dtype = numpy_dtype(item.dtype)
+    graph_dtype = numpy_dtype(spec.dtype)
     if array.dtype == graph_dtype:
         return array
     if _is_float(array.dtype) != _is_float(graph_dtype):
-        raise UsageError(f"input {item.name!r} is {array_words(array)}, but the model takes {item.words}")
+        raise UsageError(f"input {spec.name!r} is {array_words(array)}, but the model takes {spec.words}")
     return array.astype(graph_dtype)
 
 
@@ -363,19 +363,19 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind not in "iub"
 
 
-def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -> Array:
+def _remove_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -> Array:
     """Remove the positions of padding."""
     rank = _PER_TOKEN_RANKS.get(name)
     is_decoded = "decoder_input_ids" in padding and not name.startswith("encoder_")
-    side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
-    if rank is None or side is None or value.ndim != rank or value.shape[1] != side.graph_length:
+    sizes = padding.get("decoder_input_ids" if is_decoded else "input_ids")
+    if rank is None or sizes is None or value.ndim != rank or value.shape[1] != sizes.graph_length:
         return value
-    return np.ascontiguousarray(value[:, : side.passed_length])
+    return np.ascontiguousarray(value[:, : sizes.passed_length])
 
 
-def _other_filler(passed: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
+def _choose_other_filler(arrays: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:
     """Return a token of the rows that is not the filler; tokens of the rows are certainly in the vocabulary."""
-    tokens = (int(token) for name in padding for token in passed[name].flat if token != filler)
+    tokens = (int(token) for name in padding for token in arrays[name].flat if token != filler)
     return next(tokens, 0 if filler else 1)
 
 
@@ -384,7 +384,7 @@ def _has_no_padding(name: str, value: Array, padding: Mapping[str, _Padding], by
     if name in _PER_TOKEN_RANKS or name == "pooler_output":
         return not by_token_only or _PER_TOKEN_RANKS.get(name) == value.ndim
     # The token axis of other outputs is unknown; an axis of another length cannot be it.
-    return not by_token_only and not {side.graph_length for side in padding.values()} & set(value.shape[1:])
+    return not by_token_only and not {sizes.graph_length for sizes in padding.values()} & set(value.shape[1:])
 
 
 def _compares_tokens(path: Path, padding: Mapping[str, _Padding]) -> bool:

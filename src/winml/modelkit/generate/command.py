@@ -120,16 +120,16 @@ def command(**options: Any) -> None:
       winml generate llava-built --chat -p "What is on the table?" --image photo.jpg
     """
     files = _refuse_early(options)
-    adapter = _adapter(files, options["adapter"])
-    checkpoint = _checkpoint(files, options["reference"], options["adapter"])
-    texts = [_text_on_stdin() if text == STDIN else text for text in options["prompt"]] or [None]
-    prompts = [_prepare(files, text, options) for text in texts]
+    adapter = _adapter_path(files, options["adapter"])
+    checkpoint = _reference_request(files, options["reference"], options["adapter"])
+    texts = [_read_stdin() if text == STDIN else text for text in options["prompt"]] or [None]
+    prompts = [_prepare_prompt(files, text, options) for text in texts]
     if options["reference"] is not None and prompts[0].settings.is_sampled:
         raise UsageError(
             "--reference compares token by token, which sampling does not allow",
             hint="Add --temperature 0 for greedy decoding.",
         )
-    results = _write(prompts, checkpoint, adapter, options)
+    results = _write_texts(prompts, checkpoint, adapter, options)
     if options["format_"] == "json":
         records = [result.as_record() for result in results]
         print_json(records[0] if len(records) == 1 else {"schema_version": 1, "texts": records})
@@ -146,7 +146,7 @@ def command(**options: Any) -> None:
             click.get_current_context().exit(report_error(error))
 
 
-def _text_on_stdin() -> str:
+def _read_stdin() -> str:
     """Return the text on stdin, up to the longest text that is tokenized.
 
     Raises:
@@ -166,15 +166,15 @@ def _text_on_stdin() -> str:
     return text
 
 
-def _prepare(files: Mapping[str, Path], text: str | None, options: Mapping[str, Any]) -> PreparedPrompt:
+def _prepare_prompt(files: Mapping[str, Path], text: str | None, options: Mapping[str, Any]) -> PreparedPrompt:
     """Return the prompt in tokens of the model."""
     requested = {key: options[key] for key in _OF_SETTINGS}
     if ENCODER in files:
         from winml.modelkit.generate.generation.media_prompts import prepare_encoder_decoder
 
         image = next(iter(options["image"]), None)
-        passed = {"prompt": text, "audio": options["audio"], "image": image}
-        return prepare_encoder_decoder(files, passed, with_times=options["timestamps"], **requested)
+        contents = {"prompt": text, "audio": options["audio"], "image": image}
+        return prepare_encoder_decoder(files, contents, with_times=options["timestamps"], **requested)
     from winml.modelkit.generate.generation.writing import prepare_prompt
 
     chat = {"is_chat": options["chat"], "system": options["system"]}
@@ -241,7 +241,7 @@ def _refuse_early(options: Mapping[str, Any]) -> Mapping[str, Path]:
     return parts if is_pair else {ONLY_PART: path}
 
 
-def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
+def _adapter_path(files: Mapping[str, Path], name: str | None) -> Path | None:
     """Return the file of the adapter to activate; None without a name.
 
     Raises:
@@ -261,7 +261,7 @@ def _adapter(files: Mapping[str, Path], name: str | None) -> Path | None:
     return adapter_beside(path, name, {entry.key: entry.value for entry in read_structure(path).metadata_props})
 
 
-def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str | None) -> ModelRequest | None:
+def _reference_request(files: Mapping[str, Path], reference: str | None, adapter: str | None) -> ModelRequest | None:
     """Return the checkpoint to compare with, and the recorded adapters; None without ``--reference``.
 
     Raises:
@@ -278,7 +278,7 @@ def _checkpoint(files: Mapping[str, Path], reference: str | None, adapter: str |
     return reference_checkpoint(metadata, str(path), reference, adapter)
 
 
-def _write(
+def _write_texts(
     prompts: list[PreparedPrompt], checkpoint: ModelRequest | None, adapter: Path | None, options: Mapping[str, Any]
 ) -> list[GeneratedText]:
     """Generate the texts: on stdout, each ended by a line break, unless the whole answer is one JSON object.

@@ -36,7 +36,7 @@ class _RunCommand(WinMLCommand):
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-").replace("-", "_")
-            if any(item.name == name for task in RUN_TASKS.values() for item in task.inputs):
+            if any(task_input.name == name for task in RUN_TASKS.values() for task_input in task.inputs):
                 raise click.UsageError(
                     f"No such option '{error.option_name}'. Inputs of a task are passed by name: --input {name}=VALUE.",
                     ctx,
@@ -83,8 +83,8 @@ def command(**options: Any) -> None:
         return
     with library_output_to_stderr():
         result, saved = run_model(plan, request)
-    written = _write(result, saved, request)
-    show_result(result.as_record(), options, lambda: inference_document(result).with_files(written), is_answer=True)
+    paths = _write(result, saved, request)
+    show_result(result.as_record(), options, lambda: inference_document(result).with_files(paths), is_answer=True)
     if result.reference is not None and not result.reference.is_same:
         click.get_current_context().exit(NEGATIVE_RESULT)
 
@@ -100,9 +100,9 @@ def _read_request(options: Mapping[str, Any]) -> RunRequest:
     if files:
         refuse_checkpoint_options(next(iter(files.values())), options, loading)
     else:
-        found = found_model(name, options, loading)
-        checkpoint = found.request
-        files = {} if found.path is None else {ONLY_PART: found.path}
+        source = found_model(name, options, loading)
+        checkpoint = source.request
+        files = {} if source.path is None else {ONLY_PART: source.path}
     return RunRequest(
         name=name,
         files=files,

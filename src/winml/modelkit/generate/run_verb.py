@@ -102,7 +102,7 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
             f"{opt.schema} and {opt.reference} cannot be combined, since {opt.schema} runs nothing",
             hint="Use one of them.",
         )
-    subject = _subject(request)
+    subject = _make_subject(request)
     media = [Path(value[1:]) for value in subject.tensors.values() if value.startswith("@")]
     media += [Path(value) for values in subject.named.values() for value in values if value.startswith("@")]
     plan = plan_answer(
@@ -116,44 +116,44 @@ def plan_run(request: RunRequest) -> AnswerPlan[RunSubject]:
     return plan
 
 
-def _subject(request: RunRequest) -> RunSubject:
+def _make_subject(request: RunRequest) -> RunSubject:
     """Determine the task of a run, and sort the values into tensors and task inputs.
-    
+
     Raises:
         UsageError: an input is missing or unknown, or the result cannot be saved.
         TaskError: the task is unknown, not stated, or another than that of the file.
     """
-    named = _named_values(request)
+    texts = _collect_values(request)
     tensors: tuple[str, ...] = ()
-    stated: str | None = None
+    recorded: str | None = None
     if request.files:
         from winml.modelkit.onnx.bundle import described_model
 
-        tensors = tuple(item.name for item in _graph_tensors(request.files, "inputs"))
-        stated = described_model(_described_file(request)).get("task")
-    if request.task and stated and canonical_task(request.task) != canonical_task(stated):
+        tensors = tuple(tensor.name for tensor in _read_tensors(request.files, "inputs"))
+        recorded = described_model(_described_file(request)).get("task")
+    if request.task and recorded and canonical_task(request.task) != canonical_task(recorded):
         raise TaskError(
-            f"{opt.task} {request.task}: {request.name} was exported for {stated}",
+            f"{opt.task} {request.task}: {request.name} was exported for {recorded}",
             hint=f"Omit {opt.task}, or build the model again for this task.",
         )
-    name = request.task or stated
-    rule = f"set by {opt.task}" if request.task else "from the file" if stated else ""
-    passed = {key: value for key, value in named.items() if key in tensors and not _is_of_task(key, name, tensors)}
-    if passed:
-        if other := [key for key in named if key not in tensors]:
+    name = request.task or recorded
+    rule = f"set by {opt.task}" if request.task else "from the file" if recorded else ""
+    feeds = {key: value for key, value in texts.items() if key in tensors and not _is_task_input(key, name, tensors)}
+    if feeds:
+        if non_tensors := [key for key in texts if key not in tensors]:
             raise UsageError(
-                f"input {other[0]!r} is none of the graph, and {next(iter(passed))!r} is a tensor of it",
+                f"input {non_tensors[0]!r} is none of the graph, and {next(iter(feeds))!r} is a tensor of it",
                 hint=f"Pass all tensors by name: {', '.join(tensors)}; or only inputs of the task.",
             )
-        _refuse_save(request, RunTask((), "arrays"), "tensors by name")
-        values = {key: value[-1] for key, value in passed.items()}
+        _check_save(request, RunTask((), "arrays"), "tensors by name")
+        values = {key: value[-1] for key, value in feeds.items()}
         return RunSubject(None, "tensors are passed by name", values, {})
     # Texts, images or audio? The tensors of a checkpoint are known after its build.
     if name is None or (not request.files and canonical_task(name) == "feature-extraction"):
         if request.files and not request.schema:
-            by_name = [f"{opt.input} {item}=@FILE.npy" for item in tensors]
+            by_name = [f"{opt.input} {tensor}=@FILE.npy" for tensor in tensors]
             if request.inputs:
-                unknown = next(key for key in named if key not in tensors)
+                unknown = next(key for key in texts if key not in tensors)
                 raise UsageError(
                     f"input {unknown!r} is none of the graph, whose inputs are {', '.join(tensors)}",
                     hint=f"Pass all tensors by name: {' '.join(by_name)}",
@@ -163,32 +163,32 @@ def _subject(request: RunRequest) -> RunSubject:
                 hint=f"Specify {opt.task}, such as {opt.task} text-classification, or pass tensors by name: "
                 f"{', '.join(by_name)}.",
             )
-        return RunSubject(None, rule, {}, named)
+        return RunSubject(None, rule, {}, texts)
     task, definition = run_task(name, tensors)
     if not request.schema:
         _refuse_generating(request, task, definition)
         assert definition is not None  # refused above
-        _refuse_inputs(request, task, definition, named, tensors)
-        _refuse_save(request, definition, task)
-    return RunSubject(task, rule, {}, named, definition)
+        _refuse_inputs(request, task, definition, texts, tensors)
+        _check_save(request, definition, task)
+    return RunSubject(task, rule, {}, texts, definition)
 
 
-def _is_of_task(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
+def _is_task_input(key: str, name: str | None, tensors: tuple[str, ...]) -> bool:
     """Return True if an input name belongs to a task."""
     definition = None if name is None else run_task(name, tensors)[1]
-    return definition is not None and any(item.name == key for item in definition.inputs)
+    return definition is not None and any(task_input.name == key for task_input in definition.inputs)
 
 
-def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
+def _collect_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
     """Return the input values of the options, by name; files as ``@path``.
 
     Raises:
         UsageError: a value without a name.
     """
-    named: dict[str, tuple[str, ...]] = {}
+    texts: dict[str, tuple[str, ...]] = {}
 
     def add(name: str, value: str) -> None:
-        named[name] = (*named.get(name, ()), value)
+        texts[name] = (*texts.get(name, ()), value)
 
     for text in request.text:
         add("text", text)
@@ -206,24 +206,24 @@ def _named_values(request: RunRequest) -> dict[str, tuple[str, ...]]:
                 hint=f"Such as {opt.input} context=@article.txt, or {opt.input} input_ids=[[2,5,3]].",
             )
         add(name.strip(), value)
-    return named
+    return texts
 
 
 def _refuse_generating(request: RunRequest, task: str, definition: RunTask | None) -> None:
     """Refuse tasks that ``winml generate`` runs, and tasks without a definition.
-    
+
     Raises:
         UsageError: names the command to use.
     """
     if PROMPT in request.files or VISION in request.files or task in ("text-generation", "image-text-to-text"):
         raise UsageError(
             f"{request.name} is for {task}, which winml generate runs",
-            hint=f'winml generate {_commanded(request)} -p "Once upon a time"',
+            hint=f'winml generate {_command_words(request)} -p "Once upon a time"',
         )
     if definition is None and {ENCODER, DECODER} <= request.files.keys():
         raise UsageError(
             f"{request.name} is for {task}, which winml generate runs",
-            hint=f"winml generate {_commanded(request)} --image photo.jpg",
+            hint=f"winml generate {_command_words(request)} --image photo.jpg",
         )
     if definition is None:
         raise UsageError(
@@ -237,7 +237,7 @@ def _refuse_inputs(
     request: RunRequest,
     task: str,
     definition: RunTask,
-    named: Mapping[str, tuple[str, ...]],
+    texts: Mapping[str, tuple[str, ...]],
     tensors: tuple[str, ...],
 ) -> None:
     """Refuse input names unknown to the task, and missing inputs.
@@ -245,27 +245,27 @@ def _refuse_inputs(
     Raises:
         UsageError: names the input and the nearest known input.
     """
-    known = {item.name: item for item in definition.inputs}
-    for name, values in named.items():
-        if name not in known:
+    inputs = {entry.name: entry for entry in definition.inputs}
+    for name, values in texts.items():
+        if name not in inputs:
             # Names of options are not misspelled: the task takes other inputs.
-            guess = None if name in _BY_OPTION else nearest(name, (*known, *tensors))
+            guess = None if name in _BY_OPTION else nearest(name, (*inputs, *tensors))
             hint = (
                 f"Did you mean {guess!r}? "
                 if guess
-                else f"For example {_run_command(_commanded(request), definition)}. "
+                else f"For example {_format_run_command(_command_words(request), definition)}. "
             )
             raise UsageError(
-                f"{request.name} has no input {name!r}: {task} takes {', '.join(known)}",
+                f"{request.name} has no input {name!r}: {task} takes {', '.join(inputs)}",
                 hint=f"{hint}winml run {request.name} --schema lists its inputs.",
             )
-        item = known[name]
-        if item.kind != "text" and not values[0].startswith("@"):
+        entry = inputs[name]
+        if entry.kind != "text" and not values[0].startswith("@"):
             raise UsageError(
-                f"input {name!r}: {values[0]!r} is no file; {task} takes {_article(item.kind)}",
-                hint=f"{opt.input} {name}=@{item.example}",
+                f"input {name!r}: {values[0]!r} is no file; {task} takes {_add_article(entry.kind)}",
+                hint=f"{opt.input} {name}=@{entry.example}",
             )
-    several = [name for name, values in named.items() if len(values) > 1 and not known[name].is_repeatable]
+    several = [name for name, values in texts.items() if len(values) > 1 and not inputs[name].is_repeatable]
     if len(several) > 1:
         raise UsageError(
             f"inputs {several[0]!r} and {several[1]!r} are both passed several times, and {task} runs once for each "
@@ -274,24 +274,24 @@ def _refuse_inputs(
         )
     if several and request.save is not None:
         raise UsageError(
-            f"{opt.save} {request.save}: the result of one {several[0]} is saved, {len(named[several[0]])} are passed",
+            f"{opt.save} {request.save}: the result of one {several[0]} is saved, {len(texts[several[0]])} are passed",
             hint=f"Omit it, or pass one {several[0]}.",
         )
-    missing = [item for item in definition.inputs if item.is_required and item.name not in named]
+    missing = [entry for entry in definition.inputs if entry.is_required and entry.name not in texts]
     if missing:
         raise UsageError(
-            f"input {missing[0].name!r} is missing: {task} takes {', '.join(known)}",
-            hint=_run_command(_commanded(request), definition),
+            f"input {missing[0].name!r} is missing: {task} takes {', '.join(inputs)}",
+            hint=_format_run_command(_command_words(request), definition),
         )
 
 
-def _article(kind: str) -> str:
+def _add_article(kind: str) -> str:
     return {"image": "an image", "audio": "a recording"}[kind]
 
 
-def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
+def _check_save(request: RunRequest, definition: RunTask, subject: str) -> None:
     """Refuse ``--save`` for a result without savable content, or with an unsuitable suffix.
-    
+
     Raises:
         UsageError: names a suitable file name, if there is one.
     """
@@ -299,13 +299,13 @@ def _refuse_save(request: RunRequest, definition: RunTask, what: str) -> None:
         return
     if definition.saved is None:
         raise UsageError(
-            f"{opt.save} {request.save}: {what} has no image and no arrays to save",
+            f"{opt.save} {request.save}: {subject} has no image and no arrays to save",
             hint="Omit it; -o FILE writes the result as JSON.",
         )
     suffixes = IMAGE_SUFFIXES if definition.saved == "image" else (_ARRAYS_SUFFIX,)
     if request.save.suffix.lower() not in suffixes:
         raise UsageError(
-            f"{opt.save} {request.save}: the result of {what} is saved as {', '.join(suffixes)}",
+            f"{opt.save} {request.save}: the result of {subject} is saved as {', '.join(suffixes)}",
             hint=f"{opt.save} {request.save.with_suffix(suffixes[0])}",
         )
 
@@ -325,46 +325,46 @@ def example_command(
         from winml.modelkit.ort.decoding.inputs import TOKEN_IDS
 
         path = next(iter(files.values()))
-        inputs = {item.name: item.shape for item in _graph_tensors(files, "inputs")}
+        inputs = {tensor.name: tensor.shape for tensor in _read_tensors(files, "inputs")}
         if missing_processors([*inputs], files_folder(path)):
             return None
         *_, token_count = inputs.get(TOKEN_IDS) or (None,)
         if task == "text-generation" and PROMPT not in files and isinstance(token_count, int) and token_count > 1:
             return None  # it reads so many tokens in each run
-        name = _with_provider(name, path)
+        name = _add_provider_options(name, path)
     if task == "text-generation":
         return f'winml generate {name} -p "Once upon a time"'
-    return None if definition is None else _run_command(name, definition)
+    return None if definition is None else _format_run_command(name, definition)
 
 
-def _with_provider(name: str, path: Path) -> str:
+def _add_provider_options(name: str, path: Path) -> str:
     """Return a model as written on a command line, with the options of the provider it is compiled for."""
     return f"{name} {provider_options_of(path)}".rstrip()
 
 
-def _commanded(request: RunRequest) -> str:
+def _command_words(request: RunRequest) -> str:
     """Return the model of a request as hints write it."""
     if request.ep is not None:
         return f"{request.name} {opt.ep} {request.ep}"
-    return _with_provider(request.name, _described_file(request)) if request.files else request.name
+    return _add_provider_options(request.name, _described_file(request)) if request.files else request.name
 
 
-def _run_command(name: str, definition: RunTask) -> str:
+def _format_run_command(name: str, definition: RunTask) -> str:
     """Return the command that runs a model on the example inputs of a task."""
-    return " ".join(["winml run", name, *(_example(item) for item in definition.inputs if item.is_required)])
+    return " ".join(["winml run", name, *(_example_words(entry) for entry in definition.inputs if entry.is_required)])
 
 
-def _option_of(item: TaskInput) -> str:
+def _input_option(task_input: TaskInput) -> str:
     """Return the option of a task input; ``--input NAME=`` without an own option."""
-    return spell(item.name) if item.name in _BY_OPTION else f"{opt.input} {item.name}="
+    return spell(task_input.name) if task_input.name in _BY_OPTION else f"{opt.input} {task_input.name}="
 
 
-def _example(item: TaskInput) -> str:
-    value = item.example if item.kind != "text" else f'"{item.example}"'
-    return f"{_option_of(item)}{'' if _option_of(item).endswith('=') else ' '}{value}"
+def _example_words(task_input: TaskInput) -> str:
+    value = task_input.example if task_input.kind != "text" else f'"{task_input.example}"'
+    return f"{_input_option(task_input)}{'' if _input_option(task_input).endswith('=') else ' '}{value}"
 
 
-def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
+def _read_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     """Return the inputs or outputs of the graphs as their files declare them."""
     from winml.modelkit.generate.records import SchemaTensor
     from winml.modelkit.onnx.contents import declared_shape, dtype_name
@@ -380,23 +380,23 @@ def _graph_tensors(files: Mapping[str, Path], which: str) -> list[SchemaTensor]:
     return tensors
 
 
-def _metadata_of(files: Mapping[str, Path]) -> list[dict[str, str]]:
+def _read_metadata(files: Mapping[str, Path]) -> list[dict[str, str]]:
     from winml.modelkit.onnx.files.reading import read_structure
 
-    return [{item.key: item.value for item in read_structure(path).metadata_props} for path in files.values()]
+    return [{entry.key: entry.value for entry in read_structure(path).metadata_props} for path in files.values()]
 
 
 def _graph_bounds(files: Mapping[str, Path]) -> tuple[DynamicDimension, ...]:
     """Return the bounds of dynamic dimensions that the graphs state, each once."""
     from winml.modelkit.onnx.specs import stated_bounds
 
-    return tuple(dict.fromkeys(item for props in _metadata_of(files) for item in stated_bounds(props).values()))
+    return tuple(dict.fromkeys(dim for props in _read_metadata(files) for dim in stated_bounds(props).values()))
 
 
 def _damaged_bounds_notes(files: Mapping[str, Path]) -> list[str]:
     from winml.modelkit.onnx.specs import damaged_bounds_notes
 
-    return [note for props in _metadata_of(files) for note in damaged_bounds_notes(props)]
+    return [note for props in _read_metadata(files) for note in damaged_bounds_notes(props)]
 
 
 def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
@@ -410,8 +410,8 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
     subject, bounds = plan.subject, _graph_bounds(request.files)
     name, tensors, outputs = (
         subject.task,
-        _graph_tensors(request.files, "inputs"),
-        _graph_tensors(request.files, "outputs"),
+        _read_tensors(request.files, "inputs"),
+        _read_tensors(request.files, "outputs"),
     )
     if request.checkpoint is not None:
         from winml.modelkit.models.resolution import resolve_model
@@ -423,21 +423,21 @@ def run_schema(plan: AnswerPlan[RunSubject], request: RunRequest) -> RunSchema:
             for part in resolved.parts
             for spec in part.inputs
         ]
-    task, definition = (None, None) if name is None else run_task(name, tuple(item.name for item in tensors))
+    task, definition = (None, None) if name is None else run_task(name, tuple(tensor.name for tensor in tensors))
     inputs = tuple(
         SchemaInput(
-            item.name,
-            item.kind,
-            _option_of(item),
-            item.is_required,
-            item.is_repeatable,
-            item.meaning,
+            entry.name,
+            entry.kind,
+            _input_option(entry),
+            entry.is_required,
+            entry.is_repeatable,
+            entry.meaning,
         )
-        for item in (definition.inputs if definition is not None else ())
+        for entry in (definition.inputs if definition is not None else ())
     )
-    by_name = " ".join(f"{opt.input} {name}=@{name}.npy" for name in dict.fromkeys(item.name for item in tensors))
+    by_name = " ".join(f"{opt.input} {name}=@{name}.npy" for name in dict.fromkeys(tensor.name for tensor in tensors))
     example = example_command(request.name, task or "", definition, request.files)
-    example = example or f"winml run {_commanded(request)} {by_name}"
+    example = example or f"winml run {_command_words(request)} {by_name}"
     return RunSchema(request.name, task, inputs, tuple(tensors), tuple(outputs), example, bounds)
 
 
@@ -465,7 +465,7 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
             notes.append(f"the checkpoint was built into the cache in {seconds:.1f} s (winml cache ls)")
         files = built.part_paths if len(built.part_paths) > 1 else {ONLY_PART: built.model_path}
         request = replace(request, files=files)
-        subject = _subject(replace(request, task=None))
+        subject = _make_subject(replace(request, task=None))
     else:
         subject = plan.subject
     notes += _damaged_bounds_notes(request.files)
@@ -474,10 +474,10 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     session_ms = (time.perf_counter() - started) * 1000
     started = time.perf_counter()
     if subject.task is None:
-        dtypes = {item.name: item.dtype for item in getattr(model, "inputs", ())}
+        dtypes = {spec.name: spec.dtype for spec in getattr(model, "inputs", ())}
         tensors = {name: _read_tensor(name, value, dtypes.get(name)) for name, value in subject.tensors.items()}
         answers: list[tuple[str | None, Answer]] = [(None, tensor_answer(model, tensors))]
-        passed: Mapping[str, Any] = {
+        shown_inputs: Mapping[str, Any] = {
             name: f"{array.dtype}[{', '.join(map(str, array.shape))}]" for name, array in tensors.items()
         }
         calls: list[tuple[str | None, Mapping[str, Any]]] = [(None, tensors)]
@@ -487,15 +487,15 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         calls = [
             (
                 text,
-                {item.name: _read_values(item, named[item.name]) for item in definition.inputs if item.name in named},
+                {spec.name: _read_values(spec, texts[spec.name]) for spec in definition.inputs if spec.name in texts},
             )
-            for text, named in _split_calls(definition, subject.named)
+            for text, texts in _split_calls(definition, subject.named)
         ]
         run = _make_runner(model, model, subject.task, request)
         answers = [(text, run(values)) for text, values in calls]
-        passed = {
-            name: given[0].removeprefix("@") if len(given) == 1 else [text.removeprefix("@") for text in given]
-            for name, given in subject.named.items()
+        shown_inputs = {
+            name: texts[0].removeprefix("@") if len(texts) == 1 else [text.removeprefix("@") for text in texts]
+            for name, texts in subject.named.items()
         }
     run_ms = (time.perf_counter() - started) * 1000
     result = InferenceResult(
@@ -503,9 +503,9 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
         task=subject.task,
         task_rule=subject.task_rule,
         provider=request.choose_provider().provider.name,
-        inputs=passed,
+        inputs=shown_inputs,
         kind=answers[0][1].kind,
-        entries=_entries(answers),
+        entries=_collect_entries(answers),
         session_ms=session_ms,
         run_ms=run_ms,
         notes=tuple(dict.fromkeys([*notes, *(note for _, answer in answers for note in answer.notes)])),
@@ -513,21 +513,21 @@ def run_model(plan: AnswerPlan[RunSubject], request: RunRequest) -> tuple[Infere
     )
     if request.reference is not None:
         result = _compare_with_pytorch(result, answers, subject, calls, request, model)
-    return result, _saved(answers[0][1], calls[0][1], request.save)
+    return result, _make_writer(answers[0][1], calls[0][1], request.save)
 
 
 def _split_calls(
-    definition: RunTask, named: Mapping[str, tuple[str, ...]]
+    definition: RunTask, texts: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[str | None, Mapping[str, tuple[str, ...]]]]:
     """Return the inputs of each run of the model, with its text or file; None for a single run."""
-    several = (item.name for item in definition.inputs if len(named.get(item.name, ())) > 1 and not item.is_repeatable)
+    several = (spec.name for spec in definition.inputs if len(texts.get(spec.name, ())) > 1 and not spec.is_repeatable)
     name = next(several, None)
     if name is None:
-        return [(None, named)]
-    return [(value.removeprefix("@"), {**named, name: (value,)}) for value in named[name]]
+        return [(None, texts)]
+    return [(value.removeprefix("@"), {**texts, name: (value,)}) for value in texts[name]]
 
 
-def _entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
+def _collect_entries(answers: Sequence[tuple[str | None, Answer]]) -> tuple[AnswerEntry, ...]:
     """Return the entries of all results, each with its text or file."""
     return tuple(replace(entry, input=text) for text, answer in answers for entry in answer.entries)
 
@@ -544,11 +544,11 @@ def _make_runner(model: Any, built: Any, task: str, request: RunRequest) -> Task
     graph_inputs = built.inputs if len(request.files) == 1 else ()
     if isinstance(built, EncoderDecoderModel):
         # The encoder pads a shorter text itself, and makes audio and images fit.
-        graph_inputs = tuple(item for item in built.graph.encoder.inputs if item.name == TEXT)
+        graph_inputs = tuple(spec for spec in built.graph.encoder.inputs if spec.name == TEXT)
     if model is not built:
         # A question is answered in windows of the context: with equal windows, the scores can be compared.
         whole = {AUDIO} if task == "question-answering" else {AUDIO, TEXT}
-        graph_inputs = tuple(item for item in graph_inputs if item.name not in whole)
+        graph_inputs = tuple(spec for spec in graph_inputs if spec.name not in whole)
     return TaskRunner(model, task, folder, graph_inputs=graph_inputs, top=request.top, threshold=request.threshold)
 
 
@@ -569,7 +569,7 @@ def _compare_with_pytorch(
     from winml.modelkit.generate.answering import compared_answers, tensor_answer
     from winml.modelkit.models.model import load_model
 
-    checkpoint = _reference(request)
+    checkpoint = _reference_request(request)
     if subject.task is not None:
         checkpoint = replace(checkpoint, task=subject.task)
     loaded: Any = load_model(replace(checkpoint, cache=False)).model
@@ -579,19 +579,19 @@ def _compare_with_pytorch(
         for (text, answer), (_, values) in zip(answers, calls, strict=True)
     ]
     compared = [
-        compared_answers(ours, other, checkpoint.model) for (_, ours), (_, other) in zip(answers, theirs, strict=True)
+        compared_answers(ours, target, checkpoint.model) for (_, ours), (_, target) in zip(answers, theirs, strict=True)
     ]
-    differing = next((place for place, item in enumerate(compared) if not item.is_same), None)
+    differing = next((index for index, entry in enumerate(compared) if not entry.is_same), None)
     reference = compared[0 if differing is None else differing]
     if len(compared) > 1:
-        differences = [item.max_difference for item in compared if item.max_difference is not None]
-        words = None if differing is None else f"{answers[differing][0]!r}: {reference.difference}"
+        differences = [entry.max_difference for entry in compared if entry.max_difference is not None]
+        text = None if differing is None else f"{answers[differing][0]!r}: {reference.difference}"
         difference = max(differences, default=None)
-        reference = replace(reference, entries=_entries(theirs), max_difference=difference, difference=words)
+        reference = replace(reference, entries=_collect_entries(theirs), max_difference=difference, difference=text)
     return replace(result, reference=reference)
 
 
-def _reference(request: RunRequest) -> ModelRequest:
+def _reference_request(request: RunRequest) -> ModelRequest:
     """Return the checkpoint to compare with.
 
     Raises:
@@ -607,50 +607,50 @@ def _reference(request: RunRequest) -> ModelRequest:
     return reference_checkpoint(metadata, str(path), str(request.reference))
 
 
-def _read_values(item: TaskInput, given: tuple[str, ...]) -> Any:
+def _read_values(task_input: TaskInput, texts: tuple[str, ...]) -> Any:
     """Return the value of an input, or a list for a repeatable input."""
-    values = [_read_value(item, text) for text in given]
-    return values if item.is_repeatable else values[0]
+    values = [_read_value(task_input, text) for text in texts]
+    return values if task_input.is_repeatable else values[0]
 
 
-def _read_value(item: TaskInput, given: str) -> Any:
+def _read_value(task_input: TaskInput, text: str) -> Any:
     """Read a text, an image or a recording.
 
     Raises:
         ModelPathError: the file does not exist.
         InputError: the file cannot be read.
     """
-    if not given.startswith("@"):
-        return given
-    path = Path(given[1:])
+    if not text.startswith("@"):
+        return text
+    path = Path(text[1:])
     try:
         refuse_special_file(path)
     except ForeignNameError as error:
-        raise ModelPathError(f"input {item.name!r}: {path}: {error}", hint="Pass the path of a file.") from None
-    if item.kind == "text":
+        raise ModelPathError(f"input {task_input.name!r}: {path}: {error}", hint="Pass the path of a file.") from None
+    if task_input.kind == "text":
         from winml.modelkit.options import JsonError, read_text_file
 
         try:
             return read_text_file(path)
         except JsonError as error:
-            raise InputError(f"input {item.name!r}: {path}: {error}", hint="Pass a UTF-8 text file.") from error
+            raise InputError(f"input {task_input.name!r}: {path}: {error}", hint="Pass a UTF-8 text file.") from error
     from winml.modelkit.samples.media import Unreadable, open_image, open_recording
 
-    opened: Any = (open_image if item.kind == "image" else open_recording)(str(path), None, str(path))
+    opened: Any = (open_image if task_input.kind == "image" else open_recording)(str(path), None, str(path))
     if isinstance(opened, Unreadable):
         raise InputError(
-            f"input {item.name!r}: {path} cannot be read as {_article(item.kind)}: {opened.reason}",
-            hint=f"Pass {_article(item.kind)}, such as {item.example}.",
+            f"input {task_input.name!r}: {path} cannot be read as {_add_article(task_input.kind)}: {opened.reason}",
+            hint=f"Pass {_add_article(task_input.kind)}, such as {task_input.example}.",
         )
-    return opened.convert("RGB") if item.kind == "image" else opened
+    return opened.convert("RGB") if task_input.kind == "image" else opened
 
 
-def _read_tensor(name: str, given: str, dtype: str | None) -> Any:
+def _read_tensor(name: str, text: str, dtype: str | None) -> Any:
     """Parse an array: JSON, or a file in NumPy or JSON format.
 
     Args:
         name: Input of the graph.
-        given: The user's value.
+        text: The user's value.
         dtype: Element type of the input, to which JSON numbers are converted; None if unknown.
 
     Raises:
@@ -665,11 +665,11 @@ def _read_tensor(name: str, given: str, dtype: str | None) -> Any:
     hint = (
         f"Pass numbers as JSON, {opt.input} {name}=[[1,2,3]], or a file of numpy.save: {opt.input} {name}=@{name}.npy."
     )
-    path = Path(given[1:]) if given.startswith("@") else None
+    path = Path(text[1:]) if text.startswith("@") else None
     try:
         if path is not None and path.suffix == ".npy":
             return read_array(path, f"{opt.input} {name}: {path}")
-        content = load_json(given) if path is None else read_json_file(path)
+        content = load_json(text) if path is None else read_json_file(path)
     except (OSError, ValueError) as error:
         label = f"{opt.input} {name}" if path is None else f"{opt.input} {name}: {path}"
         raise UsageError(f"{label}: {error}", hint=hint) from error
@@ -698,10 +698,10 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
     if dtype == "bool":
         is_held, expected = number in (0, 1), "true, false, 0 or 1"
     elif "float" in dtype:
-        about = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
-        limit = float(about.max)
+        type_info = ml_dtypes.finfo(numpy_dtype(dtype))  # type: ignore[no-untyped-call]
+        limit = float(type_info.max)
         # Slightly larger numbers are rounded down. JSON may write infinity and NaN themselves.
-        is_held = not isinstance(number, bool) and not (limit * (1 + float(about.eps) / 4) < abs(number) < math.inf)
+        is_held = not isinstance(number, bool) and not (limit * (1 + float(type_info.eps) / 4) < abs(number) < math.inf)
         expected = f"a number from {-limit:.6g} to {limit:.6g}"
     else:
         limits = np.iinfo(dtype)
@@ -714,7 +714,7 @@ def _refuse_number(name: str, number: float, dtype: str) -> None:
         )
 
 
-def _saved(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
+def _make_writer(answer: Answer, values: Mapping[str, Any], path: Path | None) -> Mapping[Path, Any]:
     """Return the file to save → function that writes it."""
     if path is None:
         return {}

@@ -21,10 +21,10 @@ _DISPLAYED_CHARACTERS = 40
 
 def inference_document(result: InferenceResult) -> doc.Document:
     """Describe a result for people, and its comparison with PyTorch."""
-    return doc.Document([_answer(result)], doc.Fields(list(_summary(result))), title="Answer")
+    return doc.Document([_answer_block(result)], doc.Fields(list(_summary_fields(result))), title="Answer")
 
 
-def _answer(result: InferenceResult) -> doc.Block:
+def _answer_block(result: InferenceResult) -> doc.Block:
     """Return the entries of a result as paragraph, fields or table, depending on the kind."""
     entries = result.entries
     is_single = all(entry.input is None for entry in entries)
@@ -51,51 +51,51 @@ def _answer(result: InferenceResult) -> doc.Block:
         case "boxes":
             columns = doc.columns("object", ("score", "score"), "left, top, right, bottom")
             rows = [
-                [entry.label or "", entry.score, ", ".join(f"{side:g}" for side in entry.box or ())]
+                [entry.label or "", entry.score, ", ".join(f"{edge:g}" for edge in entry.box or ())]
                 for entry in entries
             ]
         case "segments":
             columns = doc.columns("segment", ("pixels", "share"), ("score", "score"))
             rows = [[entry.label or "", entry.share, entry.score] for entry in entries]
         case "similarity":
-            first = next((result.inputs[name] for name in ("text", "image", "audio") if name in result.inputs), [""])
-            columns = doc.columns(f"similarity to {_short(first[0])!r}", ("cosine", "score"))
-            rows = [[_short(entry.text or ""), entry.score] for entry in entries]
+            queries = next((result.inputs[name] for name in ("text", "image", "audio") if name in result.inputs), [""])
+            columns = doc.columns(f"similarity to {_shorten(queries[0])!r}", ("cosine", "score"))
+            rows = [[_shorten(entry.text or ""), entry.score] for entry in entries]
         case "embedding":
             entry = entries[0]
             values = entry.values or ()
-            return doc.Fields([("embedding", f"{len(values)} numbers: {_numbers(values[:6])}, …")])
+            return doc.Fields([("embedding", f"{len(values)} numbers: {_format_numbers(values[:6])}, …")])
         case _:
             columns = doc.columns("output", "type", "minimum", "maximum", "first values")
             rows = [_tensor_row(entry) for entry in entries]
     if not is_single:
         columns = [*doc.columns("input"), *columns]
         texts = [entry.input or "" for entry in entries]
-        rows = [[doc.Shortened(_short(text), text), *row] for text, row in zip(texts, rows, strict=True)]
+        rows = [[doc.Shortened(_shorten(text), text), *row] for text, row in zip(texts, rows, strict=True)]
     return doc.Table(columns, rows)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     r"""Return the start of a text, on one line.
 
-    >>> _short("one\n two")
+    >>> _shorten("one\n two")
     'one two'
     """
     line = " ".join(text.split())
     return line if len(line) <= _DISPLAYED_CHARACTERS else f"{line[:_DISPLAYED_CHARACTERS]}…"
 
 
-def _numbers(values: tuple[float, ...]) -> str:
+def _format_numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
 
 def _tensor_row(entry: AnswerEntry) -> list[doc.Cell]:
     shape = ", ".join(map(str, entry.shape or ()))
     limits = ("" if value is None else f"{value:.4g}" for value in (entry.minimum, entry.maximum))
-    return [entry.label or "", f"{entry.dtype}[{shape}]", *limits, _numbers((entry.values or ())[:4])]
+    return [entry.label or "", f"{entry.dtype}[{shape}]", *limits, _format_numbers((entry.values or ())[:4])]
 
 
-def _summary(result: InferenceResult) -> Iterator[doc.Field]:
+def _summary_fields(result: InferenceResult) -> Iterator[doc.Field]:
     if not result.entries:
         yield "answer", "nothing found"
     if result.task is not None:
@@ -109,8 +109,8 @@ def _summary(result: InferenceResult) -> Iterator[doc.Field]:
     reference = result.reference
     if reference is not None:
         number = "" if reference.max_difference is None else f", largest difference {reference.max_difference:.1e}"
-        words = "the same answer" if reference.is_same else f"another answer: {reference.difference}"
-        yield "PyTorch", f"{words}{number} ({reference.model})"
+        verdict = "the same answer" if reference.is_same else f"another answer: {reference.difference}"
+        yield "PyTorch", f"{verdict}{number} ({reference.model})"
 
 
 def schema_document(schema: RunSchema) -> doc.Document:
@@ -120,33 +120,33 @@ def schema_document(schema: RunSchema) -> doc.Document:
         columns = doc.columns("input", "kind", "option", "meaning")
         rows: list[list[doc.Cell]] = [
             [
-                item.name + ("" if item.is_required else " (optional)"),
-                item.kind,
-                item.option + (" …" if item.is_repeatable else ""),
-                item.meaning,
+                entry.name + ("" if entry.is_required else " (optional)"),
+                entry.kind,
+                entry.option + (" …" if entry.is_repeatable else ""),
+                entry.meaning,
             ]
-            for item in schema.inputs
+            for entry in schema.inputs
         ]
         blocks.append(doc.Table(columns, rows))
-    blocks.append(_tensors("tensor", schema.tensors))
+    blocks.append(_tensor_table("tensor", schema.tensors))
     if schema.outputs:
-        blocks.append(_tensors("output", schema.outputs))
+        blocks.append(_tensor_table("output", schema.outputs))
     if schema.dimensions:
-        blocks.append(doc.Fields([("sizes", ", ".join(f"{item.name} {item.words}" for item in schema.dimensions))]))
+        blocks.append(doc.Fields([("sizes", ", ".join(f"{dim.name} {dim.words}" for dim in schema.dimensions))]))
     return doc.Document(blocks, doc.Fields([("example", schema.example)]), title="Inputs")
 
 
-def _tensors(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
+def _tensor_table(name: str, tensors: tuple[SchemaTensor, ...]) -> doc.Table:
     """Return a table of tensors, with a column of parts if there are several."""
-    has_parts = len({item.part for item in tensors}) > 1
+    has_parts = len({tensor.part for tensor in tensors}) > 1
     columns = doc.columns(name, "type", *(["part"] if has_parts else []))
     rows: list[list[doc.Cell]] = [
         [
-            item.name,
-            shape_words(item.dtype, item.shape),
-            *([item.part] if has_parts else []),
+            tensor.name,
+            shape_words(tensor.dtype, tensor.shape),
+            *([tensor.part] if has_parts else []),
         ]
-        for item in tensors
+        for tensor in tensors
     ]
     return doc.Table(columns, rows)
 
@@ -168,8 +168,8 @@ def generated_lines(result: GeneratedText, number: int | None = None) -> Iterato
     rate = result.tokens_per_second
     count = len(result.prompt_tokens)
     names = {"stop_strings": "a stop string", "max_time": "max_time"}
-    ended_by = " or ".join(words for name, words in names.items() if name in result.settings)
-    words = [
+    ended_by = " or ".join(phrase for name, phrase in names.items() if name in result.settings)
+    parts = [
         *([f"prompt {number}"] if number is not None else []),
         f"{len(result.tokens)} new tokens ({_ENDS[result.end].format(ended_by)}) after {count} of the prompt",
         *([f"session {result.session_ms / 1000:.2f} s"] if number in {None, 1} else []),
@@ -178,7 +178,7 @@ def generated_lines(result: GeneratedText, number: int | None = None) -> Iterato
         *([f"cache {size_words(result.cache_bytes)}"] if result.cache_bytes is not None else []),
         *(["transformers' loop"] if result.loop == "transformers" else []),
     ]
-    yield ", ".join(words)
+    yield ", ".join(parts)
     yield from (f"note: {note}" for note in result.notes)
     if result.reference is not None:
         yield from _reference_lines(result.reference, len(result.tokens))

@@ -107,8 +107,8 @@ def run_task(name: str, tensors: tuple[str, ...]) -> tuple[str, RunTask | None]:
     >>> [item.name for item in run_task("feature-extraction", ("input_values",))[1].inputs]
     ['audio']
     """
-    word = canonical_word(name)
-    task = word if word in TASK_VARIANTS else canonical_task(name)
+    canonical = canonical_word(name)
+    task = canonical if canonical in TASK_VARIANTS else canonical_task(name)
     task = {"summarization": "text2text-generation", "translation": "text2text-generation"}.get(task, task)
     if task != "feature-extraction":
         return task, RUN_TASKS.get(task)

@@ -79,7 +79,7 @@ class DecoderPrompt:
                 )
             masked[list(allowed)] = logits[list(allowed)]
             return masked
-        first_free = next((place for place in range(1, position + 1) if place not in self.allowed), position)
+        first_free = next((index for index in range(1, position + 1) if index not in self.allowed), position)
         suppressed = (*self.suppressed, *(self.first_suppressed if position == first_free else ()))
         out = [token for token in suppressed if 0 <= token < len(logits)]
         if not out:
@@ -103,7 +103,7 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
     generation_config, config = read_generation_config(folder), _read_config(folder)
     decoder = config["decoder"] if isinstance(config.get("decoder"), dict) else {}
     records = (generation_config, config, decoder)
-    numbers = (_number(record, key) for key in ("decoder_start_token_id", "bos_token_id") for record in records)
+    numbers = (_read_integer(record, key) for key in ("decoder_start_token_id", "bos_token_id") for record in records)
     start = next((value for value in numbers if value is not None), None)
     if text is not None:
         start, settings = text.first, replace(settings, eos_token_ids=text.ends or settings.eos_token_ids)
@@ -115,18 +115,18 @@ def read_decoder_prompt(folder: Path, text: TextTokens | None = None) -> tuple[D
     forced = generation_config if (folder / GENERATION_CONFIG_NAME).is_file() else config
     prompt = read_prompt(folder)
     allowed = dict(prompt)
-    if (first := _number(forced, "forced_bos_token_id")) is not None:
-        allowed[1] = (first,)
+    if (first_token := _read_integer(forced, "forced_bos_token_id")) is not None:
+        allowed[1] = (first_token,)
     beginning = DecoderPrompt(
         start,
         prompt_places=len(prompt),
         allowed=allowed,
-        last=_number(forced, "forced_eos_token_id"),
+        last=_read_integer(forced, "forced_eos_token_id"),
         suppressed=tuple(forced.get("suppress_tokens") or ()),
         first_suppressed=tuple(forced.get("begin_suppress_tokens") or ()),
     )
-    others = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
-    return beginning, replace(settings, for_transformers=others or None)
+    loop_options = {key: value for key, value in (settings.for_transformers or {}).items() if key not in _READ_HERE}
+    return beginning, replace(settings, for_transformers=loop_options or None)
 
 
 def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]:
@@ -160,19 +160,19 @@ def read_prompt(folder: Path, **requested: object) -> dict[int, tuple[int, ...]]
     allowed: dict[int, tuple[int, ...]] = {position: (token,) for position, token in pairs if token is not None}
     languages = config.get("lang_to_id") or {}
     if language is not None:
-        allowed[1] = (_token_of(language, languages, "language", folder),)
+        allowed[1] = (_find_token(language, languages, "language", folder),)
     elif languages and 1 not in allowed:
         allowed[1] = tuple(languages.values())
     tasks = config.get("task_to_id") or {}
     if task is not None or (language is not None and tasks):
-        allowed[max(allowed, default=0) + 1] = (_token_of(task or "transcribe", tasks, "task", folder),)
-    without_times = _number(config, "no_timestamps_token_id")
+        allowed[max(allowed, default=0) + 1] = (_find_token(task or "transcribe", tasks, "task", folder),)
+    without_times = _read_integer(config, "no_timestamps_token_id")
     if without_times is not None and (without_times,) not in allowed.values():
         allowed[max(allowed, default=0) + 1] = (without_times,)
     return allowed
 
 
-def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) -> int:
+def _find_token(name: object, tokens: Mapping[str, int], key: str, folder: Path) -> int:
     """Return the token of a language or a task; a language is a token, code or English name.
 
     Raises:
@@ -182,14 +182,14 @@ def _token_of(name: object, known: Mapping[str, int], key: str, folder: Path) ->
         (name,) = name
     names = [str(name).lower()]
     names += [f"<|{names[0]}|>"]
-    if key == "language" and not any(item in known for item in names):
+    if key == "language" and not any(candidate in tokens for candidate in names):
         from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
         names += [f"<|{TO_LANGUAGE_CODE.get(names[0])}|>"]
-    token = next((known[item] for item in names if item in known), None)
+    token = next((tokens[candidate] for candidate in names if candidate in tokens), None)
     if token is None:
         raise InputError(
-            f"{folder}: {key} is {name!r}; the model supports {', '.join(list(known)[:8]) or 'not named'}",
+            f"{folder}: {key} is {name!r}; the model supports {', '.join(list(tokens)[:8]) or 'not named'}",
             hint=f"Use a supported value in {GENERATION_CONFIG_NAME} (lang_to_id, task_to_id).",
         )
     return token
@@ -203,9 +203,9 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _number(passed: Mapping[str, object], key: str) -> int | None:
+def _read_integer(record: Mapping[str, object], key: str) -> int | None:
     """Return the integer under a key; None if absent or of another type."""
-    value = passed.get(key)
+    value = record.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 

@@ -23,21 +23,21 @@ from winml.modelkit.ort.decoding.inputs import POSITIONS
 Scores = NDArray[np.float32]
 
 
-def choose_token(logits: Array, before: Sequence[int], settings: GenerationSettings, draw: np.random.Generator) -> int:
+def choose_token(logits: Array, before: Sequence[int], settings: GenerationSettings, rng: np.random.Generator) -> int:
     """Choose the next token as transformers' loop does: greedily, or by sampling.
 
     Args:
         logits: Logits of every token, shape [vocabulary].
         before: Prompt and text so far.
         settings: Generation settings.
-        draw: Random number generator.
+        rng: Random number generator.
     """
     if not settings.is_sampled and settings.repetition_penalty == 1.0:
         return int(np.argmax(logits))
     scores = processed_scores(logits, before, settings)
     if not settings.is_sampled:
         return int(np.argmax(scores))
-    return int(draw.choice(len(scores), p=_probabilities(scores)))
+    return int(rng.choice(len(scores), p=_softmax_scores(scores)))
 
 
 def processed_scores(logits: Array, before: Sequence[int], settings: GenerationSettings) -> Scores:
@@ -56,27 +56,27 @@ def processed_scores(logits: Array, before: Sequence[int], settings: GenerationS
     if settings.temperature != 1.0:
         scores = scores / np.float32(settings.temperature)
     if 0 < settings.top_k < len(scores):
-        least = np.partition(scores, -settings.top_k)[-settings.top_k]
-        scores[scores < least] = -np.inf
+        threshold = np.partition(scores, -settings.top_k)[-settings.top_k]
+        scores[scores < threshold] = -np.inf
     if settings.top_p < 1.0:
-        scores[_outside_share(scores, settings.top_p)] = -np.inf
+        scores[_mask_unlikely(scores, settings.top_p)] = -np.inf
     if settings.min_p is not None:
-        likely = _probabilities(scores)
+        likely = _softmax_scores(scores)
         scores[likely < settings.min_p * likely.max()] = -np.inf
     return scores
 
 
-def _outside_share(scores: Scores, share: float) -> NDArray[np.bool_]:
+def _mask_unlikely(scores: Scores, share: float) -> NDArray[np.bool_]:
     """Return True per token outside the fewest likely tokens that reach a share; never for the most likely."""
     ascending = np.argsort(scores, kind="stable")
     is_out = np.zeros(len(scores), bool)
-    below = np.cumsum(_probabilities(scores)[ascending]) <= 1 - share
+    below = np.cumsum(_softmax_scores(scores)[ascending]) <= 1 - share
     below[-1] = False
     is_out[ascending] = below
     return is_out
 
 
-def _probabilities(scores: Scores) -> NDArray[np.float64]:
+def _softmax_scores(scores: Scores) -> NDArray[np.float64]:
     weights = np.exp(scores.astype(np.float64) - float(scores.max()))
     return np.asarray(weights / weights.sum())
 
@@ -118,7 +118,7 @@ def generate_tokens(
         UsageError: the graph does not take as many tokens.
         StageError: ONNX Runtime fails.
     """
-    draw = np.random.default_rng(settings.seed)
+    rng = np.random.default_rng(settings.seed)
     text = list(prompt)
     inputs = inputs or {}
     positions = inputs.get(POSITIONS)
@@ -132,7 +132,7 @@ def generate_tokens(
         scores = logits[0, -1]
         if beginning is not None:
             scores = beginning.scores(scores, len(text), is_last=count == longest)
-        token = choose_token(scores, text, settings, draw)
+        token = choose_token(scores, text, settings, rng)
         text.append(token)
         fed = [token] if graph.has_cache else text
         now = time.perf_counter()

@@ -55,26 +55,26 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
     notes: tuple[str, ...] = ()
     if isinstance(graph, EncoderDecoder):
         encoder_inputs = dict(values_for(graph.encoder.session, options).feeds)
-        lengths = _measured_lengths(part_position_limit(files[DECODER], folder))
+        lengths = _choose_lengths(part_position_limit(files[DECODER], folder))
         measured = [1]
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in encoder_inputs.items())
         notes = (f"The time to the first token includes the encoder on {shapes} and the decoder on one token.",)
     else:
-        lengths = measured = _measured_lengths(position_limit(folder))
+        lengths = measured = _choose_lengths(position_limit(folder))
     rows = len(next(iter(encoder_inputs.values()))) if encoder_inputs else 1
     tokens = np.repeat(_random_tokens(graph, lengths[-1], options.seed), rows, axis=0)
 
-    def begun(length: int) -> GraphCache:
+    def fill_cache(length: int) -> GraphCache:
         cache = graph.start(encoder_inputs, rows)
         graph.run(tokens[:, :length], cache=cache)
         return cache
 
-    caches = {length: begun(length) for length in {*measured, *lengths}}
+    caches = {length: fill_cache(length) for length in {*measured, *lengths}}
     prompts = tuple(
-        PromptTime(length, _median_ms(partial(begun, length), latency), caches[length].size_bytes())
+        PromptTime(length, _measure_median_ms(partial(fill_cache, length), latency), caches[length].size_bytes())
         for length in measured
     )
-    step_times = [_step_ms(graph, caches[length], tokens[:, :1], latency) for length in lengths]
+    step_times = [_measure_step_ms(graph, caches[length], tokens[:, :1], latency) for length in lengths]
     shortest = caches[lengths[0]]
     longer = copy.copy(shortest)
     graph.run(tokens[:, :1], cache=longer)
@@ -91,18 +91,18 @@ def measure_generation(files: Mapping[str, Path], options: RunOptions, latency: 
     )
 
 
-def _measured_lengths(positions: int | None) -> list[int]:
+def _choose_lengths(positions: int | None) -> list[int]:
     """Return the lengths to measure that are below the number of positions; ``[1]`` if there are none."""
     return [length for length in _LENGTHS if positions is None or length < positions] or [1]
 
 
 def _random_tokens(graph: DecoderGraph, count: int, seed: int) -> Array:
-    item = next(item for item in graph.inputs if item.name == TOKEN_IDS)
-    low, high = item.value_range or (0, 1)
+    spec = next(spec for spec in graph.inputs if spec.name == TOKEN_IDS)
+    low, high = spec.value_range or (0, 1)
     return np.random.default_rng(seed).integers(int(low), int(high) + 1, (1, count))
 
 
-def _step_ms(graph: DecoderGraph, cache: GraphCache, token: Array, latency: LatencyOptions) -> float:
+def _measure_step_ms(graph: DecoderGraph, cache: GraphCache, token: Array, latency: LatencyOptions) -> float:
     """Measure the time of a step on a copy of a cache."""
     copied = copy.copy(cache)
 
@@ -110,8 +110,8 @@ def _step_ms(graph: DecoderGraph, cache: GraphCache, token: Array, latency: Late
         copied.rewind(cache)
         graph.run(token, cache=copied)
 
-    return _median_ms(run, latency)
+    return _measure_median_ms(run, latency)
 
 
-def _median_ms(run: Callable[[], object], latency: LatencyOptions) -> float:
+def _measure_median_ms(run: Callable[[], object], latency: LatencyOptions) -> float:
     return median(measure_latency(run, latency).samples_ms)

@@ -107,7 +107,7 @@ def _positions_with_images(folder: Path, rows: int, created: Mapping[str, Any]) 
 
 def _open_processor(folder: Path) -> Any:
     """Open the processor for images and text in a folder.
-    
+
     Raises:
         InputError: the processor cannot be read, or takes no images.
     """
@@ -126,7 +126,7 @@ def _processor_class(folder: Path) -> Any:
 
     make: Any = transformers.AutoProcessor
     class_of_name: Any = processing_auto.processor_class_from_name
-    file_class = next((item for item in find_processor_classes(folder, "", ()) if item.role == "processor"), None)
+    file_class = next((entry for entry in find_processor_classes(folder, "", ()) if entry.role == "processor"), None)
     processor_class: Any = None if file_class is None else class_of_name(file_class.class_name)
     if is_torchvision_available() or processor_class is None or _VIDEO_HALF not in processor_class.get_attributes():
         return make
@@ -142,8 +142,8 @@ def _place_images(processor: object, text: str, count: int) -> str:
 
     An image token that is no text is added by the processor itself.
     """
-    place = getattr(processor, "image_token", None)
-    return text if not isinstance(place, str) or not place or place in text else place * count + text
+    token = getattr(processor, "image_token", None)
+    return text if not isinstance(token, str) or not token or token in text else token * count + text
 
 
 def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str | None) -> str:
@@ -155,7 +155,7 @@ def _chat_text(processor: Any, folder: Path, text: str, count: int, system: str 
     """
     content = [*({"type": "image"} for _ in range(count)), {"type": "text", "text": text}]
     templates = (getattr(holder, "chat_template", None) for holder in (processor, processor.tokenizer))
-    template = next((one.get("default") if isinstance(one, dict) else one for one in templates if one), None)
+    template = next((entry.get("default") if isinstance(entry, dict) else entry for entry in templates if entry), None)
     if not template:
         raise UsageError(
             f"{folder}: no chat template", hint=f"Omit {opt.chat}: without it, the model continues the text as it is."
@@ -222,15 +222,15 @@ def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedT
     folder = prompt.folder
     model: Any = EncoderDecoderModel.of_graph(graph, folder)
     make: Any = AutoFeatureExtractor
-    words = f"the feature extractor in {folder} cannot be used"
-    with library_folder(folder, words, hint="Correct or replace its files."):
+    failure = f"the feature extractor in {folder} cannot be used"
+    with library_folder(folder, failure, hint="Correct or replace its files."):
         extractor = make.from_pretrained(folder)
     assert prompt.recording is not None  # opened by _open_recording_prompt
-    with foreign_parser(words, hint="Correct or replace its files."):
+    with foreign_parser(failure, hint="Correct or replace its files."):
         samples = resampled(prompt.recording, int(extractor.sampling_rate))
         is_long = len(samples) > extractor.n_samples
-        complete = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
-        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **complete)
+        whole_options = {"truncation": False, "padding": "longest", "return_attention_mask": True} if is_long else {}
+        features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt", **whole_options)
     settings = prompt.settings
     requested: dict[str, object] = {} if settings.is_default_length else {"max_new_tokens": settings.max_new_tokens}
     drawn = {"temperature": settings.temperature, "top_p": settings.top_p} if settings.is_sampled else {}
@@ -240,11 +240,11 @@ def recorded_tokens(graph: EncoderDecoder, prompt: PreparedPrompt, timed: TimedT
     first_time = int(model.generation_config.no_timestamps_token_id) + 1
     timed.segments = tuple(
         TextSegment(
-            float(item["start"]),
-            float(item["end"]),
-            tuple(token for token in item["tokens"].tolist() if token < first_time),
+            float(segment["start"]),
+            float(segment["end"]),
+            tuple(token for token in segment["tokens"].tolist() if token < first_time),
         )
-        for item in output["segments"][0]
+        for segment in output["segments"][0]
     )
     tokens = output["sequences"][0].tolist()
     for number, token in enumerate(tokens):
@@ -259,13 +259,13 @@ _OPTIONS: Mapping[str, str] = {
 
 
 def prepare_encoder_decoder(
-    files: Mapping[str, Path], passed: Mapping[str, str | None], *, with_times: bool = False, **requested: Any
+    files: Mapping[str, Path], values: Mapping[str, str | None], *, with_times: bool = False, **requested: Any
 ) -> PreparedPrompt:
     """Prepare the input of an encoder-decoder and its generation settings; no graph is opened.
 
     Args:
         files: The ONNX files of ``encoder`` and ``decoder``; tokenizer, processors and configs are in the same folder.
-        passed: ``prompt``: a text; ``audio``, ``image``: paths; None if not passed.
+        values: ``prompt``: a text; ``audio``, ``image``: paths; None if not passed.
         with_times: True if the text of a recording contains times.
         **requested: See :meth:`~winml.modelkit.generate.generation.settings.GenerationSettings.updated`.
 
@@ -276,13 +276,13 @@ def prepare_encoder_decoder(
     encoder, decoder = files[ENCODER], files[DECODER]
     names = [value.name for value in read_structure(encoder).graph.input]
     medium_option = next((_OPTIONS[name] for name in names if name in _OPTIONS), None)
-    content = passed.get(medium_option or "")
-    if medium_option is None or content is None or any(value for key, value in passed.items() if key != medium_option):
-        named = next((spell(key) for key, value in passed.items() if value and key != medium_option), "nothing")
+    content = values.get(medium_option or "")
+    if medium_option is None or content is None or any(value for key, value in values.items() if key != medium_option):
+        extra = next((spell(key) for key, value in values.items() if value and key != medium_option), "nothing")
         advice = "Run the parts with WinMLAutoModel."
         if medium_option is not None:
-            advice = f"Use {spell(medium_option)}." if content is None else f"Omit {named}."
-        raise UsageError(f"{named} does not apply: {encoder.name} takes {', '.join(names)}", hint=advice)
+            advice = f"Use {spell(medium_option)}." if content is None else f"Omit {extra}."
+        raise UsageError(f"{extra} does not apply: {encoder.name} takes {', '.join(names)}", hint=advice)
     folder = files_folder(decoder)
     tokenizer = read_tokenizer(folder)
     described = read_part_description(decoder)
@@ -314,7 +314,7 @@ def encoder_arrays(encoder: Encoder, prompt: PreparedPrompt) -> dict[str, Array]
     if prompt.medium == "prompt":
         tokens = np.array([prompt.tokens], np.int64)
         arrays = {"input_ids": tokens, "attention_mask": np.ones_like(tokens)}
-        return {item.name: arrays[item.name] for item in inputs if item.name in arrays}
+        return {spec.name: arrays[spec.name] for spec in inputs if spec.name in arrays}
     from winml.modelkit.samples.preprocessing import Preprocessor
 
     opened: Any = prompt.recording or open_image(prompt.text, None, prompt.text)

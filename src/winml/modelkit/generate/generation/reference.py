@@ -42,14 +42,14 @@ def compare_with_pytorch(
         UsageError: the checkpoint does not generate.
         WinMLError: the checkpoint cannot be loaded.
     """
-    model = _loaded_model(request, prompts[0])
+    model = _load_checkpoint(request, prompts[0])
     is_quantized = _is_quantized(prompts[0].model)
     compared = []
     for result, prompt in zip(results, prompts, strict=True):
-        tokens, scores = _pytorch_tokens(model, prompt)
-        difference = _first_difference(result.tokens, tokens, scores, prompt)
+        tokens, scores = _generate_with_pytorch(model, prompt)
+        difference = _find_first_difference(result.tokens, tokens, scores, prompt)
         text = "".join(prompt.tokenizer.pieces(tokens, after=prompt.before))
-        equal = sum(one == other for one, other in zip(result.tokens, tokens, strict=False))
+        equal = sum(token == expected for token, expected in zip(result.tokens, tokens, strict=False))
         reference = ReferenceText(request.model, tuple(tokens), text, difference, equal, is_quantized)
         compared.append(replace(result, reference=reference))
     return compared
@@ -61,7 +61,7 @@ def _is_quantized(path: Path) -> bool:
     return not is_coded and any(node.op_type in QUANTIZED_OPERATORS for node in read_structure(path).graph.node)
 
 
-def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
+def _load_checkpoint(request: ModelRequest, prompt: PreparedPrompt) -> Any:
     """Load the checkpoint into PyTorch, with the generation config and the tokenizer of the built model.
 
     Raises:
@@ -79,7 +79,7 @@ def _loaded_model(request: ModelRequest, prompt: PreparedPrompt) -> Any:
     return model
 
 
-def _pytorch_tokens(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
+def _generate_with_pytorch(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequence[torch.Tensor]]:
     """Return the tokens that PyTorch generates, and the scores of all tokens at each step."""
     output = generation_call(
         model,
@@ -91,12 +91,12 @@ def _pytorch_tokens(model: Any, prompt: PreparedPrompt) -> tuple[list[int], Sequ
     return output.sequences[0, len(prompt.before) :].tolist(), output.scores
 
 
-def _first_difference(
+def _find_first_difference(
     ours: Sequence[int], theirs: Sequence[int], scores: Sequence[torch.Tensor], prompt: PreparedPrompt
 ) -> TokenDifference | None:
     """Return the first position with different tokens; None if all are equal."""
     pairs: list[tuple[int | None, int | None]] = list(zip_longest(ours, theirs))
-    index = next((index for index, (one, other) in enumerate(pairs) if one != other), None)
+    index = next((index for index, (built_token, torch_token) in enumerate(pairs) if built_token != torch_token), None)
     if index is None:
         return None
     token, reference_token = pairs[index]

@@ -264,11 +264,11 @@ class GenerationSettings:
             changed["is_sampled"] = False
         elif drawn:
             changed |= {"is_sampled": True, **drawn}
-        others = {**(self.for_transformers or {}), **({"stop_strings": list(stop)} if stop else {})}
+        loop_options = {**(self.for_transformers or {}), **({"stop_strings": list(stop)} if stop else {})}
         if num_beams is not None:
-            others.pop("num_beams", None)
-            others |= {"num_beams": num_beams} if num_beams > 1 else {}
-        updated_settings = replace(self, **changed, seed=seed, for_transformers=others or None)
+            loop_options.pop("num_beams", None)
+            loop_options |= {"num_beams": num_beams} if num_beams > 1 else {}
+        updated_settings = replace(self, **changed, seed=seed, for_transformers=loop_options or None)
         if max_new_tokens is None:
             return updated_settings
         return replace(updated_settings, max_new_tokens=max_new_tokens, max_length=None, is_default_length=False)
@@ -320,10 +320,10 @@ def read_settings(folder: Path) -> GenerationSettings:
     """
     config = read_record(folder, CHECKPOINT_CONFIG_NAME)
     generation_config = read_generation_config(folder)
-    eos = generation_config.get("eos_token_id", _first_of(config, ("eos_token_id",)))
+    eos = generation_config.get("eos_token_id", _find_first_value(config, ("eos_token_id",)))
     ids = eos if isinstance(eos, list) else [eos]
     read_here = _OF_STEPS | _OF_ENDS | _WITHOUT_EFFECT | SPEED_ONLY | UNSUPPORTED.keys()
-    other = {
+    loop_options = {
         key: value
         for key, value in generation_config.items()
         if key not in read_here and (key not in _NEUTRAL or value != _NEUTRAL[key])
@@ -340,7 +340,7 @@ def read_settings(folder: Path) -> GenerationSettings:
         max_new_tokens=generation_config.get("max_new_tokens", _DEFAULT_NEW_TOKENS),
         max_length=None if "max_new_tokens" in generation_config else generation_config.get("max_length"),
         eos_token_ids=tuple(token for token in ids if isinstance(token, int) and not isinstance(token, bool)),
-        for_transformers=other or None,
+        for_transformers=loop_options or None,
         notes=tuple(
             f"{folder / GENERATION_CONFIG_NAME}: {key} is ignored: it does not affect the generated tokens"
             for key in sorted(generation_config.keys() & _NOTED)
@@ -362,9 +362,9 @@ def position_limit(folder: Path, part: str = DECODER) -> int | None:
     keys: tuple[str, ...] = (f"max_{part}_position_embeddings", *_POSITION_KEYS)
     if isinstance(config.get(part), dict):
         config = config[part]
-    if _first_of(config, (_RELATIVE_KEY,)) is not None:
+    if _find_first_value(config, (_RELATIVE_KEY,)) is not None:
         keys = tuple(key for key in keys if key != "n_positions")
-    limit = _first_of(config, keys)
+    limit = _find_first_value(config, keys)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 
@@ -391,7 +391,7 @@ def without_none(**values: Any) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _first_of(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+def _find_first_value(config: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
     """Return the first value under the keys, in a config or its section about the text; None without a value."""
     sections = (config, *(config[name] for name in _TEXT_CONFIGS if isinstance(config.get(name), dict)))
     values = (section[key] for section in sections for key in keys if section.get(key) is not None)

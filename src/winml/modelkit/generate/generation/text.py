@@ -77,7 +77,7 @@ class TimedText:
         for _ in tokens:
             yield ""
         for segment in self.segments:
-            text = self._text(segment, after)
+            text = self._segment_text(segment, after)
             yield f"[{segment.start_s:.2f} → {segment.end_s:.2f}] {text.strip()}\n" if self._with_times else text
 
     def as_records(self, after: Sequence[int]) -> tuple[dict[str, object], ...] | None:
@@ -85,11 +85,11 @@ class TimedText:
         if not self._with_times:
             return None
         return tuple(
-            {"start_s": item.start_s, "end_s": item.end_s, "text": self._text(item, after).strip()}
-            for item in self.segments
+            {"start_s": segment.start_s, "end_s": segment.end_s, "text": self._segment_text(segment, after).strip()}
+            for segment in self.segments
         )
 
-    def _text(self, segment: TextSegment, after: Sequence[int]) -> str:
+    def _segment_text(self, segment: TextSegment, after: Sequence[int]) -> str:
         return "".join(self._tokenizer.pieces(segment.tokens, after=after))
 
 
@@ -163,17 +163,17 @@ class _TokenizerOfTransformers:
 
     def pieces(self, tokens: Iterable[int], *, after: Sequence[int]) -> Iterator[str]:
         all_tokens = list(after)
-        reported = self._decoded(all_tokens)
+        reported = self._decode(all_tokens)
         for token in tokens:
             all_tokens.append(token)
-            text = self._decoded(all_tokens)
+            text = self._decode(all_tokens)
             if text.endswith(_BROKEN):
                 yield ""
                 continue
             yield text[len(reported) :]
             reported = text
 
-    def _decoded(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: Sequence[int]) -> str:
         with tokenizer_call(self._tokenizer):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
@@ -203,7 +203,7 @@ def chat_prompt(folder: Path, message: str, system: str | None = None) -> str:
         InputError: the template fails or takes too much, or a file is damaged.
     """
     config = read_record(folder, TOKENIZER_CONFIG_NAME)
-    template = _chat_template(folder, config)
+    template = _read_chat_template(folder, config)
     if template is None:
         raise UsageError(
             f"{folder}: no chat template ({_TEMPLATE_NAME})",
@@ -255,9 +255,9 @@ def rendered_chat(
     return text
 
 
-def _chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
+def _read_chat_template(folder: Path, config: Mapping[str, object]) -> str | None:
     """Return the chat template in the files of a model; None without a template.
-    
+
     Raises:
         InputError: a file is damaged.
     """

@@ -70,7 +70,7 @@ _IMAGES_KEY = "winml_seen_images"
 """Key among the loop's arguments for image features computed before rows are repeated."""
 
 
-def _passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
+def _resolve_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
     """Return the cache passed under either of its names; None without a cache.
 
     Raises:
@@ -152,7 +152,7 @@ class DecoderModel(GenerationMixin):
         """
         paths = {part: Path(path) for part, path in files.items()}
         open_file = partial(choose_provider(ep, device, ep_options or {}).open, threads=threads)
-        self._take_graph(open_decoder(paths, open_file), paths[DECODER].parent)
+        self._set_graph(open_decoder(paths, open_file), paths[DECODER].parent)
 
     @classmethod
     def of_graph(cls, graph: Any, folder: Path) -> Any:
@@ -162,7 +162,7 @@ class DecoderModel(GenerationMixin):
             InputError: there is no config in the folder.
         """
         model = cls.__new__(cls)
-        model._take_graph(graph, folder)
+        model._set_graph(graph, folder)
         return model
 
     @classmethod
@@ -201,7 +201,7 @@ class DecoderModel(GenerationMixin):
         use_cache: bool | None = None,
         return_dict: bool | None = None,
         cache: GraphCache | None = None,
-        **other: Any,
+        **extra: Any,
     ) -> CausalLMOutputWithPast:
         """Compute the logits of tokens.
 
@@ -213,7 +213,7 @@ class DecoderModel(GenerationMixin):
             use_cache: If True, return a cache; None: if the graph has a cache.
             return_dict: Must not be False: the result is a record.
             cache: Cache of the previous output, changed in place; None: start a new text.
-            **other: Further inputs that a caller may pass as None.
+            **extra: Further inputs that a caller may pass as None.
 
         Returns:
             ``logits`` of shape [batch, sequence or 1, vocabulary], and the cache for the next call: ``cache``, or
@@ -223,12 +223,12 @@ class DecoderModel(GenerationMixin):
             UsageError: an input is missing, unknown or of an unsupported shape; or the cache belongs to another model.
             StageError: ONNX Runtime fails.
         """
-        self._refuse_inputs(input_ids, use_cache, return_dict, other)
+        self._refuse_inputs(input_ids, use_cache, return_dict, extra)
         keeps = self.graph.has_cache if use_cache is None else use_cache
         tokens = as_array(input_ids)
         mask = None if attention_mask is None else as_array(attention_mask)
         positions = None if position_ids is None else as_array(position_ids)
-        cache = _passed_cache(cache, past_key_values)
+        cache = _resolve_cache(cache, past_key_values)
         if cache is None and self.graph.has_cache:
             cache = self.graph.empty_cache(len(tokens))
         logits = to_torch(self.graph.run(tokens, mask, positions, cache))
@@ -236,7 +236,7 @@ class DecoderModel(GenerationMixin):
 
     __call__ = forward
 
-    def _take_graph(self, graph: Any, folder: Path) -> None:
+    def _set_graph(self, graph: Any, folder: Path) -> None:
         """Set the graph, and the configs from a folder.
 
         Raises:
@@ -251,17 +251,17 @@ class DecoderModel(GenerationMixin):
         self.graph, self.config, self.tokenizer_folder = graph, config, folder
         self.generation_config = generation_config_beside(folder, config, has_cache=graph.has_cache)
 
-    def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, other: Any) -> None:
+    def _refuse_inputs(self, tokens: Any, use_cache: bool | None, return_dict: bool | None, extra: Any) -> None:
         """Refuse unknown or missing inputs, and options that the graph does not support.
-        
+
         Raises:
             UsageError: names the input or the option.
         """
-        unexpected = [name for name, value in other.items() if value is not None]
+        unexpected = [name for name, value in extra.items() if value is not None]
         if tokens is None or unexpected:
             problem = f"unexpected input {unexpected[0]!r}" if unexpected else "missing input_ids"
             raise UsageError(
-                f"{problem}: {self.graph.name} takes {', '.join(item.name for item in self.graph.inputs)}",
+                f"{problem}: {self.graph.name} takes {', '.join(spec.name for spec in self.graph.inputs)}",
                 hint="Pass input_ids, and attention_mask if rows are padded.",
             )
         _refuse_tuple(return_dict)
@@ -285,8 +285,8 @@ class EncoderDecoderModel(DecoderModel):
     base_model_prefix = ""
     """Read by transformers' loop: the model has no inner base model."""
 
-    def _take_graph(self, graph: EncoderDecoder, folder: Path) -> None:
-        super()._take_graph(graph, folder)
+    def _set_graph(self, graph: EncoderDecoder, folder: Path) -> None:
+        super()._set_graph(graph, folder)
         # For a decoder inside another model, the config of the whole model does not state it.
         self.config.is_encoder_decoder = True
         if (text := graph.text) is not None:
@@ -311,12 +311,12 @@ class EncoderDecoderModel(DecoderModel):
         """
         loop: Any = own_loop(self.config)
         if loop is not None and not isinstance(self, loop):
-            return _looping_model(loop, self).generate(*inputs, **settings)
+            return _combine_with_loop(loop, self).generate(*inputs, **settings)
         requested = {key: settings.pop(key, None) for key in ("language", "task")}
         if settings.get("decoder_input_ids") is None and (allowed := read_prompt(self._folder, **requested)):
-            first = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
-            own = _PromptProcessor(allowed, first)
-            settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), own])
+            first_suppressed = tuple(getattr(self.generation_config, "begin_suppress_tokens", None) or ())
+            processor = _PromptProcessor(allowed, first_suppressed)
+            settings["logits_processor"] = LogitsProcessorList([*(settings.get("logits_processor") or ()), processor])
             self._raise_token_limit(settings, len(allowed))
         general_loop: Any = super()  # declared for models of torch
         return general_loop.generate(*inputs, **settings)
@@ -377,25 +377,25 @@ class EncoderDecoderModel(DecoderModel):
         """
         if decoder_input_ids is None:
             raise UsageError("missing decoder_input_ids", hint="Pass the tokens of the decoder, or call generate().")
-        passed = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
-        self._refuse_unknown(passed, attention_mask, return_dict=kwargs.get("return_dict"))
-        cache = _passed_cache(cache, past_key_values)
+        encoder_inputs = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
+        self._refuse_unknown_inputs(encoder_inputs, attention_mask, return_dict=kwargs.get("return_dict"))
+        cache = _resolve_cache(cache, past_key_values)
         if cache is None:
             if encoder_outputs is None:
-                encoder_outputs = self.get_encoder()(**passed, attention_mask=attention_mask)
-            encoded = {name: to_numpy(encoder_outputs[_field(name)]) for name in self.graph.encoded}
+                encoder_outputs = self.get_encoder()(**encoder_inputs, attention_mask=attention_mask)
+            encoded = {name: to_numpy(encoder_outputs[_field_name(name)]) for name in self.graph.encoded}
             cache = self.graph.empty_cache(len(decoder_input_ids), encoded)
         logits = to_torch(self.graph.run(as_array(decoder_input_ids), cache=cache))
         return _make_output(Seq2SeqLMOutput, logits, cache if use_cache is None or use_cache else None)
 
-    def _refuse_unknown(self, passed: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
+    def _refuse_unknown_inputs(self, inputs: Mapping[str, object], mask: Any, *, return_dict: bool | None) -> None:
         """Refuse inputs that the encoder does not take, and a mask that hides tokens.
-        
+
         Raises:
             UsageError: names the input.
         """
-        names = {item.name for item in self.graph.encoder.inputs}
-        unknown = [name for name in passed if name not in names]
+        names = {spec.name for spec in self.graph.encoder.inputs}
+        unknown = [name for name in inputs if name not in names]
         # transformers' loop passes a mask that hides no token to every model.
         if mask is not None and "attention_mask" not in names and not torch.as_tensor(mask).bool().all():
             unknown.append("attention_mask")
@@ -437,42 +437,42 @@ class _LoopEncoder:
         self._encoder = encoder
         self.main_input_name = encoder.inputs[0].name
         kind = inspect.Parameter.KEYWORD_ONLY
-        names = [inspect.Parameter(item.name, kind, default=None) for item in encoder.inputs]
+        names = [inspect.Parameter(spec.name, kind, default=None) for spec in encoder.inputs]
 
-        def forward(**passed: Any) -> ModelOutput:
-            return self(**passed)
+        def forward(**inputs: Any) -> ModelOutput:
+            return self(**inputs)
 
         forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]  # what inspect reads
         self.forward = forward
 
-    def __call__(self, **passed: object) -> ModelOutput:
+    def __call__(self, **inputs: object) -> ModelOutput:
         """Encode the inputs that the graph takes, and ignore all others; every output has one entry per row."""
-        names = {item.name for item in self._encoder.inputs}
-        arrays = {key: as_array(value) for key, value in passed.items() if key in names and value is not None}
+        names = {spec.name for spec in self._encoder.inputs}
+        arrays = {key: as_array(value) for key, value in inputs.items() if key in names and value is not None}
         encoded = self._encoder.encode(arrays)
-        fields: Mapping[str, Any] = {_field(name): to_torch(value) for name, value in encoded.items()}
+        fields: Mapping[str, Any] = {_field_name(name): to_torch(value) for name, value in encoded.items()}
         return ModelOutput(fields)  # type: ignore[no-untyped-call]
 
 
-def _field(name: str) -> str:
+def _field_name(name: str) -> str:
     """Return the attribute name of an output, whose name may contain dots."""
     return name.replace(".", "_")
 
 
 def own_loop(config: object) -> type | None:
     """Return transformers' class with a special generation loop for a speech model, or None."""
-    model_class = _model_class(config)
+    model_class = _speech_model_class(config)
     return next((base for base in model_class.__mro__ if _is_loop(base)), None) if model_class is not None else None
 
 
-def _looping_model(loop: type, model: Any) -> Any:
+def _combine_with_loop(loop: type, model: Any) -> Any:
     """Combine the special loop of a model class with a model that generates the text of each segment.
 
     Args:
         loop: See :func:`own_loop`.
         model: The model that generates the segments.
     """
-    model_class: Any = _model_class(model.config)
+    model_class: Any = _speech_model_class(model.config)
 
     class Pieces(type(model)):  # type: ignore[misc]  # of a class that is known here only
         """Writes one piece."""
@@ -484,7 +484,7 @@ def _looping_model(loop: type, model: Any) -> Any:
                     "token-level timestamps require attentions, which the graphs do not return",
                     hint="Use return_timestamps=True for timestamps of segments.",
                 )
-            if "attention_mask" not in {item.name for item in self.graph.encoder.inputs}:
+            if "attention_mask" not in {spec.name for spec in self.graph.encoder.inputs}:
                 # The mask gives the length of each recording, which is read before.
                 settings.pop("attention_mask", None)
             mask = settings.pop("decoder_attention_mask", None)
@@ -509,7 +509,7 @@ def _looping_model(loop: type, model: Any) -> Any:
     return created
 
 
-def _model_class(config: Any) -> Any:
+def _speech_model_class(config: Any) -> Any:
     """Return transformers' speech recognition class for a config, or None."""
     from transformers import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
@@ -540,7 +540,7 @@ class VisionLanguageModel(DecoderModel):
         """Names of the arguments that a call may pass besides tokens."""
         kinds = (TOKEN_TYPES,) if self.graph.takes_kinds else ()
         by_image = (KINDS_PARAMETER,) if self.graph.position_rows is not None else ()
-        return (*(item.name for item in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_image)
+        return (*(spec.name for spec in self.graph.embedder.image_inputs), PIXEL_MASK, *kinds, *by_image)
 
     @cached_property
     def _positions(self) -> ImagePositions:
@@ -558,23 +558,25 @@ class VisionLanguageModel(DecoderModel):
         # Called by transformers' loop, which knows the names in a signature only.
         names = {*self._extra_argument_names, "labels"}
         model_kwargs.pop("labels", None)  # outputs of processors for training; no forward takes them
-        others = {name: value for name, value in model_kwargs.items() if name not in names}
+        general = {name: value for name, value in model_kwargs.items() if name not in names}
         loop: Any = super()  # declared for models of torch
-        loop._validate_model_kwargs(others)
+        loop._validate_model_kwargs(general)
 
     def _expand_inputs_for_generation(
         self, expand_size: int = 1, is_encoder_decoder: bool = False, input_ids: Any = None, **model_kwargs: Any
     ) -> Any:
         # Called by transformers' loop, which repeats the rows of every tensor for beams: patches are no rows.
         loop: Any = super()  # declared for models of torch
-        items = self.graph.embedder.image_inputs
-        pixels = {item.name: model_kwargs[item.name] for item in items if model_kwargs.get(item.name) is not None}
-        if expand_size > 1 and pixels and any(item.grid is not None for item in items):
+        specs = self.graph.embedder.image_inputs
+        pixels = {spec.name: model_kwargs[spec.name] for spec in specs if model_kwargs.get(spec.name) is not None}
+        if expand_size > 1 and pixels and any(spec.grid is not None for spec in specs):
             encoded = self.graph.embedder.encode_images({name: to_numpy(value) for name, value in pixels.items()})
             counts = [self.graph.embedder.count_places(to_numpy(row)) for row in input_ids]
             # An array: the loop repeats tensors.
             model_kwargs = {name: value for name, value in model_kwargs.items() if name not in pixels}
-            model_kwargs[_IMAGES_KEY] = {name: _repeated(value, counts, expand_size) for name, value in encoded.items()}
+            model_kwargs[_IMAGES_KEY] = {
+                name: _repeat_rows(value, counts, expand_size) for name, value in encoded.items()
+            }
         return loop._expand_inputs_for_generation(expand_size, is_encoder_decoder, input_ids, **model_kwargs)
 
     def forward(
@@ -607,7 +609,7 @@ class VisionLanguageModel(DecoderModel):
             UsageError: an input is missing, unknown or of an unsupported shape.
             StageError: ONNX Runtime fails.
         """
-        cache = _passed_cache(cache, past_key_values)
+        cache = _resolve_cache(cache, past_key_values)
         names = self._extra_argument_names
         if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
             beside = {"attention_mask": attention_mask, loop_cache_name(): cache, **images}
@@ -615,16 +617,16 @@ class VisionLanguageModel(DecoderModel):
             position_ids = position_ids[..., -len(input_ids[0]) :]
         images.pop(KINDS_PARAMETER, None)
         seen_before = images.pop(_IMAGES_KEY, None)
-        displayed = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
+        image_arrays = {name: to_numpy(images.pop(name)) for name in names if images.get(name) is not None}
         if seen_before is not None:
-            displayed = {name: array for name, array in displayed.items() if name == TOKEN_TYPES}
+            image_arrays = {name: array for name, array in image_arrays.items() if name == TOKEN_TYPES}
         if cache is None and input_ids is not None:
-            cache = self.graph.start(displayed, len(input_ids))
+            cache = self.graph.start(image_arrays, len(input_ids))
             cache.encoded |= seen_before or {}
-        elif displayed.keys() - {TOKEN_TYPES} and self.graph.embedder.count_places(input_ids) and cache is not None:
-            cache.encoded = self.graph.encode(displayed)
-        others = {name: value for name, value in images.items() if name not in names}
-        return super().forward(input_ids, attention_mask, position_ids, None, use_cache, return_dict, cache, **others)
+        elif image_arrays.keys() - {TOKEN_TYPES} and self.graph.embedder.count_places(input_ids) and cache is not None:
+            cache.encoded = self.graph.encode(image_arrays)
+        extra = {name: value for name, value in images.items() if name not in names}
+        return super().forward(input_ids, attention_mask, position_ids, None, use_cache, return_dict, cache, **extra)
 
     __call__ = forward
 
@@ -636,7 +638,7 @@ def model_of_graph(graph: DecoderGraph, folder: Path) -> Any:
     return (EncoderDecoderModel if isinstance(graph, EncoderDecoder) else DecoderModel).of_graph(graph, folder)
 
 
-def _repeated(vectors: Any, counts: Sequence[int], times: int) -> Any:
+def _repeat_rows(vectors: Any, counts: Sequence[int], times: int) -> Any:
     """Repeat the vectors of each row.
 
     Args:
@@ -661,17 +663,17 @@ class ImagePositions:
         from transformers import AutoModelForImageTextToText
 
         make: Any = AutoModelForImageTextToText
-        words = "the model of config.json cannot be built"
-        with local_files_only(), foreign_parser(words, hint="Correct or replace it."), torch.device("meta"):
+        failure = "the model of config.json cannot be built"
+        with local_files_only(), foreign_parser(failure, hint="Correct or replace it."), torch.device("meta"):
             self._model = make.from_config(config)
         self._rows = rows
 
-    def of_prompt(self, tokens: torch.Tensor, passed: Mapping[str, Any]) -> torch.Tensor:
+    def of_prompt(self, tokens: torch.Tensor, arguments: Mapping[str, Any]) -> torch.Tensor:
         """Return the positions of tokens, and store the offset of later positions from their index.
 
         Args:
             tokens: Tokens of shape [batch, sequence].
-            passed: Further arguments of ``generate()``, such as image grids and token types.
+            arguments: Further arguments of ``generate()``, such as image grids and token types.
 
         Returns:
             Integers of shape [rows, batch, sequence].
@@ -679,13 +681,13 @@ class ImagePositions:
         Raises:
             UsageError: image grids are passed without the types of the tokens.
         """
-        grids = [name for name in passed if name.endswith("grid_thw") and passed[name] is not None]
-        if grids and passed.get(KINDS_PARAMETER) is None:
+        grids = [name for name in arguments if name.endswith("grid_thw") and arguments[name] is not None]
+        if grids and arguments.get(KINDS_PARAMETER) is None:
             raise UsageError(
                 f"{grids[0]} requires {KINDS_PARAMETER}, which marks the image tokens",
                 hint="Pass all outputs of the model's processor for the text and the images.",
             )
-        positions = self._model._prepare_position_ids_for_generation(tokens, dict(passed))
+        positions = self._model._prepare_position_ids_for_generation(tokens, dict(arguments))
         several: torch.Tensor = positions[-self._rows :].expand(self._rows, *tokens.shape[:1], -1)
         return several
 
@@ -738,33 +740,33 @@ def generation_call(model: DecoderModel, **arguments: Any) -> Any:
 def _comes_from_graph(error: Exception) -> bool:
     """Return True if an error comes from a run of a graph or from this package: then no setting is wrong."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = __name__.partition(".")[0]
-    ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == own]
+    package = __name__.partition(".")[0]
+    ours = [frame for frame in frames if str(frame.f_globals.get("__name__")).partition(".")[0] == package]
     return frames[-1] in ours or any(frame.f_code.co_name == "forward" for frame in ours)
 
 
 def loop_arguments(settings: GenerationSettings) -> dict[str, Any]:
     """Return the arguments of ``generate()`` for settings that a user can change."""
-    others = settings.for_transformers or {}
+    loop_options = settings.for_transformers or {}
     return {
         "max_new_tokens": settings.max_new_tokens,
         "do_sample": settings.is_sampled,
         "repetition_penalty": settings.repetition_penalty,
-        "num_beams": others.get("num_beams", 1),
-        **({"stop_strings": others["stop_strings"]} if "stop_strings" in others else {}),
+        "num_beams": loop_options.get("num_beams", 1),
+        **({"stop_strings": loop_options["stop_strings"]} if "stop_strings" in loop_options else {}),
         **settings.drawn,
     }
 
 
-def generated_by(
-    model: Any, inputs: Mapping[str, torch.Tensor], passed: int, settings: GenerationSettings
+def generate_with_loop(
+    model: Any, inputs: Mapping[str, torch.Tensor], prompt_count: int, settings: GenerationSettings
 ) -> Iterator[GeneratedToken]:
     """Yield the tokens chosen by transformers' loop; with beams, all of them at the end.
 
     Args:
         model: The model that the loop runs.
         inputs: Inputs of one row, by argument of ``generate()``.
-        passed: Number of prompt tokens at the start of the output; 0: a loop of the model type removes them, and
+        prompt_count: Number of prompt tokens at the start of the output; 0: a loop of the model type removes them, and
             returns all tokens at the end.
         settings: Generation settings, in addition to the configs.
 
@@ -772,7 +774,7 @@ def generated_by(
         WinMLError: a run of a graph fails.
     """
     set_seed(settings.seed)
-    streams = passed > 0 and settings.is_stepwise
+    streams = prompt_count > 0 and settings.is_stepwise
     streamer = _Stream()
 
     def work() -> None:
@@ -780,8 +782,8 @@ def generated_by(
             arguments = {**inputs, **loop_arguments(settings)}
             output = generation_call(model, **arguments, streamer=streamer if streams else None)
             if not streams:
-                streamer.put(output[0, :passed])
-                for token in output[0, passed:]:
+                streamer.put(output[0, :prompt_count])
+                for token in output[0, prompt_count:]:
                     streamer.put(token)
             streamer.entries.put(None)
         except BaseException as error:  # handed to the thread that waits for the tokens, and raised there

@@ -32,7 +32,7 @@ from winml.modelkit.progress import count_progress
 class _Progress:
     """Progress of a generated text."""
 
-    most: int
+    max_tokens: int
     """Tokens that may be written."""
     tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -41,7 +41,7 @@ class _Progress:
     def add(self, entry: GeneratedToken) -> int:
         """Record a token and return it."""
         self.tokens.append(entry.token)
-        count_progress(len(self.tokens), self.most, f"token {len(self.tokens)} of at most {self.most}")
+        count_progress(len(self.tokens), self.max_tokens, f"token {len(self.tokens)} of at most {self.max_tokens}")
         self.seconds.append(entry.seconds)
         self.end = entry.end or self.end
         return entry.token
@@ -121,9 +121,9 @@ def write_texts(
     graph = open_decoder(prompts[0].files, partial(provider.open, threads=threads, adapter=adapter))
     session_ms = (time.perf_counter() - started) * 1000
     refuse_other_task(str(prompts[0].folder), graph.described.get("task"))
-    fitted = [replace(item, settings=item.settings.fitted(item.decoder_tokens, graph.most_tokens)) for item in prompts]
+    fitted = [replace(raw, settings=raw.settings.fitted(raw.decoder_tokens, graph.most_tokens)) for raw in prompts]
     for prompt in fitted:
-        loop, tokens = _token_source(graph, prompt)
+        loop, tokens = _choose_token_source(graph, prompt)
         yield _write_text(prompt, graph, loop, tokens, session_ms, show)
 
 
@@ -185,7 +185,7 @@ def _no_cache_notes() -> tuple[str, str]:
     return slow, f"Build it again without {opt.no_cache} to get one."
 
 
-def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
+def _choose_token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
     """Return the loop that chooses the tokens, and the tokens."""
     inputs = prompt.inputs
     if isinstance(graph, EncoderDecoder):
@@ -199,7 +199,7 @@ def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
         return "winml", tokens
     import torch
 
-    from winml.modelkit.generate.generation.transformers_loop import generated_by, model_of_graph, own_loop
+    from winml.modelkit.generate.generation.transformers_loop import generate_with_loop, model_of_graph, own_loop
 
     model = model_of_graph(graph, prompt.folder)
     arguments = {name: torch.from_numpy(array) for name, array in inputs.items()}
@@ -208,4 +208,4 @@ def _token_source(graph: DecoderGraph, prompt: PreparedPrompt) -> TokenSource:
         arguments["inputs"] = torch.tensor([list(prompt.tokens)])
     elif own_loop(model.config) is not None:
         count = 0
-    return "transformers", generated_by(model, arguments, count, prompt.settings)
+    return "transformers", generate_with_loop(model, arguments, count, prompt.settings)
