@@ -181,6 +181,7 @@ def _source_positions(
 
 
 def _read_labels(node: ir.Node) -> tuple[int, ...]:
+    """Return the positions in the labels of a node; ``()`` if another path is listed."""
     labels = _listed_modules(node) or [node.metadata_props.get(MODULE_KEY, "")]
     if not all(label.startswith(_LABEL) for label in labels):
         return ()
@@ -394,6 +395,11 @@ def _profiled_run(
 
 
 def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
+    """Read the module tree of a graph.
+    
+    Raises:
+        UsageError: the nodes have no module information.
+    """
     nodes = list(all_nodes(graph_of(before, model_path)))
     metadata = {entry.key: entry.value for entry in before.metadata_props}
     protos = reading_graph(model_path, lambda: [ir.serde.serialize_node(node) for node in nodes])
@@ -448,6 +454,7 @@ def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
 
 
 def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
+    """Note another source of the module tree than winml tags."""
     if tree.source == "winml tags":
         return ()
     return (f"the file has no winml tags; modules were read from its {tree.source}",)

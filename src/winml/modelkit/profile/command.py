@@ -88,6 +88,7 @@ def _path(subject: PerfSubject, part: str, options: Mapping[str, object]) -> Pat
 
 
 def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> None:
+    """Measure each part, and show the latencies and memory."""
     from winml.modelkit.profile.perf import PerfOptions, measure_model
     from winml.modelkit.profile.table import perf_document
 
@@ -117,6 +118,7 @@ def _show_parts(
 
 
 def _show_generation(request: PerfRequest, plan: AnswerPlan[PerfSubject], options: Mapping[str, object]) -> None:
+    """Measure prompts and steps of a generative model, and show the times."""
     from winml.modelkit.generate.generation.measurement import measure_generation
     from winml.modelkit.profile.table import generation_perf_document
 

@@ -179,6 +179,7 @@ def _count_turns(
 
 @contextmanager
 def _paused_collector() -> Iterator[None]:
+    """Run the garbage collector once, and disable it for the time of the block."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -203,6 +203,7 @@ def charge_modules(
 def _build_tree(
     sums: Mapping[str, _TagSum], modules: Sequence[tuple[str, str, str]], runs: int
 ) -> tuple[ModuleTime, ...]:
+    """Build the tree of module times, with missing parents; return the roots."""
     identities = {tag: (path, class_name) for tag, path, class_name in modules}
     tags = dict.fromkeys(tag for tag_below in (*identities, *sums) for tag in address.lineage(tag_below))
     children: dict[str, list[str]] = defaultdict(list)
@@ -221,6 +222,7 @@ def _build_tree(
 def _module_time(
     tag: str, path: str, class_name: str, tag_sum: _TagSum, children: tuple[ModuleTime, ...], runs: int
 ) -> ModuleTime:
+    """Create the time of a module, from the sums of its tag and the times of its submodules."""
     self_ms, kernels = tag_sum.milliseconds, tag_sum.kernels / runs
     return ModuleTime(
         tag=tag,
@@ -239,6 +241,7 @@ def _module_time(
 
 
 def _longest_first(times: Mapping[str, float]) -> dict[str, float]:
+    """Sort times in descending order."""
     return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
@@ -248,6 +251,7 @@ def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
 
 
 def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
+    """Sum the modules of each class, in descending order of time."""
     instances: dict[str, list[ModuleTime]] = defaultdict(list)
     totals_ms: dict[str, float] = defaultdict(float)
     total_kernels: dict[str, float] = defaultdict(float)
@@ -267,6 +271,7 @@ def _sum_classes(roots: Iterable[ModuleTime]) -> tuple[ClassTime, ...]:
 
 
 def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total_kernels: float) -> ClassTime:
+    """Create the time of a class, from its modules and its totals without nested modules."""
     operators: dict[str, float] = defaultdict(float)
     for module in modules:
         for operator, milliseconds in module.operators.items():
@@ -310,6 +315,7 @@ def working_module(nodes: Sequence[NodeWork]) -> str | None:
 
 
 def _largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
+    """Return the tag with the largest sum; ``None`` for a tie or an unknown amount."""
     sums: Counter[str] = Counter()
     is_known = True
     for tag, amount in amounts:

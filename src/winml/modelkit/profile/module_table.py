@@ -77,6 +77,7 @@ def profile_document(
 
 
 def _phase_figures(phase: str, profile: ModuleProfile) -> Iterator[doc.Figure]:
+    """Yield the figures of one phase: kernel time, largest class, slowest module, unattributed share."""
     unit, run = profile.unit, profile.whole_ms
     of_phase = f" ({phase})" if phase else ""
     meaning = f"of {run:.3f} {unit} for a run with profiling on; in the rest no kernel ran"
@@ -274,6 +275,7 @@ def _flat_rows(phases: Sequence[Mapping[str, _TimeT]], top: int | None) -> list[
 
 
 def _time_columns(phases: Sequence[str], unit: str) -> list[doc.Column]:
+    """Build the columns of each phase: total, share and self time; kernels for a single phase."""
     columns = [
         column
         for phase in phases
@@ -295,6 +297,7 @@ def _time_cells(row: TimedRow[_TimeT], profiles: Sequence[ModuleProfile]) -> Ite
 
 
 def _share(milliseconds: float, profile: ModuleProfile) -> float:
+    """Share of the kernel time, 0 to 1."""
     return milliseconds / profile.kernel_ms if profile.kernel_ms else 0.0
 
 
@@ -334,6 +337,7 @@ def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
 
 
 def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
+    """Build the boxes of all modules, sized and shaded by self time."""
     roots = {root.tag for root in profile.roots}
     boxes = [
         doc.Box(
@@ -362,6 +366,7 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
 
 
 def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
+    """Build the bars of the classes with the longest self time."""
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
     longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
     others = len(longest[DISPLAYED_BARS:])

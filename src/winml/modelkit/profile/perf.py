@@ -130,6 +130,7 @@ def _measure_once(
     progress: Callable[[int, float], None] | None,
     tell: Callable[[str], None] | None,
 ) -> PerfResult:
+    """Measure a model at fixed sizes, in alternation with the baseline if there is one."""
     provider = options.run.choose_provider()
     with opened_model.prepared_model(path, options.run, provider) as prepared:
         before = resident_bytes()

@@ -45,7 +45,7 @@ class Choice:
 
 
 def ratio_between(times: Times, first: str, second: str, confidence: float = CONFIDENCE) -> Ratio:
-    """Compute the ratio of two candidates over their common rounds."""
+    """Compute the ratio of a candidate's times to another's over their common rounds."""
     turns = min(len(times[first]), len(times[second]))
     one, other = list(times[first][:turns]), list(times[second][:turns])
     is_disturbed = summarize(one).is_disturbed or summarize(other).is_disturbed

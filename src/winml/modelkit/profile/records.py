@@ -245,6 +245,7 @@ _EXPORT_NOTE = "peak memory includes loading and, if the model was not cached, t
 
 
 def _output_notes(outputs: Mapping[str, Array | None]) -> Iterator[str]:
+    """Note outputs that are not numeric, and outputs with NaN or infinite values."""
     for name, array in outputs.items():
         if array is None:
             yield f"output {name} is not a numeric tensor: it was computed in every run, but not checked"
@@ -288,6 +289,7 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
 
 
 def _join_times(times: Sequence[str]) -> str:
+    """Join the first times, and count the rest."""
     more = len(times) - _DISPLAYED_RUNS
     return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
 
