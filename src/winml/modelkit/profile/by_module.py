@@ -89,19 +89,19 @@ def _charge_fused_kernels(
         return {}
     works = _node_works(original_nodes, modules, _measured_shapes(measured_file, sizes))
     sources = _source_positions(original_nodes, measured_file, executed_file)
-    others: dict[str, frozenset[str]] = {}
+    fused_tags: dict[str, frozenset[str]] = {}
     for node in all_nodes(executed):
-        carried = read_tag(node)
+        node_tag = read_tag(node)
         positions = sources.get(node.name or "", ())
         paths = [path for holder in (node, *(original_nodes[p] for p in positions)) for path in _listed_modules(holder)]
-        if carried is None or not paths or not node.name:
+        if node_tag is None or not paths or not node.name:
             continue
         fused = [work for position in positions if (work := works[position]) is not None]
-        tag = working_module(fused) or carried.tag
-        others[node.name] = frozenset(modules[path] for path in paths if path in modules) - {tag}
-        path = next((path for path, module_tag in modules.items() if module_tag == tag), carried.module)
+        tag = working_module(fused) or node_tag.tag
+        fused_tags[node.name] = frozenset(modules[path] for path in paths if path in modules) - {tag}
+        path = next((path for path, module_tag in modules.items() if module_tag == tag), node_tag.module)
         write_tag(node, NodeTag(tag, path, "merged"))
-    return others
+    return fused_tags
 
 
 def _listed_modules(node: ir.Node) -> list[str]:
@@ -117,7 +117,7 @@ def _measured_shapes(file: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) 
     shapes, _ = read_shapes(file, read_contents(file).nodes)
     measured: dict[str, int] = {}
     for name, actual in sizes.items():
-        measured.update({str(size): found for size, found in zip(shapes.get(name, ()), actual, strict=False)})
+        measured.update({str(size): length for size, length in zip(shapes.get(name, ()), actual, strict=False)})
     return {
         name: tuple(measured.get(size, size) if isinstance(size, str) else size for size in shape)
         for name, shape in shapes.items()
@@ -243,7 +243,7 @@ def profile_modules(
     before = read_structure(path)
     refuse_compiled_modules(before, path)
     refuse_cycles(before, path)
-    tree = _module_tree(before, path)
+    tree = _read_module_tree(before, path)
     provider = options.choose_provider()
     if provider.provider.compiles:
         return _profile_on_device(path, options, latency, before, tree, provider, progress)
@@ -294,8 +294,8 @@ def _profile_on_device(
             f"{short_name(name)}",
         )
     with temporary_folder() as folder, flat_file(path) as flat:
-        written = folder / _PROFILE
-        profiling = {key: value.format(file=written) for key, value in provider.provider.node_profile.items()}
+        csv_path = folder / _PROFILE
+        profiling = {key: value.format(file=csv_path) for key, value in provider.provider.node_profile.items()}
         recording = replace(provider, options={**provider.options, **profiling})
         with opened_model.prepared_model(flat, options, recording, profile_prefix=folder / "profile") as prepared:
             before = resident_bytes()
@@ -304,13 +304,13 @@ def _profile_on_device(
             kernels = read_profile(prepared.opened.session.end_profile(), counted_runs=len(measured.samples_ms))
         result = perf_result(prepared, latency, measured, memory)
         del prepared  # the provider writes its profile when the session is closed, if not before
-        profile = read_device_profile(written, counted_runs=len(measured.samples_ms), provider=name)
+        profile = read_device_profile(csv_path, counted_runs=len(measured.samples_ms), provider=name)
     original = graph_of(structure, path)
     _write_tree_tags(original, tree)
-    named, by_way = _rename_kernels(profile, original)
+    renamed, by_way = _rename_kernels(profile, original)
     tags = {node.name: tag.tag for node in all_nodes(original) if node.name and (tag := read_tag(node)) is not None}
     modules = [(module.tag, module.path, module.class_name) for module in tree.modules]
-    charged = charge_modules(named, tags, modules)
+    charged = charge_modules(renamed, tags, modules)
     notes = (*result.notes, *_device_notes(charged, kernels, provider), *tree.notes, *_source_notes(tree))
     return ProfiledModules(
         result=replace(result, provider=provider, model_bytes=path.stat().st_size, notes=notes),
@@ -329,31 +329,31 @@ def _rename_kernels(profile: RunProfile, model: ir.Model) -> tuple[RunProfile, C
     """
     makers = {value.name: node for node in all_nodes(model) for value in node.outputs if value.name}
     nodes = {**makers, **{node.name: node for node in all_nodes(model) if node.name}}
-    found: dict[str, ir.Node | None] = {}
+    matches: dict[str, ir.Node | None] = {}
     for kernel in profile.kernels:
-        if kernel.node not in found:
+        if kernel.node not in matches:
             ends = (end for end in range(len(kernel.node), 0, -1) if not kernel.node[end : end + 1].isdigit())
-            found[kernel.node] = next((nodes[kernel.node[:end]] for end in ends if kernel.node[:end] in nodes), None)
+            matches[kernel.node] = next((nodes[kernel.node[:end]] for end in ends if kernel.node[:end] in nodes), None)
     ways: Counter[Way] = Counter(
-        "name" if node.name == name else "output" for name, node in found.items() if node is not None
+        "name" if node.name == name else "output" for name, node in matches.items() if node is not None
     )
 
-    def named(kernel: KernelTime) -> KernelTime:
-        node = found[kernel.node]
+    def rename(kernel: KernelTime) -> KernelTime:
+        node = matches[kernel.node]
         return kernel if node is None else replace(kernel, node=node.name or kernel.node, op_type=node.op_type)
 
-    return replace(profile, kernels=tuple(map(named, profile.kernels))), ways
+    return replace(profile, kernels=tuple(map(rename, profile.kernels))), ways
 
 
 def _device_notes(profile: ModuleProfile, kernels: RunProfile, provider: ChosenProvider) -> Iterator[str]:
     """Note the unit of the device, and nodes run outside the compiled parts."""
-    name, place = provider.provider.name, provider.device_words
+    name, device = provider.provider.name, provider.device_words
     yield f"latency and module times were measured with the profiling of {name} on, which adds time to every run"
     if profile.profile.unit == "cycles":
-        yield f"times are {profile.unit} of {name} ({place}), thousands of clock cycles: compare shares"
-    own = kernel_times_ms(replace(kernels, kernels=tuple(k for k in kernels.kernels if k.provider != name)))
-    if own:
-        nodes, outside_ms = len({node for node, _ in own}), sum(own.values())
+        yield f"times are {profile.unit} of {name} ({device}), thousands of clock cycles: compare shares"
+    outside = kernel_times_ms(replace(kernels, kernels=tuple(k for k in kernels.kernels if k.provider != name)))
+    if outside:
+        nodes, outside_ms = len({node for node, _ in outside}), sum(outside.values())
         yield (
             f"{count_noun(nodes, 'node')} ran outside the compiled parts ({outside_ms:.3f} ms per run), without being "
             "included in these times"
@@ -394,9 +394,9 @@ def _profiled_run(
     return result, profiled, profile
 
 
-def _module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
+def _read_module_tree(before: onnx.ModelProto, model_path: Path) -> OnnxTree:
     """Read the module tree of a graph.
-    
+
     Raises:
         UsageError: the nodes have no module information.
     """
@@ -423,22 +423,22 @@ def _charge_to_modules(
     before, executed_proto = structures
     original, executed = graph_of(before, path), graph_of(executed_proto, path)
     _write_tree_tags(original, tree)
-    carried = carry_tags(original, executed)
+    report = carry_tags(original, executed)
     modules = {module.path: module.tag for module in reversed(tree.modules)}
     sizes = result.measured_shapes
     fused = _charge_fused_kernels(before, original, executed_proto, executed, modules=modules, sizes=sizes)
     profile = charge_modules(
         measured,
-        _tags_by_name(executed, carried),
+        _tags_by_name(executed, report),
         [(module.tag, module.path, module.class_name) for module in tree.modules],
         fused,
     )
-    notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *carried.notes)
+    notes = (*result.notes, _overhead_note(result, profile), *tree.notes, *_source_notes(tree), *report.notes)
     return ProfiledModules(
         result=replace(result, notes=notes),
         profile=profile,
         tree_source=tree.source,
-        carried=carried,
+        carried=report,
         graph_name=original.graph.name or "",
         node_ms=_node_times(original, executed, profile),
     )
@@ -447,10 +447,10 @@ def _charge_to_modules(
 def _overhead_note(result: PerfResult, profile: ModuleProfile) -> str:
     p50 = result.latency.summary.p50
     times = f"{time_words(profile.whole_ms)} ms each ({time_words(p50)} ms without)"
-    words = f"module times are from separate runs with profiling on, {times}"
+    text = f"module times are from separate runs with profiling on, {times}"
     if profile.whole_ms <= p50:
-        return words
-    return f"{words}: profiling adds time to every kernel, so that the share of short kernels is too large"
+        return text
+    return f"{text}: profiling adds time to every kernel, so that the share of short kernels is too large"
 
 
 def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
@@ -460,9 +460,9 @@ def _source_notes(tree: OnnxTree) -> tuple[str, ...]:
     return (f"the file has no winml tags; modules were read from its {tree.source}",)
 
 
-def _tags_by_name(executed: ir.Model, carried: CarryReport) -> dict[str, str]:
+def _tags_by_name(executed: ir.Model, report: CarryReport) -> dict[str, str]:
     """Name of a node → tag, since profiles contain names only; nodes of equal name get their common ancestor."""
-    guessed = set(carried.last_resort)
+    guessed = set(report.last_resort)
     tags_of_name: dict[str, list[str]] = defaultdict(list)
     for node in all_nodes(executed):
         tag = read_tag(node)
@@ -534,7 +534,7 @@ def measure_modules(
     with clock.step(_STEPS[0]) as step:
         cuts = extraction.cut_modules(path, selector)
         step.summary = f"{len(cuts.calls)} of {len(cuts.calls) + len(cuts.refused)}"
-    refused = [MeasuredModule(item.identity, {}, 0, None, None, item.reason) for item in cuts.refused]
+    refused = [MeasuredModule(call.identity, {}, 0, None, None, call.reason) for call in cuts.refused]
     measured: list[MeasuredModule] = []
     notes: tuple[str, ...] = ()
     if cuts.calls:
@@ -545,9 +545,9 @@ def measure_modules(
             step.summary = f"{len(recording.arrays)} values"
         with clock.step(_STEPS[2]) as step:
             measurement = _CutMeasurement(cuts, recording, options, provider, latency)
-            for number, item in enumerate(cuts.calls):
+            for number, call in enumerate(cuts.calls):
                 share = _scale_progress(progress, number, len(cuts.calls), len(measured) * latency.iterations)
-                measured.append(measurement.measure(item, share))
+                measured.append(measurement.measure(call, share))
             step.summary = f"{len(measured)} instances"
     return ModulePerfResult(
         model=options.shown,
@@ -582,25 +582,25 @@ class _CutMeasurement:
     provider: ChosenProvider
     latency: LatencyOptions
 
-    def measure(self, item: extraction.CutCall, progress: Progress | None) -> MeasuredModule:
+    def measure(self, call: extraction.CutCall, progress: Progress | None) -> MeasuredModule:
         """Measure one module; a module that does not run alone or returns other outputs has an error instead of times.
 
         Raises:
             WriteError: the cut model cannot be written.
         """
-        feeds = self.recording.of(item.cut.inputs)
+        feeds = self.recording.of(call.cut.inputs)
         failed = MeasuredModule(
-            identity=item.identity,
+            identity=call.identity,
             inputs={name: (str(array.dtype), array.shape) for name, array in feeds.items()},
-            nodes=len(item.cut.nodes),
+            nodes=len(call.cut.nodes),
             latency=None,
             session_creation_ms=None,
         )
         with temporary_folder() as folder:
             path = folder / "module.onnx"
             try:
-                extraction.write_cut(self.cuts, item, self.recording, path)
-                worst = extraction.compare_with_recording(path, item, self.recording)
+                extraction.write_cut(self.cuts, call, self.recording, path)
+                worst = extraction.compare_with_recording(path, call, self.recording)
                 if not worst.relative_diff <= CUT_MODULE_THRESHOLD:
                     reason = f"run alone, output {worst.name} differs by {worst.relative_diff:.1e} of its largest value"
                     return replace(failed, error=reason)

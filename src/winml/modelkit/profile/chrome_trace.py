@@ -30,8 +30,8 @@ def chrome_trace_json(profiled: ProfiledModules | ProfiledDecoder) -> str:
         events: list[Event] = []
         for process, (name, phase) in enumerate(profiled.phases.items(), _PROCESS):
             title = {"name": "process_name", "ph": "M", "pid": process, "tid": _THREAD, "args": {"name": name}}
-            own = chrome_trace_record(phase.profile)["traceEvents"]
-            events += [title, *({**event, "pid": process} for event in own)]
+            phase_events = chrome_trace_record(phase.profile)["traceEvents"]
+            events += [title, *({**event, "pid": process} for event in phase_events)]
         record = {"traceEvents": events, "displayTimeUnit": "ms"}
     return json_printable(json.dumps(record, ensure_ascii=False))
 

@@ -69,15 +69,15 @@ def _read_request(options: Mapping[str, Any]) -> PerfRequest:
     """Return the request of the command line; for a folder of several parts, of each part."""
     name = options["target"] or options["model"]
     paths: Mapping[str, Path | None] = named_parts(options, beside_weights=True) or {ONLY_PART: None}
-    named = {
+    parts = {
         part: runnable_model(options if path is None else options_of_part(options, path))
         for part, path in paths.items()
     }
     return PerfRequest(
         name=name,
-        models={part: model for part, (model, _) in named.items()},
-        values={part: values for part, (_, values) in named.items()},
-        find_files=lambda: [file for model, _ in named.values() for file in files_read(model, options)],
+        models={part: model for part, (model, _) in parts.items()},
+        values={part: values for part, (_, values) in parts.items()},
+        find_files=lambda: [file for model, _ in parts.values() for file in files_read(model, options)],
         **stated_fields(PerfRequest, options),
     )
 
@@ -94,7 +94,7 @@ def _show_perf(plan: AnswerPlan[PerfSubject], options: Mapping[str, Any]) -> Non
 
     subject = plan.subject
     results: dict[str, PerfResult] = {}
-    tell_baseline = None if options["quiet"] else lambda words: _streams.tell(f"baseline: {words}")
+    tell_baseline = None if options["quiet"] else lambda text: _streams.tell(f"baseline: {text}")
     with _streams.library_output_to_stderr(), live_progress(quiet=options["quiet"]) as progress:
         for part, run in subject.runs.items():
             requested = PerfOptions(run, subject.latency, subject.baseline)
@@ -162,8 +162,8 @@ def _show_modules(selector: str, plan: AnswerPlan[PerfSubject], options: Mapping
     failed = sum(len(result.failed) for result in results.values())
     instances = sum(len(result.instances) for result in results.values())
     if failed or not instances:
-        what = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
-        _streams.tell(f"error: {what}")
+        problem = f"{failed} of {instances} instances could not be measured" if failed else "nothing to measure"
+        _streams.tell(f"error: {problem}")
         click.get_current_context().exit(1)
 
 

@@ -82,7 +82,7 @@ def measure_latency(run: Run, options: LatencyOptions, progress: Progress | None
     """
     first_ns = _time_run(run)
     samples_ns: list[int] = []
-    with _paused_collector():
+    with _pause_collector():
         for _ in range(options.warmup):
             run()
         for _ in _count_turns(options, options.iterations, progress, samples_ns):
@@ -107,17 +107,17 @@ def measure_alternating(
     first_runs_ns = (_time_run(model), _time_run(baseline))
     samples_ns: tuple[list[int], list[int]] = ([], [])
     medians: tuple[list[float], list[float]] = ([], [])
-    with _paused_collector():
+    with _pause_collector():
         for run in (model, baseline):
             for _ in range(options.warmup):
                 run()
         block_size = _block_size(options, model, baseline)
         pairs = math.ceil(options.iterations / block_size)
         for turn in _count_turns(options, pairs, progress, samples_ns[0]):
-            for side in (0, 1) if turn % 2 == 0 else (1, 0):
-                block_ns = _measure_block((model, baseline)[side], block_size)
-                samples_ns[side].extend(block_ns)
-                medians[side].append(percentile(block_ns, 50))
+            for index in (0, 1) if turn % 2 == 0 else (1, 0):
+                block_ns = _measure_block((model, baseline)[index], block_size)
+                samples_ns[index].extend(block_ns)
+                medians[index].append(percentile(block_ns, 50))
     model_result, baseline_result = (
         LatencyResult(_as_milliseconds(side_ns), first_ns / _NS_PER_MS)
         for side_ns, first_ns in zip(samples_ns, first_runs_ns, strict=True)
@@ -132,7 +132,7 @@ def measure_block(run: Run, size: int) -> tuple[float, ...]:
 
     A pause and an uncounted run come first, as in :func:`measure_alternating`.
     """
-    with _paused_collector():
+    with _pause_collector():
         return _as_milliseconds(_measure_block(run, size))
 
 
@@ -178,7 +178,7 @@ def _count_turns(
 
 
 @contextmanager
-def _paused_collector() -> Iterator[None]:
+def _pause_collector() -> Iterator[None]:
     """Run the garbage collector once, and disable it for the time of the block."""
     was_enabled = gc.isenabled()
     gc.collect()

@@ -130,8 +130,8 @@ class _TagSum:
         self.milliseconds += milliseconds
         self.operators[op_type] += milliseconds
 
-    def add(self, kernel: KernelTime, others: Iterable[str]) -> None:
-        self.fused_with.update(others)
+    def add(self, kernel: KernelTime, fused_tags: Iterable[str]) -> None:
+        self.fused_with.update(fused_tags)
         self.kernels += 1
         self.output_bytes = _add_bytes(self.output_bytes, kernel.output_bytes)
         self.parameter_bytes = _add_bytes(self.parameter_bytes, kernel.parameter_bytes)
@@ -186,7 +186,7 @@ def charge_modules(
     for kernel in profile.kernels:
         if tag := tags.get(kernel.node, ""):
             sums[tag].add(kernel, (fused or {}).get(kernel.node, ()))
-    unattributed = _longest_first(untagged_ms)
+    unattributed = _sort_by_time(untagged_ms)
     return ModuleProfile(
         roots=_build_tree(sums, modules, runs),
         kernel_ms=sum(node_ms.values()),
@@ -232,7 +232,7 @@ def _module_time(
         total_ms=self_ms + sum(child.total_ms for child in children),
         kernels=kernels,
         total_kernels=kernels + sum(child.total_kernels for child in children),
-        operators=_longest_first(tag_sum.operators),
+        operators=_sort_by_time(tag_sum.operators),
         output_bytes=None if tag_sum.output_bytes is None else tag_sum.output_bytes // runs,
         parameter_bytes=None if tag_sum.parameter_bytes is None else tag_sum.parameter_bytes // runs,
         fused_with=tuple(sorted(tag_sum.fused_with)),
@@ -240,9 +240,9 @@ def _module_time(
     )
 
 
-def _longest_first(times: Mapping[str, float]) -> dict[str, float]:
+def _sort_by_time(times: Mapping[str, float]) -> dict[str, float]:
     """Sort times in descending order."""
-    return dict(sorted(times.items(), key=lambda item: -item[1]))
+    return dict(sorted(times.items(), key=lambda pair: -pair[1]))
 
 
 def _add_bytes(total_bytes: int | None, kernel_bytes: int | None) -> int | None:
@@ -283,7 +283,7 @@ def _class_time(name: str, modules: Sequence[ModuleTime], total_ms: float, total
         total_ms=total_ms,
         kernels=sum(module.kernels for module in modules),
         total_kernels=total_kernels,
-        operators=_longest_first(operators),
+        operators=_sort_by_time(operators),
     )
 
 
@@ -310,11 +310,11 @@ def working_module(nodes: Sequence[NodeWork]) -> str | None:
     '/Net/conv'
     """
     if any(node.macs != 0 for node in nodes):
-        return _largest((node.tag, node.macs) for node in nodes if node.macs != 0)
-    return _largest((node.tag, node.elements) for node in nodes)
+        return _find_largest((node.tag, node.macs) for node in nodes if node.macs != 0)
+    return _find_largest((node.tag, node.elements) for node in nodes)
 
 
-def _largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
+def _find_largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
     """Return the tag with the largest sum; ``None`` for a tie or an unknown amount."""
     sums: Counter[str] = Counter()
     is_known = True
@@ -323,5 +323,5 @@ def _largest(amounts: Iterable[tuple[str, int | None]]) -> str | None:
         is_known = is_known and amount is not None
     if len(sums) < 2:
         return next(iter(sums), None)
-    (first, most), (_, second) = sums.most_common(2)
-    return first if is_known and most > second else None
+    (top_tag, top_sum), (_, next_sum) = sums.most_common(2)
+    return top_tag if is_known and top_sum > next_sum else None

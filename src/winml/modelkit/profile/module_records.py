@@ -75,20 +75,20 @@ class ModulePerfResult(Measurement):
     @property
     def failed(self) -> tuple[MeasuredModule, ...]:
         """Instances without a measurement."""
-        return tuple(item for item in self.instances if item.latency is None)
+        return tuple(module for module in self.instances if module.latency is None)
 
     @property
     def module_class(self) -> str | None:
         """Class of all instances; ``None`` for several classes."""
-        names = {item.identity.class_name for item in self.instances}
+        names = {module.identity.class_name for module in self.instances}
         return names.pop() if len(names) == 1 else None
 
     def classes(self) -> tuple[ClassSummary, ...]:
         """Latencies of each class, in descending order of total time."""
         medians: dict[str, list[float]] = defaultdict(list)
-        for item in self.instances:
-            if item.latency is not None:
-                medians[item.identity.class_name].append(item.latency.summary.p50)
+        for module in self.instances:
+            if module.latency is not None:
+                medians[module.identity.class_name].append(module.latency.summary.p50)
         summaries = [
             ClassSummary(name, len(times), sum(times) / len(times), min(times), max(times), sum(times))
             for name, times in medians.items()
@@ -109,8 +109,8 @@ class ModulePerfResult(Measurement):
             "instance_count": len(self.instances),
             "failed_count": len(self.failed),
             "classes": [entry.as_record() for entry in self.classes()],
-            "instances": [item.as_record() for item in self.instances],
-            "without_nodes": [item.as_record() for item in self.without_nodes],
+            "instances": [module.as_record() for module in self.instances],
+            "without_nodes": [module.as_record() for module in self.without_nodes],
         }
 
 
@@ -136,8 +136,8 @@ class ProfiledModules:
             depth: Levels of the module tree to list. ``None``: all.
         """
         times = module_times_record(self.profile, depth=depth)
-        carried = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
-        return {**self.result.as_record(), "by_module": {**times, **carried}}
+        origin = {"tree_source": self.tree_source, "nodes_by_way": dict(self.carried.by_way)}
+        return {**self.result.as_record(), "by_module": {**times, **origin}}
 
 
 @dataclass(frozen=True)
@@ -196,20 +196,20 @@ def module_times_record(profile: ModuleProfile, *, depth: int | None = None) -> 
             for entry in profile.by_class()
         ],
     }
-    return record if profile.unit == "ms" else _with_unit(record, f"_{profile.unit}")
+    return record if profile.unit == "ms" else _replace_unit(record, f"_{profile.unit}")
 
 
-def _with_unit(record: Mapping[str, object], suffix: str) -> dict[str, object]:
+def _replace_unit(record: Mapping[str, object], suffix: str) -> dict[str, object]:
     """Replace the unit suffix of all keys of a record, recursively."""
 
-    def named(value: object) -> object:
+    def convert(value: object) -> object:
         if isinstance(value, Mapping):
-            return _with_unit(value, suffix)
-        return [named(item) for item in value] if isinstance(value, list) else value
+            return _replace_unit(value, suffix)
+        return [convert(entry) for entry in value] if isinstance(value, list) else value
 
     nodes = {"operators_ms", "unattributed_nodes"}  # below these keys, keys are operator and node names
     return {
-        f"{key.removesuffix('_ms')}{suffix}" if key.endswith("_ms") else key: value if key in nodes else named(value)
+        f"{key.removesuffix('_ms')}{suffix}" if key.endswith("_ms") else key: value if key in nodes else convert(value)
         for key, value in record.items()
     }
 

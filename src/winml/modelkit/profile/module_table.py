@@ -248,7 +248,7 @@ def module_rows(
         if depth is not None and level >= depth:
             return
         below = [module.tag for module in of_phases[-1]]
-        below += [item.tag for modules in of_phases[:-1] for item in modules if item.tag not in by_tag[-1]]
+        below += [module.tag for modules in of_phases[:-1] for module in modules if module.tag not in by_tag[-1]]
         for tag in dict.fromkeys(below):
             times = tuple(modules.get(tag) for modules in by_tag)
             yield TimedRow(times, level)
@@ -311,8 +311,8 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
     listed = doc.first_of(operators, DISPLAYED_OPERATORS, "and {} others")
     if not fused:
         return listed
-    others = doc.first_of(fused, _DISPLAYED_FUSED, "{} others")
-    return doc.Shortened(f"{listed.short} (fused with {others.short})", f"{listed.full} (fused with {others.full})")
+    merged = doc.first_of(fused, _DISPLAYED_FUSED, "{} others")
+    return doc.Shortened(f"{listed.short} (fused with {merged.short})", f"{listed.full} (fused with {merged.full})")
 
 
 def _sum_fields(profiles: Mapping[str, ModuleProfile]) -> Iterator[doc.Field]:
@@ -369,8 +369,8 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     """Build the bars of the classes with the longest self time."""
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
     longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
-    others = len(longest[DISPLAYED_BARS:])
-    words = ["self time: without the modules inside", caption, f"the table has {others} more" if others > 0 else ""]
+    hidden = len(longest[DISPLAYED_BARS:])
+    notes = ["self time: without the modules inside", caption, f"the table has {hidden} more" if hidden > 0 else ""]
     return doc.Bars(
         [
             doc.Bar(
@@ -382,7 +382,7 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
             for entry in longest[:DISPLAYED_BARS]
         ],
         heading=f"Self time by class in a {phase}" if phase else "Self time by class",
-        caption="; ".join(filter(None, words)),
+        caption="; ".join(filter(None, notes)),
     )
 
 
@@ -397,18 +397,18 @@ def module_perf_document(result: ModulePerfResult) -> doc.Document:
         ("runs on", table.provider_words(result)),
         ("inputs", f"recorded at the boundary of each, in one run of the whole model on {input_words}"),
         ("runs", f"{runs} for each, after {options.warmup} to warm up"),
-        *(("no nodes", f"{item.words}: nothing of it is left in the graph") for item in result.without_nodes),
-        *(("failed", f"{item.identity.words}: {item.error}") for item in result.failed),
+        *(("no nodes", f"{module.words}: nothing of it is left in the graph") for module in result.without_nodes),
+        *(("failed", f"{instance.identity.words}: {instance.error}") for instance in result.failed),
         *doc.note_fields(result.notes),
     ]
     instances: list[list[doc.Cell]] = [
         [
-            item.identity.words,
-            item.identity.class_name,
-            *(getattr(item.latency.summary, name) for name in table.SUMMARY),
+            instance.identity.words,
+            instance.identity.class_name,
+            *(getattr(instance.latency.summary, name) for name in table.SUMMARY),
         ]
-        for item in result.instances
-        if item.latency is not None
+        for instance in result.instances
+        if instance.latency is not None
     ]
     class_columns = [doc.Column(f"p50: {name}", "latency") for name in ("mean", "fastest", "slowest", "sum")]
     classes: list[list[doc.Cell]] = [

@@ -20,8 +20,8 @@ _UNNAMED_GRAPH = "<main>"
 
 def profile_node_data(profiled: ProfiledModules | ProfiledDecoder) -> str:
     """Render the node data of a profiled model as JSON text: milliseconds, for a decoder those of a step."""
-    displayed = profiled if isinstance(profiled, ProfiledModules) else profiled.step
-    return _node_data_json(displayed.graph_name, displayed.node_ms)
+    phase = profiled if isinstance(profiled, ProfiledModules) else profiled.step
+    return _node_data_json(phase.graph_name, phase.node_ms)
 
 
 def comparison_node_data(result: ModelComparison) -> str:

@@ -118,10 +118,8 @@ def measure_model(
     )
     if result.decoding is None or options.run.sizes:
         return result
-    words = (
-        f"a decoder with a KV cache: one run is {result.decoding.words}. {opt.generation} measures prompts and steps"
-    )
-    return replace(result, notes=(*result.notes, f"{words} of several lengths; {opt.by_module} shows both by module"))
+    text = f"a decoder with a KV cache: one run is {result.decoding.words}. {opt.generation} measures prompts and steps"
+    return replace(result, notes=(*result.notes, f"{text} of several lengths; {opt.by_module} shows both by module"))
 
 
 def _measure_once(
@@ -170,11 +168,11 @@ def _baseline_run(
             f"{', '.join(feeds) or 'none'}",
             hint="Compare models with the same inputs.",
         )
-    for item in graph_inputs(session):
-        if not takes_array(item, feeds[item.name]):
+    for spec in graph_inputs(session):
+        if not takes_array(spec, feeds[spec.name]):
             raise UsageError(
-                f"{opt.baseline} {baseline.path}: its input {item.name} takes {item.words}, the model receives "
-                f"{array_words(feeds[item.name])}",
+                f"{opt.baseline} {baseline.path}: its input {spec.name} takes {spec.words}, the model receives "
+                f"{array_words(feeds[spec.name])}",
                 hint=f"Compare models with the same input types and sizes; {opt.shape_config} sets dynamic dimensions "
                 "of MODEL.",
             )

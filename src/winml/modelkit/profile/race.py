@@ -44,12 +44,12 @@ class Choice:
         return self.winner != self.fastest
 
 
-def ratio_between(times: Times, first: str, second: str, confidence: float = CONFIDENCE) -> Ratio:
+def ratio_between(times: Times, candidate: str, base: str, confidence: float = CONFIDENCE) -> Ratio:
     """Compute the ratio of a candidate's times to another's over their common rounds."""
-    turns = min(len(times[first]), len(times[second]))
-    one, other = list(times[first][:turns]), list(times[second][:turns])
-    is_disturbed = summarize(one).is_disturbed or summarize(other).is_disturbed
-    return replace(compare_pairs(one, other, confidence), is_disturbed=is_disturbed)
+    turns = min(len(times[candidate]), len(times[base]))
+    candidate_times, base_times = list(times[candidate][:turns]), list(times[base][:turns])
+    is_disturbed = summarize(candidate_times).is_disturbed or summarize(base_times).is_disturbed
+    return replace(compare_pairs(candidate_times, base_times, confidence), is_disturbed=is_disturbed)
 
 
 def confidence_of_race(candidates: int, rungs: int) -> float:
@@ -133,7 +133,7 @@ def choose(times: Times, names: Sequence[str]) -> Choice:
         return Choice(names[0], names[0], None)
 
     def is_beaten(name: str) -> bool:
-        return any(ratio_between(times, other, name).verdict == "faster" for other in names if other != name)
+        return any(ratio_between(times, rival, name).verdict == "faster" for rival in names if rival != name)
 
     unbeaten = [name for name in names if not is_beaten(name)] or [fastest(times, names)]
     winner, leader = unbeaten[0], fastest(times, unbeaten)

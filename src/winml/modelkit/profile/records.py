@@ -183,12 +183,12 @@ class PerfResult(Measurement):
         return {
             "size_bytes": self.model_bytes,
             "input_shapes": {
-                item.name: [size if isinstance(size, int) else None for size in item.shape] for item in self.inputs
+                spec.name: [size if isinstance(size, int) else None for size in spec.shape] for spec in self.inputs
             },
-            "input_dtypes": {item.name: item.dtype for item in self.inputs},
+            "input_dtypes": {spec.name: spec.dtype for spec in self.inputs},
             "dimension_names": {
-                item.name: [size if isinstance(size, str) else None for size in item.named_shape]
-                for item in self.inputs
+                spec.name: [size if isinstance(size, str) else None for size in spec.named_shape]
+                for spec in self.inputs
             },
             "measured_shapes": json_value(self.measured_shapes),
             "output_shapes": json_value(self.output_shapes),
@@ -290,8 +290,8 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
 
 def _join_times(times: Sequence[str]) -> str:
     """Join the first times, and count the rest."""
-    more = len(times) - _DISPLAYED_RUNS
-    return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
+    hidden = len(times) - _DISPLAYED_RUNS
+    return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{hidden} more"] if hidden > 0 else [])])
 
 
 @dataclass(frozen=True)

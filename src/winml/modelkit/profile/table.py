@@ -39,7 +39,7 @@ def perf_blocks(result: PerfResult) -> list[doc.Block]:
 def _summary_fields(result: PerfResult) -> Iterator[doc.Field]:
     yield "model", result.model
     yield "runs on", provider_words(result)
-    dtypes = {item.name: item.dtype for item in result.inputs}
+    dtypes = {spec.name: spec.dtype for spec in result.inputs}
     shapes = ", ".join(
         f"{name} {dtypes[name]}[{', '.join(map(str, shape))}]" for name, shape in result.measured_shapes.items()
     )
@@ -89,7 +89,7 @@ def latency_table(sides: Mapping[str, LatencyResult]) -> doc.Table:
     Args:
         sides: Name of the measured model → its runs.
     """
-    rows = [[name, *(getattr(side.summary, column) for column in SUMMARY)] for name, side in sides.items()]
+    rows = [[name, *(getattr(result.summary, column) for column in SUMMARY)] for name, result in sides.items()]
     return doc.Table(doc.columns("latency in ms", *LATENCIES), rows)
 
 
@@ -112,12 +112,12 @@ def ratio_words(ratio: Ratio, model: str, baseline: str) -> str:
             f"no difference found: ratio {value} from {count_noun(ratio.pairs, 'pair')}, too few for an interval "
             f"({opt.iterations})"
         )
-    words = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"
+    text = f"ratio {value} ({_ratio_digits(ratio.low)}–{_ratio_digits(ratio.high)})"
     if ratio.verdict == "faster":
-        return f"{model} is faster than {baseline}: {words}, so {1 / ratio.value:.2f} times as fast"
+        return f"{model} is faster than {baseline}: {text}, so {1 / ratio.value:.2f} times as fast"
     if ratio.verdict == "slower":
-        return f"{model} is slower than {baseline}: {words}"
-    return f"no difference found: {words}"
+        return f"{model} is slower than {baseline}: {text}"
+    return f"no difference found: {text}"
 
 
 def generation_perf_document(result: GenerationPerf) -> doc.Document:
