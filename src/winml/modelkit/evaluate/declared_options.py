@@ -26,10 +26,10 @@ def declare_limits(option: str, group: str, metavar: str = "METRIC=VALUE", *, is
     """Return the field of a repeatable option that states limits by metric.
 
     Args:
-        option: Its name.
-        group: Its group in the help.
+        option: Name of the option.
+        group: Group of the option in the help.
         metavar: Form of one limit.
-        is_common: Whether ``--help`` lists it.
+        is_common: True if ``--help`` lists the option.
     """
 
     def read(texts: tuple[str, ...]) -> Mapping[str, Drop]:
@@ -60,12 +60,12 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
     """Return the samples that ``--dataset`` names; None without it.
 
     Args:
-        request: That of the verb.
-        most: Samples that are read where no number is given.
-        seed: Of the draw.
+        request: Request of the command.
+        most: Maximum number of samples without ``--samples``.
+        seed: Seed of the sample selection.
 
     Raises:
-        UsageError: there is no such data set, or something is said of one that is not given.
+        UsageError: the dataset does not exist, or another option of a dataset is set without ``--dataset``.
     """
     if request.dataset is None:
         refuse_stated(request, ("columns", "split"), f"{{}} requires {opt.dataset}", "Omit it, or pass a dataset.")
@@ -87,7 +87,7 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
 
 
 def data_set_files(request: DataSetFields) -> tuple[Path, ...]:
-    """Return the files on this disk of the data set that ``--dataset`` names; nothing may be written over them."""
+    """Return the local files of ``--dataset``, which no output may replace; ``()`` without a dataset."""
     from winml.modelkit.samples.data_sources import find_source, source_files
 
     return () if request.dataset is None else source_files(find_source(request.dataset))

@@ -73,6 +73,7 @@ def depth_image(depth: Array, size: tuple[int, int]) -> Any:
 
 
 def _color(place: int) -> tuple[int, int, int]:
+    """Return the RGB color of a segment or class number."""
     red, green, blue = colorsys.hsv_to_rgb(place * _GOLDEN % 1, 0.75, 1.0)
     return round(red * 255), round(green * 255), round(blue * 255)
 

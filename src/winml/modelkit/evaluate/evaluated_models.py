@@ -101,6 +101,7 @@ def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, 
 
 
 def _labels(config: Any) -> dict[int, str]:
+    """Return the class names of a config by index, in lower case; ``{}`` without names."""
     named = getattr(config, "id2label", None) or {}
     return {int(number): str(name).casefold() for number, name in named.items()}
 
@@ -169,6 +170,11 @@ def task_name(name: str) -> str:
 
 
 def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
+    """Open an ONNX file with its task, config and source checkpoint.
+    
+    Raises:
+        TaskError: neither the user nor the file states the task.
+    """
     side = open_onnx_side(path, run)
     metadata = side.metadata
     stated = _stated_task(metadata)
@@ -190,6 +196,7 @@ def _stated_task(metadata: Mapping[str, str]) -> str | None:
 
 
 def _find_source(metadata: Mapping[str, str], displayed: str) -> ModelRequest | None:
+    """Return the checkpoint that a file was exported from; ``None`` if not on this disk."""
     try:
         return exported_from(metadata, displayed)
     except UsageError:
@@ -197,6 +204,11 @@ def _find_source(metadata: Mapping[str, str], displayed: str) -> ModelRequest | 
 
 
 def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> EvaluatedModel:
+    """Load a checkpoint into PyTorch with its task and config.
+    
+    Raises:
+        TaskError: the checkpoint does not state its task.
+    """
     from winml.modelkit.models.model import load_model
 
     requested = task or request.task
@@ -277,6 +289,11 @@ def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
 
 
 def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
+    """Refuse a baseline that was exported for another task.
+    
+    Raises:
+        UsageError: names both tasks.
+    """
     stated, own = _stated_task(baseline.metadata), _stated_task(model.side.metadata)
     if stated is not None and stated != own and task_name(stated) != model.task:
         raise UsageError(
@@ -289,6 +306,7 @@ def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
 def _torch_baseline(
     request: ModelRequest, model: EvaluatedModel, threads: int | None, stack: ExitStack
 ) -> tuple[Side, tuple[str, ...]]:
+    """Load the baseline into PyTorch; return the baseline and its notes. The block restores the threads."""
     import torch
 
     from winml.modelkit.models.model import load_model

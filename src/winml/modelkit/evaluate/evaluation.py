@@ -73,7 +73,11 @@ def check_unknown_task(options: EvaluationOptions) -> None:
 
 
 def _refuse_unreachable(options: EvaluationOptions) -> None:
-    """Refuse unreachable shares above one, and negative drops."""
+    """Refuse unreachable shares above one, and negative drops.
+
+    Raises:
+        UsageError: names the limit.
+    """
     for name, value in options.min.items():
         # Every metric for which higher is better is a share or a correlation.
         if value > 1:
@@ -255,6 +259,7 @@ def _score_samples(
     waiting: dict[int, Sample] = {}
 
     def remembered() -> Iterator[Sample]:
+        """Yield the samples, and store each until it is scored."""
         for number, sample in enumerate(samples):
             waiting[number] = sample
             yield sample
@@ -297,6 +302,7 @@ def _held_bytes(batch: Batch, sides: int) -> int:
 
 
 def _sample_bytes(row: Row, sides: int) -> int:
+    """Bytes of a sample in memory: audio, image, mask, and the class map of each side."""
     held = sum(value.samples.nbytes for value in row.sample.values() if isinstance(value, Recording))
     if row.image_size is None:
         return held
@@ -326,7 +332,11 @@ def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideSc
 
 
 def _finish_samples(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sample], *, before: int) -> None:
-    """Score the samples before a number, and drop their data."""
+    """Score the samples before a number, and drop their data.
+
+    Raises:
+        InputError: a reference is damaged; names the sample.
+    """
     for number in sorted(number for number in waiting if number < before):
         sample = waiting.pop(number)
         try:
@@ -477,6 +487,7 @@ def _batch_size(preprocessor: Preprocessor, task: TaskDefinition, options: Evalu
 
 
 def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tuple[MetricResult, ...]:
+    """Compute the metrics of all sides with their intervals."""
     measured = [scores.measured(metric) for metric in metrics]
     pairs = [(sides[0], sides[1] if len(sides) > 1 else None) for sides in measured]
     ends = intervals(pairs, len(scores.references), seed)
@@ -508,6 +519,7 @@ def _evaluation(
     clock: StepClock,
     baseline_notes: tuple[str, ...],
 ) -> Evaluation:
+    """Create the record of an evaluation, with all notes."""
     data_set, agreements = prepared.data_set, scores.agreements
     agreement = sum(agreements) / len(agreements) if agreements else None
     notes = (
@@ -556,6 +568,7 @@ def _evaluation(
 
 
 def _side_result(side: Side, scores: Scores, number: int) -> EvaluatedSide:
+    """Summarize the times of a side, by the number of the side."""
     latency = summarize(scores.latencies_ms(number))
     is_disturbed, timed = scores.is_disturbed(number), scores.timed_samples(number)
     return EvaluatedSide(side.name, side.kind, latency, side.provider, is_disturbed, timed)

@@ -124,7 +124,7 @@ def _is_number(value: object) -> bool:
 
 
 def _refuse_no_label(value: object, column: str) -> Any:
-    """Return a valid label unchanged.
+    """Check a label, and return it unchanged.
 
     Raises:
         UsageError: the label is missing, a list, or not an integer.
@@ -159,6 +159,7 @@ def _normalize_name(name: str) -> str:
 
 
 def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
+    """Create the error about labels unknown to a model."""
     if list(labels) == [-1]:
         return UsageError(
             f"column {found.column} contains the label -1: the labels of this split are not public",

@@ -151,6 +151,7 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
 
 
 def _resample(samples: int, seed: int) -> Iterator[Resamples]:
+    """Yield the resamples in chunks of limited memory."""
     generator, left = np.random.default_rng(seed), RESAMPLES
     while left > 0:
         rows = min(left, max(1, _CHUNK // samples))
@@ -159,6 +160,7 @@ def _resample(samples: int, seed: int) -> Iterator[Resamples]:
 
 
 def _interval_ends(values: Array) -> list[Interval]:
+    """Return the ends of the 95 % interval of each row; ``[]`` if a row is defined on too few resamples."""
     tail = (1 - CONFIDENCE) / 2 * 100
     ends: list[Interval] = []
     for row in values:
@@ -205,6 +207,7 @@ def _macro(numerator: Array, denominator: Array, occurring: Array) -> Array:
 
 
 def _library(name: str) -> Callable[[Sequence[int], Sequence[int]], float]:
+    """Return scikit-learn's macro average of a metric."""
     def value(references: Sequence[int], predictions: Sequence[int]) -> float:
         import sklearn.metrics
 
@@ -220,6 +223,7 @@ def _matthews_value(references: Sequence[int], predictions: Sequence[int]) -> fl
 
 
 def _matthews(right: Array, predicted: Array, referred: Array) -> Array:
+    """Compute the Matthews correlation of each resample from its counts per class."""
     samples = referred.sum(axis=1)
     covariance = right.sum(axis=1) * samples - (predicted * referred).sum(axis=1)
     spread = (samples**2 - (predicted**2).sum(axis=1)) * (samples**2 - (referred**2).sum(axis=1))
@@ -264,6 +268,7 @@ class _Correlation:
 
 
 def _correlation(name: str) -> Callable[[Sequence[float], Sequence[float]], _Correlation]:
+    """Create a correlation of two scores, computed by a function of scipy.stats."""
     def measure(predictions: Sequence[float], references: Sequence[float]) -> _Correlation:
         import scipy.stats
 
@@ -281,6 +286,7 @@ PEARSON = Metric("pearson", _correlation("pearsonr"), "scipy")
 
 
 def _error_rate(process: str, rate: str) -> Callable[[Sequence[str], Sequence[str]], SampleRows]:
+    """Create an error rate from edit counts, computed by jiwer."""
     def measure(predictions: Sequence[str], references: Sequence[str]) -> SampleRows:
         import jiwer
 
@@ -297,6 +303,7 @@ def _error_rate(process: str, rate: str) -> Callable[[Sequence[str], Sequence[st
 
 
 def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], SampleRows]:
+    """Create a SQuAD metric, computed by torchmetrics for each sample."""
     def measure(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> SampleRows:
         from torchmetrics.functional.text import squad
 
@@ -367,6 +374,7 @@ def _spans(tags: Tags) -> Iterator[tuple[int, int, str]]:
 
 
 def _of_spans(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence[Tags], Sequence[Tags]], SampleRows]:
+    """Create a metric of the correct, predicted and referenced spans of each sample."""
     def measure(predictions: Sequence[Tags], references: Sequence[Tags]) -> SampleRows:
         import sklearn.metrics
 

@@ -120,6 +120,11 @@ def joined_inputs(sides: Sequence[Side]) -> tuple[InputTensorSpec, ...]:
 
 
 def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> InputTensorSpec:
+    """Return an input with the static sizes of both sides.
+    
+    Raises:
+        UsageError: the static sizes differ.
+    """
     pairs = list(zip(first.shape, second.shape, strict=False))
     clash = any(isinstance(left, int) and isinstance(right, int) and left != right for left, right in pairs)
     if clash or len(first.shape) != len(second.shape):

@@ -25,6 +25,7 @@ def evaluation_document(result: Evaluation) -> doc.Document:
 
 
 def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
+    """Yield the figures: main metric, difference to the baseline, agreement, time and limits."""
     first, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
     yield doc.Figure(first.name, number_words(first.value), f"{better} is better")
     if first.baseline is not None and result.baseline is not None:
@@ -153,10 +154,12 @@ def _drop_words(drop: float) -> str:
 
 
 def _signed(value: float) -> str:
+    """Format a difference with its sign; empty if not finite."""
     return f"{value:+.4f}" if math.isfinite(value) else ""
 
 
 def _ends(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
+    """Describe the ends of an interval; empty without an interval."""
     if ends is None:
         return ""
     words = _signed if signed else number_words

@@ -61,6 +61,7 @@ class _MeanPrecision:
         return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
 
     def _mean(self, counts: Array) -> float:
+        """Mean over the classes with objects; NaN without objects."""
         precisions = [_average_precision(item, counts) for item in self.classes]
         defined = [value for value in precisions if math.isfinite(value)]
         return float(np.mean(defined)) if defined else math.nan
@@ -110,6 +111,7 @@ def _evaluate_boxes(predictions: Sequence[Boxes], references: Sequence[Boxes]) -
 
 
 def _annotations(sides: Sequence[Boxes]) -> Any:
+    """Yield COCO's records of all boxes."""
     number = 0
     for image, boxes in enumerate(sides):
         for index, (left, top, right, bottom) in enumerate(np.asarray(boxes.corners, float).tolist()):
@@ -127,6 +129,7 @@ def _annotations(sides: Sequence[Boxes]) -> Any:
 
 
 def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _MeanPrecision]:
+    """Create the mean average precision over some overlap thresholds."""
     def measure(evaluation: Any, references: Sequence[Boxes]) -> _MeanPrecision:
         if evaluation is None:
             return _MeanPrecision(float("nan"), ())
@@ -140,6 +143,7 @@ def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _Mean
 
 
 def _matches(images: Sequence[Mapping[str, Any]], thresholds: slice, samples: int) -> _ClassMatches:
+    """Merge the detections of one class from all images, in descending order of score."""
     objects = np.zeros(samples)
     for image in images:
         objects[image["image_id"]] = len(image["gtIds"])

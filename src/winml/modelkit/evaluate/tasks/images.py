@@ -40,6 +40,11 @@ def _sizes(batch: Batch) -> list[tuple[int, int]]:
 
 
 def _post_processor(context: EvaluatorContext, method: str) -> Any:
+    """Return a method of the checkpoint's image processor.
+    
+    Raises:
+        UsageError: the processor has no such method.
+    """
     processor = context.processor("image processor")
     post_process = getattr(processor, method, None)
     if post_process is None:

@@ -153,7 +153,7 @@ def task_definition(name: str) -> TaskDefinition:
 
 
 def chosen_metrics(task: TaskDefinition, names: tuple[str, ...], option: str = "metric") -> tuple[Metric, ...]:
-    """Return metrics of a task by name, in the order of the task; all of them where none is named.
+    """Return metrics of a task by name, in the order of the task; all metrics without names.
 
     Raises:
         UsageError: a metric does not belong to the task; lists its metrics.
@@ -178,6 +178,11 @@ def refuse_unknown_metrics(names: Iterable[str], option: str, *further: str) -> 
 
 
 def _refuse_unknown_names(names: Iterable[str], known: Sequence[str], option: str, problem: str, heading: str) -> None:
+    """Refuse names outside the valid names.
+    
+    Raises:
+        UsageError: names the nearest valid name.
+    """
     for name in names:
         if name not in known:
             guess = nearest(name, known)

@@ -127,10 +127,12 @@ class _MaskedWordEvaluator(task.Evaluator):
 
 
 def _first_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> Any:
+    """Return the accuracy of the likeliest token."""
     return metrics.ACCURACY.measure([tokens[0] for tokens in predictions], references)
 
 
 def _top_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[int]) -> metrics.SampleRows:
+    """Return the share of samples whose token is among the likeliest tokens."""
     from sklearn.metrics import accuracy_score
 
     hits = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
@@ -195,6 +197,7 @@ class _Answer:
 
 
 def _best_answer(row: Row, start: Array, end: Array) -> _Answer:
+    """Return the best answer within one window of a context."""
     start, end = start.astype(np.float64), end.astype(np.float64)
     is_context = np.asarray([number == 1 for number in row.sequence_ids or ()], bool)
     empty_score = float(start[0] + end[0])
@@ -270,6 +273,7 @@ class _TagEvaluator(task.Evaluator):
         return [self._tags(row, numbers.tolist()) for row, numbers in zip(batch.rows, classes, strict=True)]
 
     def _tags(self, row: Row, numbers: Sequence[int]) -> list[str]:
+        """Return the tag of each word, from the class numbers of its tokens."""
         tags: list[str] = [_OUTSIDE] * len(row.sample["tokens"])
         words = row.word_ids or ()
         for place in reversed(range(len(words))):
@@ -292,6 +296,11 @@ def _tag_evaluator(context: task.EvaluatorContext) -> _TagEvaluator:
 
 
 def _tags_of(cell: object, column: str) -> Sequence[Any]:
+    """Return the tags in a cell.
+    
+    Raises:
+        UsageError: the cell is not a list.
+    """
     if isinstance(cell, Sequence) and not isinstance(cell, str):
         return cell
     raise UsageError(
