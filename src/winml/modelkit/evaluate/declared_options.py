@@ -74,7 +74,7 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
     from winml.modelkit.samples.data_sources import find_source, refuse_missing_datasets
 
     find_source(request.dataset)
-    found = DataSetRequest(
+    data_request = DataSetRequest(
         request.dataset,
         split=request.split,
         columns=request.columns,
@@ -82,8 +82,8 @@ def requested_samples(request: DataSetFields, *, most: int, seed: int) -> DataSe
         most=most,
         seed=seed,
     )
-    refuse_missing_datasets(found.words)
-    return found
+    refuse_missing_datasets(data_request.words)
+    return data_request
 
 
 def data_set_files(request: DataSetFields) -> tuple[Path, ...]:

@@ -30,15 +30,15 @@ def with_boxes(image: Any, boxes: Sequence[tuple[str, Box]]) -> Any:
     from PIL import ImageDraw
 
     drawn = image.convert("RGB").copy()
-    draw = ImageDraw.Draw(drawn)
+    canvas = ImageDraw.Draw(drawn)
     width = max(1, round(max(image.size) * _LINE_SHARE))
-    names = list(dict.fromkeys(words.rpartition(" ")[0] for words, _ in boxes))
-    for words, box in boxes:
-        color = _color(names.index(words.rpartition(" ")[0]))
-        draw.rectangle(box, outline=color, width=width)
-        place = (box[0] + width, box[1] + width)
-        draw.rectangle(draw.textbbox(place, words), fill=color)
-        draw.text(place, words, fill=(0, 0, 0))
+    names = list(dict.fromkeys(label.rpartition(" ")[0] for label, _ in boxes))
+    for label, box in boxes:
+        color = _choose_color(names.index(label.rpartition(" ")[0]))
+        canvas.rectangle(box, outline=color, width=width)
+        corner = (box[0] + width, box[1] + width)
+        canvas.rectangle(canvas.textbbox(corner, label), fill=color)
+        canvas.text(corner, label, fill=(0, 0, 0))
     return drawn
 
 
@@ -52,7 +52,7 @@ def with_segments(image: Any, numbers: Array, count: int) -> Any:
     """
     from PIL import Image
 
-    palette = np.asarray([(0, 0, 0), *(_color(place) for place in range(count))], np.uint8)
+    palette = np.asarray([(0, 0, 0), *(_choose_color(index) for index in range(count))], np.uint8)
     colors = Image.fromarray(palette[numbers]).resize(image.size, Image.Resampling.NEAREST)
     weight = Image.fromarray(np.where(numbers > 0, round(255 * _OPACITY), 0).astype(np.uint8))
     return Image.composite(colors, image.convert("RGB"), weight.resize(image.size, Image.Resampling.NEAREST))
@@ -72,9 +72,9 @@ def depth_image(depth: Array, size: tuple[int, int]) -> Any:
     return Image.fromarray(scaled.astype(np.uint8)).resize(size)
 
 
-def _color(place: int) -> tuple[int, int, int]:
+def _choose_color(index: int) -> tuple[int, int, int]:
     """Return the RGB color of a segment or class number."""
-    red, green, blue = colorsys.hsv_to_rgb(place * _GOLDEN % 1, 0.75, 1.0)
+    red, green, blue = colorsys.hsv_to_rgb(index * _GOLDEN % 1, 0.75, 1.0)
     return round(red * 255), round(green * 255), round(blue * 255)
 
 

@@ -42,14 +42,14 @@ _DISPLAYED = 6
 """Maximum number of labels per model in a message. Chosen: enough to identify them."""
 
 
-def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -> None:
+def _refuse_other_labels(task: str, config: Any, folder: Path, title: str) -> None:
     """Refuse a baseline whose config has other class names or indices.
 
     Args:
         task: Canonical name.
         config: Config of the evaluated model; ``None`` without a config.
         folder: Folder of the baseline's config.
-        displayed: Name of the baseline in messages.
+        title: Name of the baseline in messages.
 
     Raises:
         UsageError: shows the labels of both.
@@ -57,27 +57,26 @@ def _refuse_other_labels(task: str, config: Any, folder: Path, displayed: str) -
     """
     if task not in _LABELED_TASKS:
         return
-    ours, theirs = _labels(config), _labels(open_config(folder))
+    ours, theirs = _read_labels(config), _read_labels(open_config(folder))
     if not ours or not theirs or ours == theirs:
         return
     are_unnamed = any(all(name == f"label_{number}" for number, name in labels.items()) for labels in (ours, theirs))
     if are_unnamed and ours.keys() == theirs.keys():
         return
     raise UsageError(
-        f"{opt.baseline} {displayed}: its labels are {_label_words(theirs)}, and those of the model "
-        f"{_label_words(ours)}",
+        f"{opt.baseline} {title}: its labels are {_label_words(theirs)}, and those of the model {_label_words(ours)}",
         hint=_other_baseline_hint(),
     )
 
 
-def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, displayed: str) -> None:
+def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, title: str) -> None:
     """Refuse a baseline whose tokenizer has other token ids.
 
     Args:
         names: Input names of the evaluated model.
         model: Folder of its tokenizer.
         baseline: Folder of the baseline's tokenizer.
-        displayed: Name of the baseline in messages.
+        title: Name of the baseline in messages.
 
     Raises:
         UsageError: states the number of differing tokens.
@@ -92,23 +91,23 @@ def _refuse_other_vocabulary(names: Sequence[str], model: Path, baseline: Path, 
     if all(path.is_file() for path in fast) and fast[0].read_bytes() == fast[1].read_bytes():
         return
     ours, theirs = (open_processor("tokenizer", folder, opt.baseline).get_vocab() for folder in (model, baseline))
-    if other := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
+    if changed := sum(ours.get(token) != number for token, number in theirs.items()) or abs(len(ours) - len(theirs)):
         raise UsageError(
-            f"{opt.baseline} {displayed}: its tokenizer has {len(theirs)} tokens, {other} of them different from the "
+            f"{opt.baseline} {title}: its tokenizer has {len(theirs)} tokens, {changed} of them different from the "
             f"model's {len(ours)}: both models receive the tokens of the model's tokenizer",
             hint=_other_baseline_hint(),
         )
 
 
-def _labels(config: Any) -> dict[int, str]:
+def _read_labels(config: Any) -> dict[int, str]:
     """Return the class names of a config by index, in lower case; ``{}`` without names."""
-    named = getattr(config, "id2label", None) or {}
-    return {int(number): str(name).casefold() for number, name in named.items()}
+    names = getattr(config, "id2label", None) or {}
+    return {int(number): str(name).casefold() for number, name in names.items()}
 
 
 def _label_words(labels: Mapping[int, str]) -> str:
-    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
-    return words if len(labels) <= _DISPLAYED else f"{words} and {len(labels) - _DISPLAYED} more"
+    text = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
+    return text if len(labels) <= _DISPLAYED else f"{text} and {len(labels) - _DISPLAYED} more"
 
 
 @dataclass(frozen=True)
@@ -156,8 +155,8 @@ def opened_model(subject: Subject, task: str | None, stack: ExitStack) -> Evalua
         StageError: the model cannot be loaded.
     """
     if isinstance(subject.model, Path):
-        return _onnx_model(subject.model, subject.run, task)
-    return _torch_model(subject.model, task, stack)
+        return _open_onnx_model(subject.model, subject.run, task)
+    return _load_torch_model(subject.model, task, stack)
 
 
 def task_name(name: str) -> str:
@@ -169,20 +168,20 @@ def task_name(name: str) -> str:
     return name if name in TASK_DEFINITIONS else canonical_task(name)
 
 
-def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
+def _open_onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel:
     """Open an ONNX file with its task, config and source checkpoint.
-    
+
     Raises:
         TaskError: neither the user nor the file states the task.
     """
     side = open_onnx_side(path, run)
     metadata = side.metadata
-    stated = _stated_task(metadata)
-    if task is None and stated is None:
+    recorded = _recorded_task(metadata)
+    if task is None and recorded is None:
         raise TaskError(
             f"{run.shown} does not state its task", hint=f"Set it, for example with {opt.task} text-classification."
         )
-    name = task_name(task or str(stated))
+    name = task_name(task or str(recorded))
     rule = f"set by {opt.task}" if task else "from the file"
     source = _find_source(metadata, run.shown)
     folder = files_folder(path)
@@ -191,21 +190,21 @@ def _onnx_model(path: Path, run: RunOptions, task: str | None) -> EvaluatedModel
     return EvaluatedModel(side, name, rule, folder, open_config(folder), source)
 
 
-def _stated_task(metadata: Mapping[str, str]) -> str | None:
+def _recorded_task(metadata: Mapping[str, str]) -> str | None:
     return model_record(metadata).get("task") or None
 
 
-def _find_source(metadata: Mapping[str, str], displayed: str) -> ModelRequest | None:
+def _find_source(metadata: Mapping[str, str], title: str) -> ModelRequest | None:
     """Return the checkpoint that a file was exported from; ``None`` if not on this disk."""
     try:
-        return exported_from(metadata, displayed)
+        return exported_from(metadata, title)
     except UsageError:
         return None
 
 
-def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> EvaluatedModel:
+def _load_torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> EvaluatedModel:
     """Load a checkpoint into PyTorch with its task and config.
-    
+
     Raises:
         TaskError: the checkpoint does not state its task.
     """
@@ -214,7 +213,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
     requested = task or request.task
     # Tasks unknown to transformers are loaded for the task of their config.
     added = requested if requested in TASK_DEFINITIONS and requested not in TASKS else None
-    loaded = load_model(_without_cache(request, None if added else requested))
+    loaded = load_model(_disable_cache(request, None if added else requested))
     info = loaded.info
     if info.task is None:
         raise TaskError(f"{request.model} does not state its task", hint="Pass a transformers checkpoint.")
@@ -226,7 +225,7 @@ def _torch_model(request: ModelRequest, task: str | None, stack: ExitStack) -> E
     return EvaluatedModel(side, name, rule, folder, open_config(folder), None, (note, *_model_notes(loaded)))
 
 
-def _without_cache(request: ModelRequest, task: str | None) -> ModelRequest:
+def _disable_cache(request: ModelRequest, task: str | None) -> ModelRequest:
     """Request without KV cache for PyTorch, since each text is processed at once."""
     return replace(request, task=task and canonical_word(task).removesuffix(WITH_PAST), cache=False)
 
@@ -258,7 +257,7 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
     if isinstance(baseline, Path):
         side = open_onnx_side(baseline, replace(subject.run, shown=str(baseline)))
         _refuse_other_task(side, model)
-        _refuse_other(model, files_folder(baseline), str(baseline))
+        _refuse_mismatch(model, files_folder(baseline), str(baseline))
         return side, ()
     if baseline is None:
         if subject.has_baseline is None:
@@ -271,9 +270,9 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         )
     baseline = with_recorded_seed(baseline, model.side.metadata)
     if (folder := processor_folder(baseline)) is not None:
-        _refuse_other(model, folder, str(baseline.model))
+        _refuse_mismatch(model, folder, str(baseline.model))
     try:
-        return _torch_baseline(baseline, model, subject.run.threads, stack)
+        return _load_torch_baseline(baseline, model, subject.run.threads, stack)
     except RemoteCodeError as error:
         if subject.has_baseline or subject.baseline is not None:
             raise
@@ -281,29 +280,29 @@ def opened_baseline(subject: Subject, model: EvaluatedModel, stack: ExitStack) -
         return None, (f"There is no baseline: {error.message}.",)
 
 
-def _refuse_other(model: EvaluatedModel, folder: Path, displayed: str) -> None:
+def _refuse_mismatch(model: EvaluatedModel, folder: Path, title: str) -> None:
     """Refuse a baseline with other labels or another vocabulary, as far as its folder states."""
     if folder.absolute() != model.folder.absolute():
-        _refuse_other_labels(model.task, model.config, folder, displayed)
-        _refuse_other_vocabulary([item.name for item in model.side.inputs], model.folder, folder, displayed)
+        _refuse_other_labels(model.task, model.config, folder, title)
+        _refuse_other_vocabulary([spec.name for spec in model.side.inputs], model.folder, folder, title)
 
 
 def _refuse_other_task(baseline: Side, model: EvaluatedModel) -> None:
     """Refuse a baseline that was exported for another task.
-    
+
     Raises:
         UsageError: names both tasks.
     """
-    stated, own = _stated_task(baseline.metadata), _stated_task(model.side.metadata)
-    if stated is not None and stated != own and task_name(stated) != model.task:
+    noted, model_task = _recorded_task(baseline.metadata), _recorded_task(model.side.metadata)
+    if noted is not None and noted != model_task and task_name(noted) != model.task:
         raise UsageError(
-            f"{opt.baseline} {baseline.name}: the baseline is a model for {stated}, and {model.side.name} is evaluated "
+            f"{opt.baseline} {baseline.name}: the baseline is a model for {noted}, and {model.side.name} is evaluated "
             f"for {model.task}",
             hint=f"Choose a baseline for the same task, or {opt.baseline} none.",
         )
 
 
-def _torch_baseline(
+def _load_torch_baseline(
     request: ModelRequest, model: EvaluatedModel, threads: int | None, stack: ExitStack
 ) -> tuple[Side, tuple[str, ...]]:
     """Load the baseline into PyTorch; return the baseline and its notes. The block restores the threads."""
@@ -314,6 +313,6 @@ def _torch_baseline(
     if threads is not None:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads)
-    loaded = load_model(_without_cache(request, request.task or model.task))
+    loaded = load_model(_disable_cache(request, request.task or model.task))
     side = opened_torch_side(loaded, model.side.inputs, shown=f"pytorch ({request.model})")
     return stack.enter_context(side), _model_notes(loaded)

@@ -52,10 +52,10 @@ def check_limits(task: TaskDefinition, options: EvaluationOptions) -> None:
         chosen_metrics(task, tuple(names), option)
         wrong = [name for name in names if directions[name] is (option == "max")]
         if wrong:
-            other, words = ("min", "more") if option == "max" else ("max", "less")
+            opposite, direction = ("min", "more") if option == "max" else ("max", "less")
             raise UsageError(
-                f"{spell(option)} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {words} is better",
-                hint=f"Write {spell(other)} {wrong[0]}={limits[wrong[0]]:g}.",
+                f"{spell(option)} {wrong[0]}={limits[wrong[0]]:g}: of {wrong[0]}, {direction} is better",
+                hint=f"Write {spell(opposite)} {wrong[0]}={limits[wrong[0]]:g}.",
             )
     _refuse_unreachable(options)
 
@@ -102,18 +102,18 @@ def refuse_limits_without_baseline(options: EvaluationOptions, baseline: Side | 
     """
     limits: dict[str, Mapping[str, Drop]] = {
         "max_drop": options.max_drop,
-        "min": {name: least for name, least in options.min.items() if name == AGREEMENT},
+        "min": {name: value for name, value in options.min.items() if name == AGREEMENT},
     }
-    for option, passed in limits.items():
-        if passed and baseline is None:
-            name = next(iter(passed))
+    for option, values in limits.items():
+        if values and baseline is None:
+            name = next(iter(values))
             raise UsageError(
-                f"{spell(option)} {name}={drop_words(passed[name])} needs a baseline, and there is none",
+                f"{spell(option)} {name}={drop_words(values[name])} needs a baseline, and there is none",
                 hint=f"Set {opt.baseline} to pytorch, an ONNX file or a checkpoint folder.",
             )
 
 
-def _measured_limits(
+def _pair_limits(
     options: EvaluationOptions, metrics: Sequence[MetricResult], agreement: float | None
 ) -> tuple[Limit, ...]:
     """Pair every limit with its measured value."""
@@ -148,12 +148,12 @@ class _SideScores:
 
     answers: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     """Number of an unfinished sample → prediction of each of its rows."""
-    kept: list[Any] = field(default_factory=list)
+    predictions: list[Any] = field(default_factory=list)
     sample_ms: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Sample number → milliseconds, its share of each of its runs."""
     run_ms: dict[tuple[Any, ...], list[float]] = field(default_factory=lambda: defaultdict(list))
     """Input shapes → milliseconds of each run except the first."""
-    first: set[int] = field(default_factory=set)
+    untimed: set[int] = field(default_factory=set)
     """Samples of the first run, which includes set-up."""
     prepared: dict[Any, Any] = field(default_factory=dict)
     """Data shared by metrics; see :class:`~winml.modelkit.evaluate.metrics.Metric`."""
@@ -168,24 +168,24 @@ class _Nearness:
         self._outputs: list[Arrays] = []
         self._bytes = 0
 
-    def add(self, side: int, place: int, outputs: Arrays) -> None:
+    def add(self, side: int, position: int, outputs: Arrays) -> None:
         """Add the outputs of a batch of a group; outputs of the model are held until the baseline has run the batch.
 
         Args:
             side: 0: the model; 1: the baseline.
-            place: Position of the batch in its group.
+            position: Position of the batch in its group.
             outputs: Name → array.
         """
         if self._bytes > GROUP_BYTES:
             return
         if side == 0:
-            self._outputs = [*(self._outputs if place else ()), outputs]
-            self._bytes = max(self._bytes, sum(array.nbytes for held in self._outputs for array in held.values()))
+            self._outputs = [*(self._outputs if position else ()), outputs]
+            self._bytes = max(self._bytes, sum(array.nbytes for batch in self._outputs for array in batch.values()))
             if self._bytes > GROUP_BYTES:
                 self._outputs = []
-        elif side == 1 and place < len(self._outputs):
-            for name in outputs.keys() & self._outputs[place].keys():
-                self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[place][name])
+        elif side == 1 and position < len(self._outputs):
+            for name in outputs.keys() & self._outputs[position].keys():
+                self._sums.setdefault(name, FidelitySum(name)).add(outputs[name], self._outputs[position][name])
 
     def record(self, count: int, seed: int) -> dict[str, object] | None:
         """Quality record of so many samples; ``None`` if output names differ or outputs are too large."""
@@ -208,7 +208,7 @@ class Scores:
 
     def measured(self, metric: Metric) -> tuple[Measured, ...]:
         """Compute a metric for each side."""
-        return tuple(metric.measured(side.kept, self.references, side.prepared) for side in self.sides)
+        return tuple(metric.measured(side.predictions, self.references, side.prepared) for side in self.sides)
 
     def latencies_ms(self, side: int) -> list[float]:
         """Milliseconds of each sample, excluding samples of the first run, which includes set-up, if there are others.
@@ -216,13 +216,13 @@ class Scores:
         A sample of several rows, such as windows over a long context, takes the total time of its rows.
         """
         reported = self.sides[side]
-        later = [milliseconds for number, milliseconds in reported.sample_ms.items() if number not in reported.first]
+        later = [milliseconds for number, milliseconds in reported.sample_ms.items() if number not in reported.untimed]
         return later or list(reported.sample_ms.values())
 
     def timed_samples(self, side: int) -> int:
         """Number of samples timed after the first run."""
         reported = self.sides[side]
-        return len(reported.sample_ms.keys() - reported.first)
+        return len(reported.sample_ms.keys() - reported.untimed)
 
     def is_disturbed(self, side: int) -> bool:
         """Return True if other load slowed the runs of a side: runs of equal sizes should take equally long."""
@@ -258,19 +258,19 @@ def _score_samples(
     scores = Scores(tuple(_SideScores() for _ in sides), nearness=_Nearness() if len(sides) > 1 else None)
     waiting: dict[int, Sample] = {}
 
-    def remembered() -> Iterator[Sample]:
+    def remember_samples() -> Iterator[Sample]:
         """Yield the samples, and store each until it is scored."""
         for number, sample in enumerate(samples):
             waiting[number] = sample
             yield sample
 
-    batches = preprocessor.batches(evaluator.fed(remembered()), batch_size)
+    batches = preprocessor.batches(evaluator.fed(remember_samples()), batch_size)
     for group in _group_batches(batches, len(sides)):
         for number, (side, reported) in enumerate(zip(sides, scores.sides, strict=True)):
-            for place, batch in enumerate(group):
+            for position, batch in enumerate(group):
                 outputs = _run_batch(side, batch, evaluator, reported)
                 if scores.nearness is not None:
-                    scores.nearness.add(number, place, outputs)
+                    scores.nearness.add(number, position, outputs)
         # Rows of the last sample may continue in the next group.
         _finish_samples(scores, evaluator, waiting, before=group[-1].rows[-1].number // evaluator.fed_per_sample)
         if progress is not None:
@@ -284,18 +284,18 @@ def _score_samples(
 def _group_batches(batches: Iterable[Batch], sides: int) -> Iterator[list[Batch]]:
     """Yield batches in groups limited in number and memory."""
     group: list[Batch] = []
-    held = 0
+    size = 0
     for batch in batches:
         group.append(batch)
-        held += _held_bytes(batch, sides)
-        if len(group) == GROUP or held >= GROUP_BYTES:
+        size += _batch_bytes(batch, sides)
+        if len(group) == GROUP or size >= GROUP_BYTES:
             yield group
-            group, held = [], 0
+            group, size = [], 0
     if group:
         yield group
 
 
-def _held_bytes(batch: Batch, sides: int) -> int:
+def _batch_bytes(batch: Batch, sides: int) -> int:
     """Bytes held for a batch: its arrays, images, audio and class maps."""
     samples = {row.number: row for row in batch.rows}.values()
     return sum(array.nbytes for array in batch.feeds.values()) + sum(_sample_bytes(row, sides) for row in samples)
@@ -303,13 +303,13 @@ def _held_bytes(batch: Batch, sides: int) -> int:
 
 def _sample_bytes(row: Row, sides: int) -> int:
     """Bytes of a sample in memory: audio, image, mask, and the class map of each side."""
-    held = sum(value.samples.nbytes for value in row.sample.values() if isinstance(value, Recording))
+    audio_bytes = sum(value.samples.nbytes for value in row.sample.values() if isinstance(value, Recording))
     if row.image_size is None:
-        return held
+        return audio_bytes
     height, width = row.image_size
     # The image, its mask, and the class map of each side: four bytes a pixel.
     maps = 2 + sides if "mask" in row.sample else 1
-    return held + 4 * height * width * maps
+    return audio_bytes + 4 * height * width * maps
 
 
 def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideScores) -> Arrays:
@@ -320,7 +320,7 @@ def _run_batch(side: Side, batch: Batch, evaluator: Evaluator, reported: _SideSc
     row_ms = run_ms / len(batch.rows)
     numbers = [row.number // evaluator.fed_per_sample for row in batch.rows]
     if not reported.sample_ms:
-        reported.first.update(numbers)
+        reported.untimed.update(numbers)
     else:
         reported.run_ms[tuple(array.shape for array in batch.feeds.values())].append(run_ms)
     for number in numbers:
@@ -346,7 +346,7 @@ def _finish_samples(scores: Scores, evaluator: Evaluator, waiting: dict[int, Sam
         predictions = [evaluator.prediction(side.answers.pop(number), sample) for side in scores.sides]
         scores.references.append(reference)
         for side, prediction in zip(scores.sides, predictions, strict=True):
-            side.kept.append(evaluator.for_metrics(prediction, reference))
+            side.predictions.append(evaluator.for_metrics(prediction, reference))
         if len(predictions) > 1:
             scores.agreements.append(evaluator.agreement(*predictions))
 
@@ -393,7 +393,7 @@ class PreparedData:
             self.evaluator,
             sides,
             self.batch_size,
-            None if progress is None else lambda done: progress(done, done / total),
+            None if progress is None else lambda count: progress(count, count / total),
         )
 
 
@@ -442,7 +442,7 @@ def evaluate(
             step.summary = f"{len(scores.references)} run"
         with clock.step(_METRICS):
             metrics = _metric_results(prepared.metrics, scores, options.seed)
-        return _evaluation(model, baseline, prepared, scores, metrics, options, clock, baseline_notes)
+        return _make_evaluation(model, baseline, prepared, scores, metrics, options, clock, baseline_notes)
 
 
 def prepared_data(model: EvaluatedModel, options: EvaluationOptions, stack: ExitStack) -> PreparedData:
@@ -492,8 +492,8 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
     pairs = [(sides[0], sides[1] if len(sides) > 1 else None) for sides in measured]
     ends = intervals(pairs, len(scores.references), seed)
     results = []
-    for metric, (ours, theirs), found in zip(metrics, pairs, ends, strict=True):
-        padded = [*found, None, None, None]
+    for metric, (ours, theirs), bounds in zip(metrics, pairs, ends, strict=True):
+        padded = [*bounds, None, None, None]
         results.append(
             MetricResult(
                 metric.name,
@@ -509,7 +509,7 @@ def _metric_results(metrics: Sequence[Metric], scores: Scores, seed: int) -> tup
     return tuple(results)
 
 
-def _evaluation(
+def _make_evaluation(
     model: EvaluatedModel,
     baseline: Side | None,
     prepared: PreparedData,
@@ -528,9 +528,9 @@ def _evaluation(
         *data_set.notes,
         *prepared.evaluator.notes,
         *(
-            f"{item.name} is beyond the range of a number; the JSON record contains null."
-            for item in metrics
-            if math.isinf(item.value)
+            f"{metric.name} is beyond the range of a number; the JSON record contains null."
+            for metric in metrics
+            if math.isinf(metric.value)
         ),
         *(
             f"{note[0].upper()}{note[1:].removesuffix('.')}."
@@ -547,7 +547,7 @@ def _evaluation(
             columns=prepared.columns,
             samples=len(scores.references),
             available=len(data_set),
-            unreadable=tuple((item.name, item.reason) for item in data_set.unreadable.values()),
+            unreadable=tuple((file.name, file.reason) for file in data_set.unreadable.values()),
         ),
         model=_side_result(model.side, scores, 0),
         metrics=metrics,
@@ -560,7 +560,7 @@ def _evaluation(
         quality=None if scores.nearness is None else scores.nearness.record(len(scores.references), options.seed),
         agreement_words=prepared.task.agreement_words,
         differing=tuple(number for number, share in enumerate(agreements) if share < 1),
-        limits=_measured_limits(options, metrics, agreement),
+        limits=_pair_limits(options, metrics, agreement),
         steps=clock.timings(),
         notes=notes,
     )

@@ -40,9 +40,9 @@ class LabelMap:
         Raises:
             UsageError: the model has no such class.
         """
-        index = self.classes.get(_refuse_no_label(label, self.column))
+        index = self.classes.get(_check_label(label, self.column))
         if index is None:
-            raise _unknown_labels([label], self)
+            raise _unknown_labels_error([label], self)
         return index
 
     def name(self, label: object) -> str:
@@ -80,7 +80,7 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
         UsageError: the labels differ (shows both), or a label is missing, a list, or not an integer.
     """
     label_map = LabelMap({}, tuple(model), column)
-    occurring = list(dict.fromkeys(_refuse_no_label(value, column) for value in values))
+    occurring = list(dict.fromkeys(_check_label(value, column) for value in values))
     if names is not None:
         # Only names of occurring labels count.
         spoken = {value: names[int(value)] for value in occurring if _is_number(value) and 0 <= value < len(names)}
@@ -89,16 +89,16 @@ def match_labels(model: Sequence[str], names: Sequence[str] | None, values: Iter
         if all(name.strip().isdecimal() for name in model):
             spoken |= {value: str(int(value)) for value in occurring if _is_number(value) and value >= 0}
     numbers = {value: int(value) for value in occurring if _is_number(value) and value not in spoken}
-    classes, notes = _match_named(model, names, spoken, column)
+    classes, notes = _match_named_labels(model, names, spoken, column)
     if classes is None:
-        raise _unknown_labels(list(spoken.values()), label_map)
+        raise _unknown_labels_error(list(spoken.values()), label_map)
     classes = {**classes, **{value: number for value, number in numbers.items() if 0 <= number < len(model)}}
     if unknown := [value for value in occurring if value not in classes]:
-        raise _unknown_labels(unknown, label_map)
+        raise _unknown_labels_error(unknown, label_map)
     return LabelMap(classes, tuple(model), column, notes)
 
 
-def _match_named(
+def _match_named_labels(
     model: Sequence[str], names: Sequence[str] | None, spoken: Mapping[Any, str], column: str
 ) -> tuple[dict[Any, int] | None, tuple[str, ...]]:
     """Match named labels: label → class index, or ``None`` if a name is unknown to the model; and notes."""
@@ -123,7 +123,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real)
 
 
-def _refuse_no_label(value: object, column: str) -> Any:
+def _check_label(value: object, column: str) -> Any:
     """Check a label, and return it unchanged.
 
     Raises:
@@ -136,11 +136,11 @@ def _refuse_no_label(value: object, column: str) -> Any:
             f"column {column} has a sample without a label",
             hint=f"Remove such samples from the dataset, or choose a different column with {opt.columns}.",
         )
-    what = f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} instead of one label"
+    problem = f"{type(value).__name__} {str(value)[:_LONGEST_VALUE]} instead of one label"
     if isinstance(value, Real):
-        what = f"the number {value}, but class indices are integers"
+        problem = f"the number {value}, but class indices are integers"
     raise UsageError(
-        f"column {column} contains {what}", hint="Provide one label per sample: the name or index of a class."
+        f"column {column} contains {problem}", hint="Provide one label per sample: the name or index of a class."
     )
 
 
@@ -158,15 +158,15 @@ def _normalize_name(name: str) -> str:
     return " ".join(name.casefold().replace("_", " ").replace("-", " ").split())
 
 
-def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
+def _unknown_labels_error(labels: Sequence[object], label_map: LabelMap) -> UsageError:
     """Create the error about labels unknown to a model."""
     if list(labels) == [-1]:
         return UsageError(
-            f"column {found.column} contains the label -1: the labels of this split are not public",
+            f"column {label_map.column} contains the label -1: the labels of this split are not public",
             hint=f"Use a different {opt.split}.",
         )
     return UsageError(
-        f"the labels of column {found.column} do not match the model: {first_words(labels, _DISPLAYED)}; "
-        f"the config has {first_words(found.model, _DISPLAYED) or 'none'}",
+        f"the labels of column {label_map.column} do not match the model: {first_words(labels, _DISPLAYED)}; "
+        f"the config has {first_words(label_map.model, _DISPLAYED) or 'none'}",
         hint="Use the names of id2label in the dataset, or the names of the dataset in the config.",
     )

@@ -152,11 +152,11 @@ def intervals(measured: Sequence[tuple[Measured, Measured | None]], samples: int
 
 def _resample(samples: int, seed: int) -> Iterator[Resamples]:
     """Yield the resamples in chunks of limited memory."""
-    generator, left = np.random.default_rng(seed), RESAMPLES
-    while left > 0:
-        rows = min(left, max(1, _CHUNK // samples))
+    generator, remaining = np.random.default_rng(seed), RESAMPLES
+    while remaining > 0:
+        rows = min(remaining, max(1, _CHUNK // samples))
         yield Resamples(generator.integers(0, samples, (rows, samples)))
-        left -= rows
+        remaining -= rows
 
 
 def _interval_ends(values: Array) -> list[Interval]:
@@ -179,7 +179,7 @@ def _accuracy(predictions: Sequence[int], references: Sequence[int]) -> SampleRo
     return ratio_of_sums(accuracy_score(references, predictions), np.stack([right, np.ones_like(right)], axis=1))
 
 
-def _of_class_counts(
+def _count_metric(
     value: Callable[[Sequence[int], Sequence[int]], float], finish: Callable[[Array, Array, Array], Array]
 ) -> Callable[[Sequence[int], Sequence[int]], SampleRows]:
     """Create a metric of three counts per class: correct, predicted and referenced."""
@@ -188,8 +188,8 @@ def _of_class_counts(
         """Return the metric of all samples, with the counts of each class by sample for resampling."""
         from scipy.sparse import csr_array
 
-        known, numbers = np.unique(np.concatenate([predictions, references]), return_inverse=True)
-        classes, samples = len(known), len(references)
+        labels, numbers = np.unique(np.concatenate([predictions, references]), return_inverse=True)
+        classes, samples = len(labels), len(references)
         predicted, referred = numbers[:samples], numbers[samples:]
         right = predicted == referred
         places = np.concatenate([predicted[right], predicted + classes, referred + 2 * classes])
@@ -206,8 +206,9 @@ def _macro(numerator: Array, denominator: Array, occurring: Array) -> Array:
     return mean
 
 
-def _library(name: str) -> Callable[[Sequence[int], Sequence[int]], float]:
+def _macro_avg(name: str) -> Callable[[Sequence[int], Sequence[int]], float]:
     """Return scikit-learn's macro average of a metric."""
+
     def value(references: Sequence[int], predictions: Sequence[int]) -> float:
         import sklearn.metrics
 
@@ -235,12 +236,12 @@ ACCURACY = Metric("accuracy", _accuracy, "sklearn")
 
 CLASS_METRICS = (
     ACCURACY,
-    Metric("f1", _of_class_counts(_library("f1_score"), lambda r, p, t: _macro(2 * r, p + t, (p + t) > 0)), "sklearn"),
+    Metric("f1", _count_metric(_macro_avg("f1_score"), lambda r, p, t: _macro(2 * r, p + t, (p + t) > 0)), "sklearn"),
     Metric(
-        "precision", _of_class_counts(_library("precision_score"), lambda r, p, t: _macro(r, p, (p + t) > 0)), "sklearn"
+        "precision", _count_metric(_macro_avg("precision_score"), lambda r, p, t: _macro(r, p, (p + t) > 0)), "sklearn"
     ),
-    Metric("recall", _of_class_counts(_library("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0)), "sklearn"),
-    Metric("matthews", _of_class_counts(_matthews_value, _matthews), "sklearn"),
+    Metric("recall", _count_metric(_macro_avg("recall_score"), lambda r, p, t: _macro(r, t, (p + t) > 0)), "sklearn"),
+    Metric("matthews", _count_metric(_matthews_value, _matthews), "sklearn"),
 )
 """Macro averages, for metrics per class."""
 
@@ -258,25 +259,26 @@ class _Correlation:
         """Compute the correlation on each resample."""
         from scipy.stats import rankdata
 
-        drawn = [side[resamples.indices] for side in (self.predictions, self.references)]
-        left, right = (rankdata(side, axis=1) for side in drawn) if self.is_of_ranks else drawn
-        left, right = (side - side.mean(axis=1, keepdims=True) for side in (left, right))
-        spread = np.sqrt((left**2).sum(axis=1) * (right**2).sum(axis=1))
-        products = (left * right).sum(axis=1)
+        drawn = [array[resamples.indices] for array in (self.predictions, self.references)]
+        x, y = (rankdata(array, axis=1) for array in drawn) if self.is_of_ranks else drawn
+        x, y = (array - array.mean(axis=1, keepdims=True) for array in (x, y))
+        spread = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))
+        products = (x * y).sum(axis=1)
         values: Array = np.divide(products, spread, out=np.full_like(products, np.nan), where=spread > 0)
         return values
 
 
 def _correlation(name: str) -> Callable[[Sequence[float], Sequence[float]], _Correlation]:
     """Create a correlation of two scores, computed by a function of scipy.stats."""
+
     def measure(predictions: Sequence[float], references: Sequence[float]) -> _Correlation:
         import scipy.stats
 
-        left, right = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
+        x, y = np.asarray(predictions, np.float64), np.asarray(references, np.float64)
         # scipy warns and returns NaN for constant scores.
-        is_defined = len(left) > 1 and np.ptp(left) > 0 and np.ptp(right) > 0
-        value = float(getattr(scipy.stats, name)(left, right).statistic) if is_defined else float("nan")
-        return _Correlation(value, left, right, is_of_ranks=name == "spearmanr")
+        is_defined = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        value = float(getattr(scipy.stats, name)(x, y).statistic) if is_defined else float("nan")
+        return _Correlation(value, x, y, is_of_ranks=name == "spearmanr")
 
     return measure
 
@@ -287,23 +289,25 @@ PEARSON = Metric("pearson", _correlation("pearsonr"), "scipy")
 
 def _error_rate(process: str, rate: str) -> Callable[[Sequence[str], Sequence[str]], SampleRows]:
     """Create an error rate from edit counts, computed by jiwer."""
+
     def measure(predictions: Sequence[str], references: Sequence[str]) -> SampleRows:
         import jiwer
 
         compare = getattr(jiwer, process)
         rows = []
         for predicted, referred in zip(predictions, references, strict=True):
-            found = compare(referred, predicted)
-            errors = found.substitutions + found.deletions + found.insertions
-            rows.append((errors, found.hits + found.substitutions + found.deletions))
+            counts = compare(referred, predicted)
+            errors = counts.substitutions + counts.deletions + counts.insertions
+            rows.append((errors, counts.hits + counts.substitutions + counts.deletions))
         value = getattr(compare(list(references), list(predictions)), rate)
         return ratio_of_sums(value, rows)
 
     return measure
 
 
-def _squad(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], SampleRows]:
+def _squad_metric(name: str) -> Callable[[Sequence[str], Sequence[Sequence[str]]], SampleRows]:
     """Create a SQuAD metric, computed by torchmetrics for each sample."""
+
     def measure(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> SampleRows:
         from torchmetrics.functional.text import squad
 
@@ -330,8 +334,8 @@ def _perplexity(predictions: Sequence[tuple[float, int]], _references: Sequence[
 
 WORD_ERROR_RATE = Metric("wer", _error_rate("process_words", "wer"), "jiwer", is_higher_better=False)
 CHARACTER_ERROR_RATE = Metric("cer", _error_rate("process_characters", "cer"), "jiwer", is_higher_better=False)
-EXACT_MATCH = Metric("exact_match", _squad("exact_match"), "torchmetrics")
-OVERLAP_F1 = Metric("f1", _squad("f1"), "torchmetrics")
+EXACT_MATCH = Metric("exact_match", _squad_metric("exact_match"), "torchmetrics")
+OVERLAP_F1 = Metric("f1", _squad_metric("f1"), "torchmetrics")
 PERPLEXITY = Metric("perplexity", _perplexity, is_higher_better=False)
 
 
@@ -354,10 +358,10 @@ def spans_of(tags: Tags) -> set[tuple[int, int, str]]:
     >>> sorted(spans_of(["B-PER", "E-PER", "I-PER", "S-PER", "L-LOC"]))
     [(0, 2, 'PER'), (2, 3, 'PER'), (3, 4, 'PER'), (4, 5, 'LOC')]
     """
-    return set(_spans(tags))
+    return set(_parse_spans(tags))
 
 
-def _spans(tags: Tags) -> Iterator[tuple[int, int, str]]:
+def _parse_spans(tags: Tags) -> Iterator[tuple[int, int, str]]:
     start, current = 0, ""
     for position, tag in enumerate([*tags, OUTSIDE]):
         prefix, dash, name = tag.partition("-")
@@ -373,8 +377,9 @@ def _spans(tags: Tags) -> Iterator[tuple[int, int, str]]:
             current = ""
 
 
-def _of_spans(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence[Tags], Sequence[Tags]], SampleRows]:
+def _span_metric(name: str, finish: Callable[[Array], Array]) -> Callable[[Sequence[Tags], Sequence[Tags]], SampleRows]:
     """Create a metric of the correct, predicted and referenced spans of each sample."""
+
     def measure(predictions: Sequence[Tags], references: Sequence[Tags]) -> SampleRows:
         import sklearn.metrics
 
@@ -402,15 +407,15 @@ def _tag_accuracy(predictions: Sequence[Tags], references: Sequence[Tags]) -> Sa
         (sum(map(str.__eq__, predicted, referred)), len(referred))
         for predicted, referred in zip(predictions, references, strict=True)
     ]
-    flat = [[tag for tags in side for tag in tags] for side in (references, predictions)]
+    flat = [[tag for tags in samples for tag in tags] for samples in (references, predictions)]
     return SampleRows(
         float(accuracy_score(*flat)), np.asarray(rows, np.float64), lambda sums: share(sums[:, 0], sums[:, 1])
     )
 
 
 SPAN_METRICS = (
-    Metric("f1", _of_spans("f1_score", lambda s: share(2 * s[:, 0], s[:, 1] + s[:, 2])), "sklearn"),
-    Metric("precision", _of_spans("precision_score", lambda s: share(s[:, 0], s[:, 1])), "sklearn"),
-    Metric("recall", _of_spans("recall_score", lambda s: share(s[:, 0], s[:, 2])), "sklearn"),
+    Metric("f1", _span_metric("f1_score", lambda s: share(2 * s[:, 0], s[:, 1] + s[:, 2])), "sklearn"),
+    Metric("precision", _span_metric("precision_score", lambda s: share(s[:, 0], s[:, 1])), "sklearn"),
+    Metric("recall", _span_metric("recall_score", lambda s: share(s[:, 0], s[:, 2])), "sklearn"),
 )
 TAG_ACCURACY = Metric("accuracy", _tag_accuracy, "sklearn")

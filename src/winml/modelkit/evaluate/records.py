@@ -198,7 +198,7 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
         Raises:
             UsageError: the metric was not measured.
         """
-        metrics = {item.name: item for item in self.metrics}
+        metrics = {metric.name: metric for metric in self.metrics}
         if name not in metrics:
             raise UsageError(f"metric {name!r} was not measured", hint=f"Measured: {', '.join(metrics)}.")
         return metrics[name]
@@ -224,16 +224,16 @@ class Evaluation(Record, schema_version=SCHEMA_VERSION):
 
 def evaluation_words(result: Evaluation) -> str:
     """Describe the first metric and the missed limits in one line."""
-    first = result.metrics[0]
-    beside = "" if first.baseline is None else f" (baseline {number_words(first.baseline)})"
+    main = result.metrics[0]
+    beside = "" if main.baseline is None else f" (baseline {number_words(main.baseline)})"
     missed = [
         f"{limit.metric} {number_words(limit.value)}, limit {limit.limit:g}"
         for limit in result.limits
         if not limit.is_met
     ]
     verdict = f"; limit missed: {', '.join(missed)}" if missed else ""
-    found = f"{first.name} {number_words(first.value)}{beside}"
-    return f"{found} on {result.data.words} of {result.data.name}{verdict}"
+    summary = f"{main.name} {number_words(main.value)}{beside}"
+    return f"{summary} on {result.data.words} of {result.data.name}{verdict}"
 
 
 def number_words(value: float) -> str:

@@ -50,7 +50,7 @@ class Side:
         Raises:
             StageError: the model refuses the values, or fails.
         """
-        dtypes = ((item.name, numpy_dtype(item.dtype)) for item in self.inputs)
+        dtypes = ((spec.name, numpy_dtype(spec.dtype)) for spec in self.inputs)
         return self.call({name: feeds[name].astype(dtype, copy=False) for name, dtype in dtypes})
 
 
@@ -89,12 +89,12 @@ def opened_torch_side(loaded: LoadedModel, inputs: Sequence[InputTensorSpec] | N
     from winml.modelkit.compare.verification.reference_run import prepared_part, run_on_arrays
 
     part = loaded.only_part
-    own = {spec.name: graph_input(spec.name, spec.dtype, [None] * len(spec.shape)) for spec in part.inputs}
+    specs = {spec.name: graph_input(spec.name, spec.dtype, [None] * len(spec.shape)) for spec in part.inputs}
     if inputs is None:
-        used = own
+        used = specs
     else:
         # A graph may omit an input of the model; then the model runs without it, too.
-        used = {item.name: own.get(item.name, item) for item in inputs if item.cache is None}
+        used = {spec.name: specs.get(spec.name, spec) for spec in inputs if spec.cache is None}
     hint = (
         f"The PyTorch code of the model fails on these samples. Evaluate the ONNX file alone with {opt.baseline} none."
     )
@@ -112,29 +112,28 @@ def joined_inputs(sides: Sequence[Side]) -> tuple[InputTensorSpec, ...]:
     """
     joined: dict[str, InputTensorSpec] = {}
     for side in sides:
-        for item in side.inputs:
-            joined[item.name] = _joined(joined[item.name], item, side.name) if item.name in joined else item
+        for spec in side.inputs:
+            joined[spec.name] = _join_inputs(joined[spec.name], spec, side.name) if spec.name in joined else spec
     return tuple(
-        item.model_copy(update={"dtype": "float32"}) if item.dtype in _HALVES else item for item in joined.values()
+        spec.model_copy(update={"dtype": "float32"}) if spec.dtype in _HALVES else spec for spec in joined.values()
     )
 
 
-def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> InputTensorSpec:
+def _join_inputs(ours: InputTensorSpec, theirs: InputTensorSpec, name: str) -> InputTensorSpec:
     """Return an input with the static sizes of both sides.
-    
+
     Raises:
         UsageError: the static sizes differ.
     """
-    pairs = list(zip(first.shape, second.shape, strict=False))
-    clash = any(isinstance(left, int) and isinstance(right, int) and left != right for left, right in pairs)
-    if clash or len(first.shape) != len(second.shape):
+    pairs = list(zip(ours.shape, theirs.shape, strict=False))
+    clash = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
+    if clash or len(ours.shape) != len(theirs.shape):
         raise UsageError(
-            f"the model takes {first.name} {first.words}, the baseline {displayed} {second.words}: no sample "
-            "fits both models",
+            f"the model takes {ours.name} {ours.words}, the baseline {name} {theirs.words}: no sample fits both models",
             hint=f"Choose a {opt.baseline} with the same sizes or with dynamic dimensions.",
         )
-    shape = tuple(left if isinstance(left, int) else right for left, right in pairs)
-    return first.model_copy(update={"shape": shape})
+    shape = tuple(a if isinstance(a, int) else b for a, b in pairs)
+    return ours.model_copy(update={"shape": shape})
 
 
 RETAINED_BYTES = 512_000_000
@@ -169,29 +168,29 @@ class CachedBatches(Preprocessor):
             yield from _yield_in_step(self._kept, iter(samples))
             return
         created: list[Batch] = []
-        held = 0
+        size = 0
         for batch in super().batches(samples, batch_size):
-            held += _held_bytes(batch)
-            if held <= RETAINED_BYTES:
+            size += _batch_bytes(batch)
+            if size <= RETAINED_BYTES:
                 created.append(batch)
             else:
                 created.clear()
             yield batch
-        if held <= RETAINED_BYTES:
+        if size <= RETAINED_BYTES:
             self._kept = created
 
 
-def _yield_in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
+def _yield_in_step(batches: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:
     """Yield cached batches in step with the samples, which the caller records as they are read."""
-    taken = -1
-    for batch in retained:
-        while taken < batch.rows[-1].number:
+    last_read = -1
+    for batch in batches:
+        while last_read < batch.rows[-1].number:
             next(samples, None)
-            taken += 1
+            last_read += 1
         yield batch
 
 
-def _held_bytes(batch: Batch) -> int:
+def _batch_bytes(batch: Batch) -> int:
     """Bytes of a batch: its arrays, and its images with four bytes a pixel."""
     sizes = (row.image_size for row in batch.rows if row.image_size is not None)
     return sum(array.nbytes for array in batch.feeds.values()) + sum(4 * height * width for height, width in sizes)

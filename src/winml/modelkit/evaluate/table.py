@@ -26,13 +26,13 @@ def evaluation_document(result: Evaluation) -> doc.Document:
 
 def _evaluation_figures(result: Evaluation) -> Iterator[doc.Figure]:
     """Yield the figures: main metric, difference to the baseline, agreement, time and limits."""
-    first, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
-    yield doc.Figure(first.name, number_words(first.value), f"{better} is better")
-    if first.baseline is not None and result.baseline is not None:
-        ends = _ends(first.difference_interval, signed=True)
-        words = f"{first.name} of the model minus {number_words(first.baseline)} of {result.baseline.name}"
-        meaning = f"{words}; 95 % interval {ends}" if ends else words
-        yield doc.Figure("difference", _signed(first.value - first.baseline) or "not defined", meaning)
+    main, better = result.metrics[0], "higher" if result.metrics[0].is_higher_better else "lower"
+    yield doc.Figure(main.name, number_words(main.value), f"{better} is better")
+    if main.baseline is not None and result.baseline is not None:
+        ends = _interval_words(main.difference_interval, signed=True)
+        text = f"{main.name} of the model minus {number_words(main.baseline)} of {result.baseline.name}"
+        meaning = f"{text}; 95 % interval {ends}" if ends else text
+        yield doc.Figure("difference", _signed_words(main.value - main.baseline) or "not defined", meaning)
     if result.agreement is not None:
         yield doc.Figure("agreement", percent_words(result.agreement), f"of the samples: {result.agreement_words}")
     if result.has_times:
@@ -56,10 +56,10 @@ def _metric_chart(result: Evaluation) -> doc.Dots:
         if not math.isfinite(value):
             continue
         low, high = interval if interval is not None and all(map(math.isfinite, interval)) else (None, None)
-        words = f"{number_words(metric.value)}{f' ({_signed(value)})' if compares else ''}"
+        text = f"{number_words(metric.value)}{f' ({_signed_words(value)})' if compares else ''}"
         name = f"{metric.name}, {'higher' if metric.is_higher_better else 'lower'} is better"
         grade: doc.Grade = "bad" if metric.name in missed else "good"
-        dots.append(doc.Dot(name, grade, value, low, high, value_words=words, lines=(name, words)))
+        dots.append(doc.Dot(name, grade, value, low, high, value_words=text, lines=(name, text)))
     return doc.Dots(
         dots,
         heading=f"{'Difference to the baseline' if compares else 'Metrics'}, with 95 % intervals",
@@ -92,13 +92,13 @@ def _metric_table(result: Evaluation) -> doc.Table:
         ]
     rows: list[list[doc.Cell]] = []
     for metric in result.metrics:
-        row: list[doc.Cell] = [metric.name, number_words(metric.value), _ends(metric.interval)]
+        row: list[doc.Cell] = [metric.name, number_words(metric.value), _interval_words(metric.interval)]
         if metric.baseline is not None:
             difference = metric.value - metric.baseline
             row += [
                 number_words(metric.baseline),
                 difference if math.isfinite(difference) else "",
-                _ends(metric.difference_interval, signed=True),
+                _interval_words(metric.difference_interval, signed=True),
             ]
         rows.append(row)
     if result.has_times:
@@ -121,11 +121,11 @@ def _summary_fields(result: Evaluation) -> Iterator[doc.Field]:
 
 def _limit_words(limit: Limit) -> str:
     verdict = "met" if limit.is_met else "not met"
-    words = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
+    bound = {"min": "at least", "max": "at most", "max_drop": "no more than"}[limit.kind]
     if limit.kind != "max_drop":
-        return f"{verdict}: {limit.metric} {words} {limit.limit:g}, it is {number_words(limit.value)}"
+        return f"{verdict}: {limit.metric} {bound} {limit.limit:g}, it is {number_words(limit.value)}"
     return (
-        f"{verdict}: {limit.metric} {words} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
+        f"{verdict}: {limit.metric} {bound} {limit.limit:g} worse than the baseline, it is {_drop_words(limit.value)}"
     )
 
 
@@ -139,7 +139,7 @@ def _resolution_words(limit: Limit, metric: MetricResult) -> str:
             ends = (-difference[1], -difference[0])
     if ends is None or not ends[0] <= limit.limit <= ends[1] or ends[0] == ends[1]:
         return ""
-    return f"; too few samples to be sure (95 % interval {_ends(ends)})"
+    return f"; too few samples to be sure (95 % interval {_interval_words(ends)})"
 
 
 def _drop_words(drop: float) -> str:
@@ -153,14 +153,14 @@ def _drop_words(drop: float) -> str:
     return f"{number_words(abs(drop))} {'worse' if drop > 0 else 'better'}"
 
 
-def _signed(value: float) -> str:
+def _signed_words(value: float) -> str:
     """Format a difference with its sign; empty if not finite."""
     return f"{value:+.4f}" if math.isfinite(value) else ""
 
 
-def _ends(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
+def _interval_words(ends: tuple[float, float] | None, *, signed: bool = False) -> str:
     """Describe the ends of an interval; empty without an interval."""
     if ends is None:
         return ""
-    words = _signed if signed else number_words
-    return f"{words(ends[0])} to {words(ends[1])}"
+    describe = _signed_words if signed else number_words
+    return f"{describe(ends[0])} to {describe(ends[1])}"

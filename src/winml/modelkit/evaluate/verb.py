@@ -82,8 +82,8 @@ def plan_evaluation(request: EvalRequest) -> AnswerPlan[EvaluationOptions]:
     find_source(str(request.dataset))
     options = EvaluationOptions(**{name: getattr(request, name) for name in EvaluationOptions.model_fields})
     path = request.model.path
-    stated = None if path is None or not path.is_file() else described_model(path).get("task")
-    refuse_unfit_limits(options, stated, is_section=False)
+    recorded = None if path is None or not path.is_file() else described_model(path).get("task")
+    refuse_unfit_limits(options, recorded, is_section=False)
     baseline = named_baseline(options.baseline)
     plan = plan_answer(
         "eval",

@@ -57,12 +57,12 @@ class _MeanPrecision:
 
     def resampled(self, resamples: Resamples) -> Array:
         """Compute the mean average precision on some of the resamples."""
-        retained = math.ceil(len(resamples.indices) * _RESAMPLED / RESAMPLES)
-        return np.asarray([self._mean(counts) for counts in resamples.counts[:retained]])
+        count = math.ceil(len(resamples.indices) * _RESAMPLED / RESAMPLES)
+        return np.asarray([self._compute_mean(counts) for counts in resamples.counts[:count]])
 
-    def _mean(self, counts: Array) -> float:
+    def _compute_mean(self, counts: Array) -> float:
         """Mean over the classes with objects; NaN without objects."""
-        precisions = [_average_precision(item, counts) for item in self.classes]
+        precisions = [_average_precision(matches, counts) for matches in self.classes]
         defined = [value for value in precisions if math.isfinite(value)]
         return float(np.mean(defined)) if defined else math.nan
 
@@ -130,14 +130,15 @@ def _annotations(sides: Sequence[Boxes]) -> Any:
 
 def _mean_precision(thresholds: slice) -> Callable[[Any, Sequence[Boxes]], _MeanPrecision]:
     """Create the mean average precision over some overlap thresholds."""
+
     def measure(evaluation: Any, references: Sequence[Boxes]) -> _MeanPrecision:
         if evaluation is None:
             return _MeanPrecision(float("nan"), ())
         precision = evaluation.eval["precision"][thresholds]
         value = float(precision[precision > -1].mean())
         samples = len(references)
-        found = np.array_split(np.asarray(evaluation.evalImgs, object), len(evaluation.params.catIds))
-        return _MeanPrecision(value, [_matches([item for item in part if item], thresholds, samples) for part in found])
+        parts = np.array_split(np.asarray(evaluation.evalImgs, object), len(evaluation.params.catIds))
+        return _MeanPrecision(value, [_matches([row for row in part if row], thresholds, samples) for part in parts])
 
     return measure
 

@@ -41,7 +41,7 @@ def _sizes(batch: Batch) -> list[tuple[int, int]]:
 
 def _post_processor(context: EvaluatorContext, method: str) -> Any:
     """Return a method of the checkpoint's image processor.
-    
+
     Raises:
         UsageError: the processor has no such method.
     """
@@ -86,7 +86,7 @@ class _PixelEvaluator(Evaluator):
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Array]:
         maps = self.to_maps(_wrap_outputs(outputs), target_sizes=_sizes(batch))
         # Half the size of torch's integers: a group holds the maps of many images.
-        return [item.numpy().astype(np.int32) for item in maps]
+        return [class_map.numpy().astype(np.int32) for class_map in maps]
 
     def agreement(self, ours: Array, theirs: Array) -> float:
         return float(np.mean(ours == theirs))
@@ -123,20 +123,20 @@ class _BoxEvaluator(Evaluator):
         return Boxes(corners, np.asarray([self.labels.number(label) for label in objects[self.class_key]], np.int64))
 
     def row_predictions(self, outputs: Outputs, batch: Batch) -> list[Boxes]:
-        found = self.to_boxes(_wrap_outputs(outputs), threshold=0.0, target_sizes=_sizes(batch))
+        results = self.to_boxes(_wrap_outputs(outputs), threshold=0.0, target_sizes=_sizes(batch))
         return [
-            Boxes(item["boxes"].numpy().astype(np.float64), item["labels"].numpy(), item["scores"].numpy())
-            for item in found
+            Boxes(result["boxes"].numpy().astype(np.float64), result["labels"].numpy(), result["scores"].numpy())
+            for result in results
         ]
 
     def agreement(self, ours: Boxes, theirs: Boxes) -> float:
-        left, right = _select_confident(ours), _select_confident(theirs)
-        if len(left.classes) != len(right.classes):
+        sure, expected = _select_confident(ours), _select_confident(theirs)
+        if len(sure.classes) != len(expected.classes):
             return 0.0
-        free = list(range(len(right.classes)))
-        for corners, number in zip(left.corners, left.classes, strict=True):
-            same = (index for index in free if right.classes[index] == number)
-            partner = next((index for index in same if _overlap(corners, right.corners[index]) >= _SAME_BOX), None)
+        free = list(range(len(expected.classes)))
+        for corners, number in zip(sure.corners, sure.classes, strict=True):
+            same = (index for index in free if expected.classes[index] == number)
+            partner = next((index for index in same if _overlap(corners, expected.corners[index]) >= _SAME_BOX), None)
             if partner is None:
                 return 0.0
             free.remove(partner)
@@ -145,15 +145,15 @@ class _BoxEvaluator(Evaluator):
 
 def _select_confident(boxes: Boxes) -> Boxes:
     assert boxes.scores is not None  # predictions have scores
-    retained = boxes.scores > _SURE
-    return Boxes(boxes.corners[retained], boxes.classes[retained], boxes.scores[retained])
+    is_sure = boxes.scores > _SURE
+    return Boxes(boxes.corners[is_sure], boxes.classes[is_sure], boxes.scores[is_sure])
 
 
-def _overlap(left: Array, right: Array) -> float:
+def _overlap(a: Array, b: Array) -> float:
     """Compute the intersection over union of two boxes."""
-    sides = np.minimum(left[2:], right[2:]) - np.maximum(left[:2], right[:2])
+    sides = np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2])
     shared = float(np.prod(np.maximum(sides, 0)))
-    union = float(np.prod(left[2:] - left[:2]) + np.prod(right[2:] - right[:2])) - shared
+    union = float(np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2])) - shared
     return shared / union if union > 0 else 1.0
 
 
@@ -165,7 +165,7 @@ def _convert_to_columns(objects: Any) -> Mapping[str, Any]:
     if isinstance(objects, Mapping):
         return objects
     keys = objects[0] if objects else ()
-    return {key: [item[key] for item in objects] for key in keys} or {"bbox": [], **dict.fromkeys(_CLASS_KEYS, ())}
+    return {key: [record[key] for record in objects] for key in keys} or {"bbox": [], **dict.fromkeys(_CLASS_KEYS, ())}
 
 
 def _box_evaluator(context: EvaluatorContext) -> _BoxEvaluator:

@@ -25,11 +25,11 @@ _MOST_PAIRS = 1_000_000
 def count_pairs(predicted: Array, referred: Array) -> Pairs:
     """Count the pairs of classes in two maps of one size, excluding ignored pixels."""
     counted = referred != IGNORED
-    right, stated = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
-    if not len(right):
+    truth, guess = referred[counted].astype(np.int64), predicted[counted].astype(np.int64)
+    if not len(truth):
         return np.zeros((0, 3), np.int64)
-    classes = int(stated.max()) + 1
-    codes = right * classes + stated
+    classes = int(guess.max()) + 1
+    codes = truth * classes + guess
     if codes.min() >= 0 and codes.max() < _MOST_PAIRS:
         counts = np.bincount(codes)
         occurring = np.flatnonzero(counts)
@@ -45,10 +45,10 @@ def _mean_iou(predictions: Sequence[Pairs], _references: Sequence[object]) -> Sa
     every = np.concatenate(list(predictions))
     if not len(every):
         return SampleRows(float("nan"), np.zeros((len(predictions), 2)), _mean_of_occurring)
-    known = np.unique(every[:, :2])
-    rows = np.zeros((len(predictions), 2, len(known)))
+    classes = np.unique(every[:, :2])
+    rows = np.zeros((len(predictions), 2, len(classes)))
     for (intersections, unions), pairs in zip(rows, predictions, strict=True):
-        referred, predicted = np.searchsorted(known, pairs[:, :2]).T
+        referred, predicted = np.searchsorted(classes, pairs[:, :2]).T
         pixels = pairs[:, 2]
         np.add.at(unions, referred, pixels)
         np.add.at(unions, predicted, np.where(referred == predicted, 0, pixels))

@@ -60,9 +60,9 @@ class Pooling:
         return np.concatenate([_pool_states(states[mask], weights, mode) for mode in self.modes])
 
 
-def cosine(left: Array, right: Array) -> float:
+def cosine(a: Array, b: Array) -> float:
     """Compute the cosine of two embeddings."""
-    return float(left @ right / max(float(np.linalg.norm(left) * np.linalg.norm(right)), 1e-12))
+    return float(a @ b / max(float(np.linalg.norm(a) * np.linalg.norm(b)), 1e-12))
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class _SimilarityEvaluator(task.Evaluator):
         return [self.pooling.embedding(*pair) for pair in zip(states, mask, strict=True)]
 
     def prediction(self, outputs: Sequence[Array], sample: task.Sample) -> float:  # noqa: ARG002  # texts are read
-        left, right = outputs
-        return cosine(left, right)
+        a, b = outputs
+        return cosine(a, b)
 
     def agreement(self, ours: float, theirs: float) -> float:
         return float(abs(ours - theirs) <= ALIKE)
@@ -131,24 +131,24 @@ def read_pooling(folder: Path) -> Pooling:
     if "Pooling" not in kinds:
         reported = "No sentence-transformers file defines the pooling of token embeddings: mean pooling is used."
         return Pooling(("mean",), _other_modules(kinds), (reported,))
-    stated = _read_json(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
-    modes, problem = _read_modes(stated if isinstance(stated, Mapping) else {})
+    config = _read_json(folder, f"{entries[kinds.index('Pooling')].get('path')}/{_CONFIG}")
+    modes, problem = _read_modes(config if isinstance(config, Mapping) else {})
     return Pooling(modes, problem or _other_modules(kinds))
 
 
 def _other_modules(kinds: Sequence[str]) -> str:
     """Describe modules other than encoder and pooling that change the embedding; its length does not affect cosines."""
-    others = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
-    return f"has the module{'s' if len(others) > 1 else ''} {', '.join(others)}" if others else ""
+    unknown = [kind for kind in kinds if kind not in {"Transformer", "Pooling", "Normalize", "Dropout"}]
+    return f"has the module{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}" if unknown else ""
 
 
-def _read_modes(stated: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+def _read_modes(config: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
     """Return the pooling modes of a file, and a description of unknown modes."""
-    by_name = stated.get("pooling_mode")
+    by_name = config.get("pooling_mode")
     names = [by_name] if isinstance(by_name, str) else list(by_name) if isinstance(by_name, (list, tuple)) else []
     chosen = [str(name) for name in names]
     chosen += [
-        _MODES.get(key, key) for key, value in stated.items() if key.startswith("pooling_mode_") and value is True
+        _MODES.get(key, key) for key, value in config.items() if key.startswith("pooling_mode_") and value is True
     ]
     if unknown := [name for name in chosen if name not in _MODES.values()]:
         return ("mean",), f"has the pooling {', '.join(unknown)}"

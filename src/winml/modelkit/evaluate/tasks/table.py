@@ -50,9 +50,9 @@ def _class_evaluator(context: EvaluatorContext) -> _ClassEvaluator:
     problem = getattr(context.config, "problem_type", None)
     model = model_labels(context.config)
     if problem in {"regression", "multi_label_classification"} or len(model) == 1:
-        what = f"problem_type {problem}" if problem else "one label only"
+        problem = f"problem_type {problem}" if problem else "one label only"
         raise UsageError(
-            f"the config states {what}: the model does not predict exactly one class",
+            f"the config states {problem}: the model does not predict exactly one class",
             hint=f"Classification tasks, such as {opt.task} text-classification, require a model that predicts one "
             "class.",
         )
@@ -125,7 +125,7 @@ _BUILT_IN = {
 }
 
 
-def _problem_of(name: str, task: TaskDefinition) -> str:
+def _task_problem(name: str, task: TaskDefinition) -> str:
     """Reason why a task of a plug-in is invalid; empty if valid."""
     if task.name != name:
         return f"it calls itself {task.name}"
@@ -133,7 +133,7 @@ def _problem_of(name: str, task: TaskDefinition) -> str:
     return f"it reads {', '.join(unknown)} of a sample; roles are {', '.join(ROLES)}" if unknown else ""
 
 
-TASK_DEFINITIONS: Registry[TaskDefinition] = Registry("tasks", "task", _BUILT_IN, lambda: TaskDefinition, _problem_of)
+TASK_DEFINITIONS: Registry[TaskDefinition] = Registry("tasks", "task", _BUILT_IN, lambda: TaskDefinition, _task_problem)
 """Name in transformers → definition of the task; plug-ins may add other names."""
 
 
@@ -173,22 +173,22 @@ def refuse_unknown_metrics(names: Iterable[str], option: str, *further: str) -> 
     Raises:
         UsageError: lists the metrics of all tasks.
     """
-    known = {metric for task in TASK_DEFINITIONS.values() for metric in task.metric_names}
-    _refuse_unknown_names(names, sorted({*known, *further}), option, "not a metric of any task", "Metrics")
+    valid = {metric for task in TASK_DEFINITIONS.values() for metric in task.metric_names}
+    _refuse_unknown_names(names, sorted({*valid, *further}), option, "not a metric of any task", "Metrics")
 
 
-def _refuse_unknown_names(names: Iterable[str], known: Sequence[str], option: str, problem: str, heading: str) -> None:
+def _refuse_unknown_names(names: Iterable[str], valid: Sequence[str], option: str, problem: str, heading: str) -> None:
     """Refuse names outside the valid names.
-    
+
     Raises:
         UsageError: names the nearest valid name.
     """
     for name in names:
-        if name not in known:
-            guess = nearest(name, known)
+        if name not in valid:
+            guess = nearest(name, valid)
             raise UsageError(
                 f"{spell(option)} {name}: {problem}",
-                hint=f"{f'Did you mean {guess}? ' if guess else ''}{heading}: {', '.join(known)}.",
+                hint=f"{f'Did you mean {guess}? ' if guess else ''}{heading}: {', '.join(valid)}.",
             )
 
 

@@ -46,8 +46,8 @@ class EvaluatorContext:
             UsageError: the processor or a package is missing.
             InputError: its files are damaged.
         """
-        known = self.preprocessor.processors.get(kind)
-        return known if known is not None else open_processor(kind, self.folder, self.data_set.request.option)
+        processor = self.preprocessor.processors.get(kind)
+        return processor if processor is not None else open_processor(kind, self.folder, self.data_set.request.option)
 
     def values(self, role: str) -> Iterator[Any]:
         """Yield the cells of the column of a role."""

@@ -270,15 +270,15 @@ class _TagEvaluator(task.Evaluator):
 
     def row_predictions(self, outputs: task.Outputs, batch: Batch) -> list[list[str]]:
         classes = np.argmax(task.named_output(outputs, "logits"), axis=-1)
-        return [self._tags(row, numbers.tolist()) for row, numbers in zip(batch.rows, classes, strict=True)]
+        return [self._assign_tags(row, numbers.tolist()) for row, numbers in zip(batch.rows, classes, strict=True)]
 
-    def _tags(self, row: Row, numbers: Sequence[int]) -> list[str]:
+    def _assign_tags(self, row: Row, numbers: Sequence[int]) -> list[str]:
         """Return the tag of each word, from the class numbers of its tokens."""
         tags: list[str] = [_OUTSIDE] * len(row.sample["tokens"])
         words = row.word_ids or ()
-        for place in reversed(range(len(words))):
-            if (word := words[place]) is not None:
-                tags[word] = self.labels.model[numbers[place]]
+        for index in reversed(range(len(words))):
+            if (word := words[index]) is not None:
+                tags[word] = self.labels.model[numbers[index]]
         return tags
 
     def for_metrics(self, prediction: list[str], reference: list[str | None]) -> list[str]:
@@ -290,14 +290,14 @@ def _tag_evaluator(context: task.EvaluatorContext) -> _TagEvaluator:
     task.refuse_slow_tokenizer(context, "words")
     column = context.columns["tags"]
     names = label_names(context.data_set.features[column])
-    values = (tag for tags in context.values("tags") for tag in _tags_of(tags, column) if tag != _LEFT_OUT)
+    values = (tag for tags in context.values("tags") for tag in _check_tags(tags, column) if tag != _LEFT_OUT)
     labels = match_labels(model_labels(context.config), names, values, column)
     return _TagEvaluator(labels, labels.notes)
 
 
-def _tags_of(cell: object, column: str) -> Sequence[Any]:
+def _check_tags(cell: object, column: str) -> Sequence[Any]:
     """Return the tags in a cell.
-    
+
     Raises:
         UsageError: the cell is not a list.
     """
