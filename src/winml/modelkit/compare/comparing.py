@@ -250,6 +250,7 @@ def _create_samples(
 def _create_file_samples(
     session: Session, options: CompareOptions, folder: Path | None, reference: Side
 ) -> SampleValues:
+    """Create the samples of a comparison with a file: values of the user, a dataset, or generated samples."""
     run = options.run
     if run.input_data is not None and options.data_set is None:
         files = value_files(run.input_data)
@@ -396,6 +397,7 @@ def _sizes_by_part(
 
 
 def _has_dimension(inputs: Sequence[InputTensorSpec], key: str) -> bool:
+    """Return True if an input has a dimension of this name."""
     try:
         sizes_by_key(inputs, {key: 1})
     except UsageError:
@@ -460,6 +462,11 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
 
 
 def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
+    """Refuse a reference without scores for the next token.
+    
+    Raises:
+        UsageError: names the missing output.
+    """
     if SCORES not in outputs:
         raise UsageError(
             f"{opt.step} {step}: {pair.reference.shown} has no output {SCORES!r} to select the next token from",
@@ -542,6 +549,7 @@ def _fixed_sizes(
 
 
 def _have_different_sizes(left: InputTensorSpec, right: InputTensorSpec) -> bool:
+    """Return True if two inputs have different static sizes along an axis."""
     pairs = zip(left.shape, right.shape, strict=True)
     return any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs)
 

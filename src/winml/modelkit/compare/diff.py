@@ -147,6 +147,7 @@ class _Side:
 
 
 def _read_modules(tree: OnnxTree, contents: Contents) -> list[_Module]:
+    """Sum nodes and weights by module, in the order of the tree; nodes without a module last."""
     by_tag: defaultdict[str, _Module] = defaultdict(_Module)
     for node, tag in zip(contents.nodes, tree.tags, strict=True):
         by_tag[tag].operators[node.operator] += 1
@@ -287,6 +288,7 @@ def _changed_module(match: _Match, weights: WeightEquality) -> records.ChangedMo
 
 
 def _weight_change(before: Weight | None, after: Weight | None) -> records.WeightChange:
+    """Describe the change of a weight: added, removed, renamed or changed."""
     if before is None:
         assert after is not None  # a match has at least one side
         return records.WeightChange(after.name, "added", after=_type_words(after))
@@ -332,6 +334,7 @@ def _opsets(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
+    """Return name → type and shape of the inputs or outputs of a graph, without initializers."""
     initialized = {tensor.name for tensor in graph.initializer}
     values = (value for value in getattr(graph, kind) if value.name not in initialized)
     types = {value.name: value.type for value in values}
@@ -344,6 +347,7 @@ def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
 
 
 def _notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:
+    """Note that the modules of both files come from different sources."""
     if before.source == after.source:
         return ()
     where = (

@@ -170,6 +170,7 @@ def _file_words(file: records.ComparedFile) -> str:
 
 
 def _cells(module: records.ChangedModule) -> tuple[doc.Cell, ...]:
+    """Return the cells of a changed module: nodes, operators, weights and size."""
     attributes = f"attributes of {module.attributes_changed}" if module.attributes_changed else ""
     operators = ", ".join(filter(None, [_operator_words(module.operators), attributes]))
     nodes, (size_before, size_after) = module.nodes, module.size_bytes

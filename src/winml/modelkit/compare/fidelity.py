@@ -221,6 +221,7 @@ def quality_record(samples: QualitySamples, outputs: Sequence[OutputFidelity]) -
 
 
 def _quality_of(output: OutputFidelity) -> dict[str, object]:
+    """Return the entry of an output in a quality record."""
     spread = None if output.spread is None else {"all": output.sqnr_db, **output.spread.as_record()}
     return {
         "sqnr_db": spread,
@@ -371,6 +372,7 @@ class FidelitySum:
         self._add_sums(*products, difference)
 
     def _add_sums(self, signal: float, noise: float, other: float, product: float, difference: Array) -> None:
+        """Add the sums of one sample."""
         self._ratios.append(_decibels(_relative(noise, signal)))
         self._noises.append(noise)
         self._signal += signal
@@ -381,6 +383,7 @@ class FidelitySum:
 
 
 def _relative(noise: float, signal: float) -> float:
+    """Return the root of noise over signal; infinite for noise without signal."""
     if not signal:
         return math.inf if noise else 0.0
     return math.sqrt(noise / signal)
@@ -405,14 +408,17 @@ def _place_words(expected: Array, actual: Array) -> str:
 
 
 def _is_symbol(dtype: np.dtype[Any]) -> bool:
+    """Return True for booleans and wide integers, which are symbols."""
     return dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize >= _SYMBOL_BYTES)
 
 
 def _incomparable(name: str, problem: str) -> OutputFidelity:
+    """Create the record of an output that cannot be compared."""
     return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
 
 
 def _decibels(relative: float) -> float:
+    """Convert a relative error to an SQNR in dB, limited to ±200."""
     if not relative:
         return MOST_DB
     return max(-MOST_DB, min(MOST_DB, -20.0 * math.log10(relative))) if math.isfinite(relative) else -MOST_DB

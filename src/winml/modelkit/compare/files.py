@@ -337,6 +337,7 @@ def _sizes_to_try(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) 
 
 
 def _usual_sizes(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+    """Yield sizes to try, before bounds are applied."""
     names = list(dict.fromkeys(key for item in inputs for key in item.shape if isinstance(key, str)))
     passed = sizes_by_key(inputs, passed)
     known = {**{name: size for name in names if (size := large_size(name)) is not None}, **passed}
@@ -369,6 +370,11 @@ def large_size(name: str) -> int | None:
 
 
 def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
+    """Run the reference on the samples.
+    
+    Raises:
+        StageError: the reference does not run.
+    """
     with _runs_of_reference(reference):
         return outputs_of_file(reference, draws, as_written=as_written)
 
@@ -388,6 +394,11 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
 
 
 def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
+    """Run the candidate on the samples.
+    
+    Raises:
+        VerificationError: the candidate does not run.
+    """
     try:
         return outputs_of_file(candidate, draws, as_written=as_written)
     except (StageError, UsageError) as error:

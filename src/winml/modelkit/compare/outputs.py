@@ -262,6 +262,7 @@ class _Tolerance:
 
 
 def _compare_all(reference: Sequence[Arrays], answers: Sequence[Arrays], tolerance: _Tolerance) -> VerificationInfo:
+    """Compare each output of each sample."""
     comparisons = tuple(
         _refuse_frozen_channels(
             _compare_one(name, draw, expected, output[name], tolerance), reference, answers, tolerance
@@ -285,6 +286,7 @@ def constant_outputs(reference: Sequence[Arrays]) -> tuple[str, ...]:
 
 
 def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance: _Tolerance) -> OutputComparison:
+    """Compare one output of one sample."""
     dtype = str(expected.dtype)
     threshold = tolerance.relative(dtype)
     computed_in = tolerance.coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
@@ -397,6 +399,7 @@ def _refuse_frozen_channels(
 
 
 def _integer_distance(expected: Array, actual: Array) -> float:
+    """Return the largest difference of two integer arrays, exact for all integers."""
     # In float64, different integers beyond 2**53 may be equal; unsigned subtraction is exact.
     left, right = expected.astype(np.int64), actual.astype(np.int64)
     distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)

@@ -228,6 +228,7 @@ def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
 
 
 def _remark(module: records.ComparedModule, *, is_first: bool) -> str:
+    """Join the remarks on a module: first to diverge, unchanged, problem."""
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
     marks = ("first to diverge" if is_first else "", "own nodes unchanged" if module.is_unchanged else "", problem)
     return ", ".join(filter(None, marks))

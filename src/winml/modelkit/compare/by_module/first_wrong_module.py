@@ -69,6 +69,7 @@ def name_first_wrong_module(
 
 
 def _module_words(module: ComparedModule | None) -> str:
+    """Describe the first wrong module for a message, or that no module diverges."""
     if module is None or module.fidelity is None:
         return "no single module diverges, as far as modules can be compared"
     identity = module.identity
@@ -102,6 +103,7 @@ def _as_arrays(values: Mapping[str, Any]) -> dict[str, Array]:
 def _find_wrong_module(
     reference: Path | PreparedPart, candidate: Path, feeds: Mapping[str, Array], provider: ChosenProvider | None
 ) -> ComparedModule | None:
+    """Compare the modules of both models; ``None`` if no module diverges."""
     path = reference if provider is not None and isinstance(reference, Path) else candidate
     file = OnnxSide(path, by_module=True, shown="the result", provider=provider)
     if takes_single_rows(graph_of(read_structure(path), path)):
@@ -123,6 +125,7 @@ def _find_wrong_module(
 def _find_divergence(
     pair: SidePair, file: OnnxSide, matched: Sequence[MatchedBoundary], unchanged: frozenset[str] | None
 ) -> ComparedModule | None:
+    """Return the first diverging module, at the tolerance and then at a finer tolerance; ``None`` without one."""
     file.session([name for item in matched for _, name in item.taps])
     outputs, _ = pair.compared_outputs()
     complete = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))

@@ -82,10 +82,12 @@ def own_error(errors: ModuleErrors) -> float | None:
 
 
 def _largest_step(errors: ModuleErrors) -> float | None:
+    """Return the largest error that arises between two steps of a module; ``None`` if an input is unknown."""
     return max((_arising_error(*step) for step in errors.steps), default=None)
 
 
 def _arising_error(fed: float, handed_on: float) -> float:
+    """Return the part of an output error that the input error does not explain."""
     if not math.isfinite(fed):
         return 0.0
     return math.sqrt(max(0.0, handed_on**2 - fed**2)) if math.isfinite(handed_on) else handed_on
@@ -252,6 +254,7 @@ class _Measured:
 
 
 def _error_of(fidelity: OutputFidelity) -> float:
+    """Return the relative error of a value; infinite for a value with a problem."""
     return math.inf if fidelity.problem else fidelity.relative_error
 
 
@@ -339,6 +342,7 @@ def _node_signatures(side: OnnxSide) -> _Signatures:
 
 
 def _is_without_values(attribute: onnx.AttributeProto) -> bool:
+    """Return True for a tensor attribute whose values were not read."""
     tensor = attribute.t
     has_values = any(getattr(tensor, field) for field in (*VALUE_FIELDS, "string_data"))
     return attribute.HasField("t") and 0 not in tensor.dims and not has_values
@@ -352,4 +356,5 @@ def _initializers_read(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) 
 
 
 def _tagged_nodes(side: OnnxSide) -> list[tuple[PlacedNode, str]]:
+    """Return the nodes of a side with their tags; ``[]`` without modules."""
     return [] if side.tree is None else list(zip(side.nodes, side.tree.tags, strict=True))

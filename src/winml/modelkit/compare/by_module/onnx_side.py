@@ -226,6 +226,11 @@ class OnnxSide:
         return read_tree([node.proto for node in nodes], metadata, root)
 
     def _read_modules(self) -> None:
+        """Read the module tree and the boundary of each module call.
+        
+        Raises:
+            InputError: the metadata of a fused node is damaged, or the graph has a cycle.
+        """
         refuse_cycles(self.structure, self.path)
         self.nodes = self._placed_nodes()
         self.tree = self._tree_of(self.nodes)
@@ -268,6 +273,7 @@ def _is_inside(path: str, module: str) -> bool:
 
 
 def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.Node, int]) -> list[ModuleBoundary]:
+    """Return the boundary of each call of a module, or one boundary with the reason for missing nodes."""
     calls = parts.cut(module.tag)
     if not calls:
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
@@ -317,6 +323,7 @@ _QUANTIZING = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeL
 
 
 def _has_few_bits(node: ir.Node) -> bool:
+    """Return True if a node is quantized, or reads a weight in half precision."""
     return node.op_type in QUANTIZED_OPERATORS or any(
         value is not None and value.const_value is not None and value.const_value.dtype in _HALVES
         for value in node.inputs

@@ -140,6 +140,7 @@ class TorchSide:
 
 
 def _value_names(key: CallKey, kind: str, count: int) -> tuple[str, ...]:
+    """Return the names of the tensors of one call: ``path|call|kind|index``."""
     path, call = key
     return tuple(f"{path}|{call}|{kind}|{index}" for index in range(count))
 

@@ -89,11 +89,13 @@ def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
 
 
 def _record_calls(side: Side, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
+    """Run a PyTorch model, and return the boundary of each module call."""
     assert not isinstance(side, OnnxSide)  # a side is a file or a model in PyTorch
     return cast("TorchSide", side).calls(feeds)
 
 
 def _sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
+    """Sort boundaries by the order of computation, submodules first."""
     return sorted(boundaries.values(), key=lambda item: (item.position, -address.depth(item.identity.tag)))
 
 
@@ -112,6 +114,7 @@ def _match_in_file(
 
 
 def _pair_names(names: Sequence[str], others: Sequence[str]) -> tuple[NamesOfBoth, ...]:
+    """Pair names by position; ``()`` for different numbers of names."""
     return tuple(zip(names, others, strict=True)) if len(names) == len(others) else ()
 
 
@@ -122,6 +125,7 @@ def _create_match(
     outputs: tuple[NamesOfBoth, ...],
     without_outputs: str,
 ) -> MatchedBoundary:
+    """Create the match of two boundaries, with the reason if no outputs match."""
     reason = ""
     if not outputs:
         node = _last_node(boundary, other)

@@ -133,6 +133,7 @@ class WrittenFile:
         return compare_outputs([draw.reference], [self.answer(draw)], rounding=self.rounding).comparisons
 
     def _compute_outputs(self, draws: Sequence[Draw]) -> list[Arrays]:
+        """Run the file on all samples, in pieces or whole; row by row if required."""
         # Some decoders support one row at a time only.
         fed = [feeds_by_rows(draw.arrays) if self._has_single_rows else [draw.arrays] for draw in draws]
         rows = [feeds for parts in fed for feeds in parts]
@@ -174,6 +175,11 @@ class WrittenFile:
 
     @contextmanager
     def _failures_as_unverified(self) -> Iterator[None]:
+        """Report a failure of ONNX Runtime in the block as a failed verification.
+        
+        Raises:
+            VerificationError: ONNX Runtime cannot run the file.
+        """
         try:
             yield
         except StageError as error:
@@ -243,6 +249,7 @@ class FilePieces:
         return [{name: values[name] for name in names} for values in known]
 
     def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
+        """Run one piece on all samples."""
         # Only verification loads ONNX Runtime.
         from winml.modelkit.ort.graph_sessions import session_of_graph
 

@@ -249,6 +249,7 @@ def _embedded_runs(
 
 
 def _create_feeds(part: ModelPart, step: TextStep, states: Arrays, held: int | None) -> Arrays:
+    """Create the inputs of a run: tokens, mask, positions, states and further inputs."""
     assert part.cache is not None
     mask = attention_mask_of(part.cache, step)
     if held is not None:
@@ -269,6 +270,7 @@ def _tied_rows(scores: Array, margin: float) -> int:
 
 
 def _step_error(text: GeneratedText, number: int, difference: str) -> VerificationError:
+    """Create the error for a step with different scores."""
     step = text.steps[number]
     past = step.mask.shape[1] - step.tokens.shape[1]
     begun = "the prompt" if step.tokens.shape[1] > 1 else "the start"

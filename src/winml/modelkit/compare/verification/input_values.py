@@ -265,6 +265,7 @@ def _other_values(
 
 
 def _neighbours(traced: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield values near the traced ones, as numbers, modes, masks and lengths."""
     yield traced + 1
     yield traced - 1
     if traced.numel() == 1:
@@ -328,6 +329,7 @@ def _bounds(spec: InputTensorSpec, traced: torch.Tensor, part: ModelPart, *, rea
 
 
 def _clamp(values: torch.Tensor, low: float, high: float) -> torch.Tensor:
+    """Limit values to a range, exactly for integers."""
     # As integers, since floats are not exact from 2**53 on.
     bounds = (low, high) if values.is_floating_point() else (int(low), int(high))
     return values.clamp(*bounds)
@@ -385,6 +387,7 @@ class _Difference:
 
 
 def _find_difference(file: WrittenFile, draw: Draw) -> _Difference | None:
+    """Return the difference of the file's outputs from PyTorch's; ``None`` if equal."""
     try:
         output = file.run(draw)
     except VerificationError as error:
@@ -433,6 +436,7 @@ def _refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
+    """Create the error for an input whose traced value is fixed in the file."""
     names = varied.inputs_words
     lines = f"; {places_words(written.choices)}" if written.choices else ""
     if varied.words in (*_DECIDING, _EQUAL):
@@ -568,6 +572,7 @@ def run_at_far_values(prepared: PreparedPart, written: WrittenGraph, inputs: Inp
 
 
 def _enlarge(values: torch.Tensor, spec: InputTensorSpec, generator: torch.Generator) -> torch.Tensor:
+    """Multiply values by random factors from 10 to 100, limited to the range of the input."""
     low, high = map(math.log, _FAR_FACTORS)
     factors = torch.exp(low + (high - low) * torch.rand(values.shape, generator=generator))
     enlarged = values * factors.to(values.dtype)
@@ -634,11 +639,13 @@ def _mask_non_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays
 
 
 def _is_wrong(item: OutputComparison) -> bool:
+    """Return True if a difference exceeds the threshold by more than rounding."""
     # For values of very different size, rounding loses more than for similar ones.
     return not item.is_equal and (bool(item.problem) or item.relative_diff > ROUNDING_FACTOR * item.threshold)
 
 
 def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputComparison]) -> VerificationError:
+    """Create the error for outputs that differ for large values only."""
     worst = max(wrong, key=lambda item: (bool(item.problem), item.relative_diff))
     difference = worst.problem or f"relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
     low, high = _range_of([far.draw.inputs[name] for name in far.names])
@@ -682,4 +689,5 @@ def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
 
 
 def _value_ends(value: Array) -> tuple[float, ...]:
+    """Return smallest and largest value of a float array; ``()`` for other arrays."""
     return (float(value.min()), float(value.max())) if value.dtype.kind == "f" and value.size else ()

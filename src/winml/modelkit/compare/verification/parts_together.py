@@ -266,6 +266,7 @@ class _EncoderDecoderParts(TextParts):
         return count if count > 0 else f"the decoder has room for only {room} tokens"
 
     def _text(self, model: Any, inputs: _Tensors, encoded: Arrays, count: int) -> GeneratedText:
+        """Generate a text with the model from random encoder inputs, and read a second prompt."""
         from transformers import GenerationMixin
 
         decoder = self.decoder.part
@@ -522,6 +523,7 @@ def _start_token(model: Any) -> int:
 
 
 def _run_streamed(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Arrays:
+    """Run a part in PyTorch with streamed weights if its weights are not loaded."""
     from winml.modelkit.compare.verification.streamed_reference import with_streamed_values  # imported on demand
 
     with with_values(prepared) as held, with_streamed_values(held) as weighted:

@@ -169,6 +169,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return sources
 
     def _add_sources(self, values: object, sources: frozenset[str]) -> None:
+        """Record the inputs that the nested tensors come from."""
         for value in _tensors(values) if sources else ():
             storage = _weak_storage(value)
             if storage is None:
@@ -185,6 +186,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         is_unseen: bool,
         takes_all: bool = False,
     ) -> None:
+        """Record that a line of the user's Python reads a value; assertions and this package are ignored."""
         file, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
         if Path(file).is_relative_to(_OURS):
             return
@@ -219,6 +221,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             yield
 
     def _watch(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
+        """Wrap a method of tensors, so that calls from the user's Python are recorded."""
         @wraps(original)
         def call(values: torch.Tensor, *args: Any, **options: Any) -> Any:
             frame, _ = _calling_frame(inspect.currentframe(), further=_COPYING)
@@ -250,6 +253,7 @@ def _tensors(values: object) -> Iterator[torch.Tensor]:
 
 
 def _flag_indices(indices: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    """Return the boolean indices, whose values determine the output size."""
     return [index for index in indices if index is not None and index.dtype in (torch.bool, torch.uint8)]
 
 

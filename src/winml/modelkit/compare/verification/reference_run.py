@@ -259,6 +259,7 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
 
 
 def _random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Create a weight that preserves the scale of its inputs: matrices by width, scales near 1, biases near 0."""
     noise = torch.randn(shape, generator=generator)
     if len(shape) > 1:
         return noise / math.sqrt(max(math.prod(shape[1:]), 1))
@@ -305,6 +306,7 @@ def _named_arrays(prepared: PreparedPart, outputs: Iterable[torch.Tensor]) -> Ar
 
 
 def _output_array(tensor: torch.Tensor) -> Array:
+    """Convert a tensor to an array; zeros without memory for a tensor without values."""
     if not isinstance(tensor, FakeTensor) and not tensor.is_meta:
         return to_numpy(tensor)
     dtype = to_numpy(torch.empty(0, dtype=tensor.dtype)).dtype
@@ -312,6 +314,7 @@ def _output_array(tensor: torch.Tensor) -> Array:
 
 
 def _fake_mode(model: nn.Module) -> FakeTensorMode | None:
+    """Return the fake mode of a model without weight values; ``None`` for a model with values."""
     return next((tensor.fake_mode for tensor in model.parameters() if isinstance(tensor, FakeTensor)), None)
 
 

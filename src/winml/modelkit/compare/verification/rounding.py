@@ -400,6 +400,7 @@ def _perturb(value: object, generator: torch.Generator) -> Any:
 
 
 def _uncertain_error(aside: Sequence[OutputComparison]) -> VerificationError:
+    """Create the error for a model whose outputs rounding determines on too many samples."""
     worst = aside[-1]
     return VerificationError(
         f"cannot verify: on {len(aside)} random inputs, rounding alone determines the outputs of PyTorch: "

@@ -350,6 +350,7 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
 
 
 def _output_ranks(draw: Draw) -> dict[str, int]:
+    """Return output → number of axes."""
     return {name: value.ndim for name, value in draw.reference.items()}
 
 
@@ -376,6 +377,7 @@ def _run_accepted(run: Callable[[Sizes], Draw], several: Iterable[Sizes]) -> lis
 
 
 def _run_if_accepted(run: Callable[[Sizes], Draw], sizes: Sizes) -> Draw | None:
+    """Run a sample of these sizes; ``None`` if the model refuses them."""
     try:
         return run(sizes)
     except ExportError:
@@ -406,6 +408,7 @@ def _larger_sizes(dimension: DynamicDimension) -> Iterator[int]:
 
 
 def _observation(draw: Draw) -> Observation:
+    """Return the sizes of a sample with the shapes of its outputs."""
     return Observation(draw.sizes, {name: value.shape for name, value in draw.reference.items()})
 
 

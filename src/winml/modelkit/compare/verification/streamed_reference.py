@@ -66,6 +66,7 @@ class _Scratch:
         return values if values.dtype == dtype else self._memory("cast", stored, dtype).copy_(values)
 
     def _memory(self, use: str, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
+        """Return reused memory for the values of a weight in a dtype, per use."""
         needed = stored.size * dtype.itemsize
         memory = self._memories.get(use)
         if memory is None or len(memory) < needed:
@@ -152,6 +153,7 @@ class _Source:
         ]
 
     def _numbers(self, values: Array) -> torch.Tensor:
+        """Convert decoded values to a tensor in the dtype of the parameter."""
         return torch.from_numpy(values).to(self.deferred.dtype)
 
 
@@ -265,6 +267,7 @@ def streamed_slices(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
 
 
 def _request(request: WeightRequest) -> torch.Tensor:
+    """Pass a request to the handler of this thread, or serve it immediately."""
     if _ASKING.ask is None or request.source.kept is not None:
         return streamed_slices([request])[0]
     return _ASKING.ask(request)
@@ -307,6 +310,7 @@ def _is_transposing(view: RecordedOperation) -> bool:
 
 
 def _row_slice(stored: StoredValues, start: int, count: int) -> StoredValues:
+    """Return the storage of consecutive rows."""
     row_bytes = stored.size // stored.shape[0] * stored.dtype.numpy().itemsize
     return replace(stored, offset=stored.offset + start * row_bytes, shape=(count, *stored.shape[1:]))
 
@@ -387,6 +391,7 @@ class _Run(Generic[_Result]):
         self._turn.release()
 
     def _main(self, work: Callable[[_Ask], _Result]) -> _Result:
+        """Run the function after the first turn, and keep its error."""
         try:
             self._turn.acquire()
             if self._is_ending:
@@ -399,6 +404,7 @@ class _Run(Generic[_Result]):
             self._stop.release()
 
     def _ask(self, request: WeightRequest) -> torch.Tensor:
+        """Pause at a request until it is served."""
         if not self._is_ending:
             self.request = request
             self._stop.release()

@@ -94,6 +94,11 @@ def _refuse_mixed_types(path: Path) -> None:
 def _verify(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, advice: str, *, is_streamed: bool
 ) -> VerificationInfo:
+    """Compare a file at traced, random, varied and resized inputs, and a generated text.
+    
+    Raises:
+        VerificationError: the outputs differ, or the comparison has no signal.
+    """
     written, second, values, text = _with_reference_outputs(written, prepared, inputs, is_streamed=is_streamed)
     written = replace(written, assumed=input_values.settled_assumptions(written, values.reads))
     _refuse_outputs_by_value((written.draw, second))
