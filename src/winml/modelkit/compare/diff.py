@@ -39,7 +39,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         after: Another one.
 
     Returns:
-        What was added, removed, changed and renamed.
+        Added, removed, changed and renamed modules.
 
     Raises:
         ModelPathError: there is no such file.
