@@ -102,13 +102,13 @@ def compare_models(
             for model, is_as_written in ((reference, True), (candidate, options.by_module))
         )
         inverse = {name: original for original, name in options.names.items()}
-        left = left_file or stack.enter_context(_opened_in_torch(reference, inputs, right_file, inverse))
-        right = right_file or stack.enter_context(_opened_in_torch(candidate, inputs, left_file, options.names))
+        left = left_file or stack.enter_context(_open_in_torch(reference, inputs, right_file, inverse))
+        right = right_file or stack.enter_context(_open_in_torch(candidate, inputs, left_file, options.names))
         _refuse_unknown_names(left, right, options.names)
         matched = _match_before_running(left, right, options)
-        folder = _folder_of_processors((candidate, reference), options.data_set)
+        folder = _find_processor_folder((candidate, reference), options.data_set)
         few = _few_shared_notes(left, right)
-        stack.enter_context(_with_likely_reason(few))
+        stack.enter_context(_append_reasons(few))
         samples, notes = _create_samples(left, right, options, folder)
         values, notes = samples.values, (*notes, *few)
         pair = SidePair(left, right, [draw.feeds for draw in values], options.names)
@@ -130,7 +130,7 @@ def compare_models(
 
 
 @contextmanager
-def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
+def _append_reasons(notes: Sequence[str]) -> Iterator[None]:
     """Append possible reasons to the hint of a usage error."""
     try:
         yield
@@ -140,7 +140,7 @@ def _with_likely_reason(notes: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _opened_in_torch(
+def _open_in_torch(
     model: Comparable, inputs: ExampleInputs | None, file: OnnxSide | None, names: Mapping[str, str]
 ) -> Iterator[TorchSide]:
     """Yield a PyTorch model, ready to run; without KV cache if the file on the other side has none.
@@ -155,12 +155,12 @@ def _opened_in_torch(
 
     assert not isinstance(model, Path)  # a file is not run in PyTorch
     if isinstance(model, ModelRequest):
-        taken = None
+        file_inputs = None
         if file is not None:
             # Weights missing in the checkpoint get the same random values as in the file.
             model = with_recorded_seed(model, {entry.key: entry.value for entry in file.structure.metadata_props})
-            taken = {names.get(name, name) for name in file.input_names}
-        with opened_torch_side(_part_for(model, taken), model.model or "the model") as side:
+            file_inputs = {names.get(name, name) for name in file.input_names}
+        with opened_torch_side(_load_part(model, file_inputs), model.model or "the model") as side:
             yield side
         return
     from winml.modelkit.models.live_module import loaded_from_module
@@ -173,24 +173,24 @@ def _opened_in_torch(
             yield side
 
 
-def _part_for(model: ModelRequest, taken: Collection[str] | None) -> ModelPart:
+def _load_part(model: ModelRequest, inputs: Collection[str] | None) -> ModelPart:
     """Load a PyTorch model, and return the part with these inputs, or else the whole model without KV cache."""
     from winml.modelkit.models.model import load_model
 
     loaded = load_model(model)
-    part = _part_taking(loaded, taken)
-    if part is None and len(loaded.parts) > 1 and taken is not None:
+    part = _select_part(loaded, inputs)
+    if part is None and len(loaded.parts) > 1 and inputs is not None:
         # The decoder of the file may compute the keys and values of the encoder output itself.
-        part = _part_taking(load_model(replace(model, cross_keys="decoder")), taken)
+        part = _select_part(load_model(replace(model, cross_keys="decoder")), inputs)
     return part or load_model(replace(model, cache=False)).only_part
 
 
-def _part_taking(loaded: LoadedModel, taken: Collection[str] | None) -> ModelPart | None:
+def _select_part(loaded: LoadedModel, inputs: Collection[str] | None) -> ModelPart | None:
     """Return the part with these inputs; `None` if only the model without a cache may have them."""
     if len(loaded.parts) > 1:
-        return None if taken is None else loaded.part_taking(taken)
+        return None if inputs is None else loaded.part_taking(inputs)
     part = loaded.only_part
-    is_fed = taken is None or {spec.name for spec in part.inputs if spec.cache is not None} <= set(taken)
+    is_fed = inputs is None or {spec.name for spec in part.inputs if spec.cache is not None} <= set(inputs)
     return part if is_fed else None
 
 
@@ -206,12 +206,12 @@ def _match_before_running(left: Side, right: Side, options: CompareOptions) -> l
         matched = match_files(left, right)
         _refuse_no_module(left, right, matched)
         for number, file in enumerate((left, right)):
-            file.session([names[number] for item in matched for names in item.taps])
+            file.session([names[number] for match in matched for names in match.taps])
         return matched
     for side in (left, right):
         if isinstance(side, OnnxSide):
             _refuse_no_tree(side)
-            side.session([name for item in side.boundaries.values() for name in (*item.inputs, *item.outputs)])
+            side.session([name for call in side.boundaries.values() for name in (*call.inputs, *call.outputs)])
     return None
 
 
@@ -279,7 +279,7 @@ def _create_torch_samples(part: ModelPart, options: CompareOptions, folder: Path
         drawn = (decoder_feeds(inputs, prompt, run.sizes, batch_size=None, seed=seed) for seed in seeds)
         return [Values(inputs, feeds, notes) for feeds, notes in drawn]
     traced = part.trace_sizes
-    sizes = {**traced, **{own: size for name, size in run.sizes.items() for own in names_among(name, traced)}}
+    sizes = {**traced, **{dim: size for name, size in run.sizes.items() for dim in names_among(name, traced)}}
     draws = [make_feeds(part.inputs, run.seed + number, sizes=sizes) for number in range(options.draws or 1)]
     if part.example is not None:
         from winml.modelkit.models.tensors import to_numpy
@@ -312,32 +312,32 @@ def _compare_whole(
 def _missing_notes(pair: SidePair, missing: tuple[Sequence[str], Sequence[str]]) -> tuple[str, ...]:
     """Note the outputs of each side that were not compared, with advice."""
     sides = (pair.reference, pair.candidate)
-    words = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
-    if not words:
+    texts = [f"of {side.shown} only: {', '.join(names)}" for side, names in zip(sides, missing, strict=True) if names]
+    if not texts:
         return ()
     advice = f" To compare two outputs with different names, use {opt.map} reference=candidate." if all(missing) else ""
-    return (f"Outputs {'; '.join(words)}.{advice}",)
+    return (f"Outputs {'; '.join(texts)}.{advice}",)
 
 
 def _compare_by_module(
-    complete: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
+    whole: ModelComparison, pair: SidePair, matched: Sequence[MatchedBoundary], options: CompareOptions
 ) -> ModelComparison:
     """Extend the comparison by all modules."""
     left, right = pair.reference, pair.candidate
     unchanged = None
     if isinstance(left, OnnxSide) and isinstance(right, OnnxSide):
         unchanged = unchanged_modules(left, right)
-    compared = compare_modules(pair, matched, complete.worst.fidelity, unchanged=unchanged)
+    compared = compare_modules(pair, matched, whole.worst.fidelity, unchanged=unchanged)
     file = next((side for side in (right, left) if isinstance(side, OnnxSide)), None)
     trees = {side.shown: side.tree.source for side in (left, right) if isinstance(side, OnnxSide) and side.tree}
     untagged = [
-        f"{displayed} has no tags: modules were read from {source}."
-        for displayed, source in trees.items()
+        f"{name} has no tags: modules were read from {source}."
+        for name, source in trees.items()
         if source != "winml tags"
     ]
     return replace(
-        complete,
-        notes=(*complete.notes, *untagged),
+        whole,
+        notes=(*whole.notes, *untagged),
         modules=compared.modules,
         divergence=compared.divergence(options.tolerance),
         graph_name=file.structure.graph.name if file is not None else "",
@@ -391,8 +391,8 @@ def _sizes_by_part(
     inputs = {name: inputs_of_file(file) for name, file in files.items()}
     fitting = {name: {key: size for key, size in sizes.items() if _has_dimension(inputs[name], key)} for name in parts}
     for key, size in sizes.items():
-        if not any(key in known for known in fitting.values()):
-            sizes_by_key([item for items in inputs.values() for item in items], {key: size})  # raises
+        if not any(key in fitted for fitted in fitting.values()):
+            sizes_by_key([spec for items in inputs.values() for spec in items], {key: size})  # raises
     return fitting
 
 
@@ -463,7 +463,7 @@ def _refuse_without_ids(pair: SidePair, step: int) -> None:
 
 def _refuse_without_scores(pair: SidePair, outputs: Sequence[str], step: int) -> None:
     """Refuse a reference without scores for the next token.
-    
+
     Raises:
         UsageError: names the missing output.
     """
@@ -481,17 +481,17 @@ def _refuse_unknown_names(reference: Side, candidate: Side, names: Mapping[str, 
         UsageError: names the pair; detects exchanged names.
     """
     for left, right in names.items():
-        for side, name, other in ((reference, left, candidate), (candidate, right, reference)):
-            known = side.declared_names
+        for side, name, opposite in ((reference, left, candidate), (candidate, right, reference)):
+            declared = side.declared_names
             # The outputs of a PyTorch model are unknown before it runs.
-            if name in known or (not isinstance(side, OnnxSide) and name not in other.declared_names):
+            if name in declared or (not isinstance(side, OnnxSide) and name not in opposite.declared_names):
                 continue
             is_turned = left in candidate.declared_names and right in reference.declared_names
             raise UsageError(
                 f"{opt.map} {left}={right}: {side.shown} has no input or output {name!r}",
                 hint=f"The name in REFERENCE is the first one: {opt.map} {right}={left}."
                 if is_turned
-                else f"It has {', '.join(known)}.",
+                else f"It has {', '.join(declared)}.",
             )
 
 
@@ -519,20 +519,20 @@ def _fixed_sizes(
     Raises:
         UsageError: static sizes differ, or another size is requested.
     """
-    theirs = {names.get(item.name, item.name): item for item in graph_inputs(reference.session())}
+    theirs = {names.get(spec.name, spec.name): spec for spec in graph_inputs(reference.session())}
     sizes: dict[str, int] = {}
     inputs = graph_inputs(candidate.session())
     for ours in inputs:
-        other = theirs.get(ours.name)
-        if other is None:
+        fixed = theirs.get(ours.name)
+        if fixed is None:
             continue
-        if len(other.shape) != len(ours.shape) or _have_different_sizes(other, ours):
+        if len(fixed.shape) != len(ours.shape) or _have_different_sizes(fixed, ours):
             raise UsageError(
-                f"input {ours.name!r}: {reference.shown} takes {other.words}, {candidate.shown} {ours.words}",
+                f"input {ours.name!r}: {reference.shown} takes {fixed.words}, {candidate.shown} {ours.words}",
                 hint="Models can only be compared at equal input sizes: export one of them with these dimensions "
                 "dynamic, or with equal sizes.",
             )
-        for key, size in zip(ours.shape, other.shape, strict=True):
+        for key, size in zip(ours.shape, fixed.shape, strict=True):
             if isinstance(key, str) and isinstance(size, int):
                 sizes.setdefault(key, size)
     if not sizes or run.input_data is not None:
@@ -544,14 +544,14 @@ def _fixed_sizes(
                 f"{opt.shape_config}: {key} {requested[key]}, and {reference.shown} takes {size} only",
                 hint="Omit this size: the fixed one is used.",
             )
-    words = ", ".join(f"{key} {size}" for key, size in sizes.items())
-    return sizes, (f"fixed sizes of {reference.shown}: {words}",)
+    text = ", ".join(f"{key} {size}" for key, size in sizes.items())
+    return sizes, (f"fixed sizes of {reference.shown}: {text}",)
 
 
-def _have_different_sizes(left: InputTensorSpec, right: InputTensorSpec) -> bool:
+def _have_different_sizes(a: InputTensorSpec, b: InputTensorSpec) -> bool:
     """Return True if two inputs have different static sizes along an axis."""
-    pairs = zip(left.shape, right.shape, strict=True)
-    return any(isinstance(one, int) and isinstance(other, int) and one != other for one, other in pairs)
+    pairs = zip(a.shape, b.shape, strict=True)
+    return any(isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs)
 
 
 def _refuse_no_tree(side: OnnxSide) -> None:
@@ -576,12 +576,12 @@ def _refuse_no_module(reference: Side, candidate: Side, matched: Sequence[Matche
     for side in (reference, candidate):
         if isinstance(side, OnnxSide):
             _refuse_no_tree(side)
-    if any(item.outputs for item in matched if not item.is_root):
+    if any(match.outputs for match in matched if not match.is_root):
         return
     if isinstance(reference, OnnxSide) and isinstance(candidate, OnnxSide):
         if reference.boundaries.keys() & candidate.boundaries.keys():
             return
-    elif all(item.is_root for item in matched):
+    elif all(match.is_root for match in matched):
         return
     raise UsageError(
         f"{opt.by_module}: {reference.shown} and {candidate.shown} have no module in common",
@@ -639,13 +639,13 @@ def _few_shared_notes(reference: Side, candidate: Side) -> tuple[str, ...]:
     )
 
 
-def _count_shared(left: Mapping[str, str], right: Mapping[str, str]) -> int:
+def _count_shared(a: Mapping[str, str], b: Mapping[str, str]) -> int:
     """Count the modules with the same path and without different classes."""
-    common = left.keys() & right.keys()
-    return sum(left[path] == right[path] or not (left[path] and right[path]) for path in common)
+    common = a.keys() & b.keys()
+    return sum(a[path] == b[path] or not (a[path] and b[path]) for path in common)
 
 
-def _folder_of_processors(
+def _find_processor_folder(
     models: Sequence[Path | ModelRequest | nn.Module], request: DataSetRequest | None
 ) -> Path | None:
     """Find the folder of the first model with processors.
@@ -657,8 +657,8 @@ def _folder_of_processors(
     Raises:
         UsageError: a dataset is requested, and no model is in a folder.
     """
-    named = [model for model in models if isinstance(model, (Path, ModelRequest))]
-    folders = [folder for model in named if (folder := processor_folder(model)) is not None]
+    loadable = [model for model in models if isinstance(model, (Path, ModelRequest))]
+    folders = [folder for model in loadable if (folder := processor_folder(model)) is not None]
     if not folders and request is not None:
         raise UsageError(
             f"{request.words}: samples require a tokenizer or image processor, and neither model is in a folder",

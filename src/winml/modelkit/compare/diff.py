@@ -62,7 +62,7 @@ def diff_models(before: str | os.PathLike[str], after: str | os.PathLike[str]) -
         same_modules=sum(None not in match for match in matches)
         - sum(module.status in ("changed", "renamed") for module in changed),
         is_rewired=is_rewired and not interface,
-        notes=_notes(old.tree, new.tree),
+        notes=_source_notes(old.tree, new.tree),
     )
 
 
@@ -125,7 +125,7 @@ class _Side:
     def read(cls, path: Path) -> _Side:
         structure = read_structure(path)
         contents = read_contents(structure)
-        metadata = {item.key: item.value for item in structure.metadata_props}
+        metadata = {entry.key: entry.value for entry in structure.metadata_props}
         tree = read_tree([node.proto for node in contents.nodes], metadata, structure.graph.name.strip("/") or "graph")
         return cls(path, structure, tree, _read_modules(tree, contents), locate_initializers(path))
 
@@ -141,7 +141,7 @@ class _Side:
             nodes=sum(module.nodes for module in self.modules),
             parameters=sum(module.parameters for module in self.modules),
             weight_bytes=sum(module.size_bytes for module in self.modules),
-            opset=_opsets(self.structure).get("ai.onnx", 0),
+            opset=_read_opsets(self.structure).get("ai.onnx", 0),
             tree_source=self.tree.source,
         )
 
@@ -154,8 +154,8 @@ def _read_modules(tree: OnnxTree, contents: Contents) -> list[_Module]:
         by_tag[tag].signatures[node_signature(node)] += 1
     for weight, tag in zip(contents.weights, weight_owners(tree, contents), strict=True):
         by_tag[tag].weights.append(weight)
-    known = [(item.tag, item.path, item.class_name) for item in tree.modules]
-    modules = [replace(by_tag[tag], tag=tag, path=path, class_name=class_name) for tag, path, class_name in known]
+    identities = [(module.tag, module.path, module.class_name) for module in tree.modules]
+    modules = [replace(by_tag[tag], tag=tag, path=path, class_name=class_name) for tag, path, class_name in identities]
     return [*modules, by_tag[""]] if by_tag[""].operators or by_tag[""].weights else modules
 
 
@@ -178,8 +178,8 @@ def _match_modules(before: Sequence[_Module], after: Sequence[_Module]) -> list[
         if module.tag in matched_tags:
             continue
         previous = {earlier.tag for earlier in before[:position]}
-        place = max((i + 1 for i, (old, _) in enumerate(matches) if old and old.tag in previous), default=0)
-        matches.insert(place, (module, None))
+        index = max((i + 1 for i, (old, _) in enumerate(matches) if old and old.tag in previous), default=0)
+        matches.insert(index, (module, None))
     return matches
 
 
@@ -223,14 +223,14 @@ def _match_weights(
     old, new = {weight.name: weight for weight in before}, {weight.name: weight for weight in after}
     matches: list[tuple[Weight | None, Weight | None]] = []
     for name in [name for name in new if name in old]:
-        left, right = old.pop(name), new.pop(name)
-        if _type_words(left) != _type_words(right) or not are_equal(name, name):
-            matches.append((left, right))
+        old_weight, new_weight = old.pop(name), new.pop(name)
+        if _type_words(old_weight) != _type_words(new_weight) or not are_equal(name, name):
+            matches.append((old_weight, new_weight))
     by_type: defaultdict[str, list[Weight]] = defaultdict(list)
     for weight in old.values():
         by_type[_type_words(weight)].append(weight)
     for weight in new.values():
-        twin = next((other for other in by_type[_type_words(weight)] if are_equal(other.name, weight.name)), None)
+        twin = next((older for older in by_type[_type_words(weight)] if are_equal(older.name, weight.name)), None)
         twin = twin or _find_retyped(weight, by_type)
         if twin is not None:
             by_type[_type_words(twin)].remove(twin)
@@ -243,10 +243,10 @@ def _find_retyped(weight: Weight, gone: Mapping[str, Sequence[Weight]]) -> Weigh
     """Find the weight with another type before: tools that change a type extend the name."""
     return next(
         (
-            other
+            older
             for weights in gone.values()
-            for other in weights
-            if other.dtype != weight.dtype and other.shape == weight.shape and weight.name.startswith(other.name)
+            for older in weights
+            if older.dtype != weight.dtype and older.shape == weight.shape and weight.name.startswith(older.name)
         ),
         None,
     )
@@ -256,7 +256,7 @@ def _changed_module(match: _Match, weights: WeightEquality) -> records.ChangedMo
     """Describe the changes of a module; ``None`` without changes."""
     before, after = match
     old, new = before or _Module(), after or _Module()
-    displayed = new if after else old
+    present = new if after else old
     operators = records.changed_counts(old.operators, new.operators)
     changes = [_weight_change(*pair) for pair in _match_weights(old.weights, new.weights, weights.are_equal)]
     attributes = _changed_attributes(old, new)
@@ -273,9 +273,9 @@ def _changed_module(match: _Match, weights: WeightEquality) -> records.ChangedMo
         return None
     return records.ChangedModule(
         status=status,
-        module=displayed.path,
-        tag=displayed.tag,
-        class_name=displayed.class_name,
+        module=present.path,
+        tag=present.tag,
+        class_name=present.class_name,
         nodes=(old.nodes, new.nodes),
         parameters=(old.parameters, new.parameters),
         size_bytes=(old.size_bytes, new.size_bytes),
@@ -324,12 +324,12 @@ def _interface_changes(before: onnx.ModelProto, after: onnx.ModelProto) -> tuple
         ]
         if [name for name in old if name in new] != [name for name in new if name in old]:
             changes.append(f"the order of the {kind}s changed")
-    for domain, (left, right) in records.changed_counts(_opsets(before), _opsets(after)).items():
+    for domain, (left, right) in records.changed_counts(_read_opsets(before), _read_opsets(after)).items():
         changes.append(f"opset of {domain} was {left or 'absent'}, is {right or 'absent'}")
     return tuple(changes)
 
 
-def _opsets(model: onnx.ModelProto) -> dict[str, int]:
+def _read_opsets(model: onnx.ModelProto) -> dict[str, int]:
     return {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
 
 
@@ -346,7 +346,7 @@ def _declared_values(graph: onnx.GraphProto, kind: str) -> dict[str, str]:
     }
 
 
-def _notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:
+def _source_notes(before: OnnxTree, after: OnnxTree) -> tuple[str, ...]:
     """Note that the modules of both files come from different sources."""
     if before.source == after.source:
         return ()

@@ -46,20 +46,20 @@ def command(**options: Any) -> None:
     from winml.modelkit.compare.diff_table import diff_document
 
     texts = {
-        "output": lambda path: _markdown(diff) if path.suffix == ".md" else f"{json_text(diff.as_record())}\n",
+        "output": lambda path: _render_markdown(diff) if path.suffix == ".md" else f"{json_text(diff.as_record())}\n",
         "report": lambda path: page_text(diff_document(diff, folds=False), path, plan.files),
     }
-    written = write_answer(plan.files, texts, overwrite=options["overwrite"])
+    paths = write_answer(plan.files, texts, overwrite=options["overwrite"])
     if options["format_"] == "markdown":
-        click.echo(_markdown(diff), nl=False)
+        click.echo(_render_markdown(diff), nl=False)
     else:
         document = diff_document(diff, folds=not options["verbose"])
-        show_result(diff.as_record(), options, lambda: document.with_files(written))
+        show_result(diff.as_record(), options, lambda: document.with_files(paths))
     if not (diff.is_same or options["exit_zero"]):
         click.get_current_context().exit(NEGATIVE_RESULT)
 
 
-def _markdown(diff: StructureDiff) -> str:
+def _render_markdown(diff: StructureDiff) -> str:
     """Return the differences as Markdown that fits a comment: a summary, and the modules that changed most."""
     from winml.modelkit.compare.diff_table import diff_document
     from winml.modelkit.report.document import Detail

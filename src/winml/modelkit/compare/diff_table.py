@@ -31,7 +31,7 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
         by_change: Sort modules by size of the change, for a comment limited to these; else in the order of the file.
     """
     modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
-    rows = _rows(modules, folds=folds)
+    rows = _build_rows(modules, folds=folds)
     hidden = sum(row.modules for row in rows[DISPLAYED_ROWS:])
     weights = [
         (
@@ -82,8 +82,8 @@ def _diff_figures(diff: records.StructureDiff) -> Iterator[doc.Figure]:
         yield doc.Figure("files", "equal", f"every node and weight of {diff.same_modules} modules", "good")
     else:
         statuses = Counter(module.status for module in diff.modules)
-        words = ", ".join(f"{count} {status}" for status, count in statuses.items())
-        meaning = f"{words}; {diff.same_modules} are equal" if words else f"{diff.same_modules} are equal"
+        text = ", ".join(f"{count} {status}" for status, count in statuses.items())
+        meaning = f"{text}; {diff.same_modules} are equal" if text else f"{diff.same_modules} are equal"
         yield doc.Figure("modules that differ", str(len(diff.modules)), meaning)
     yield doc.Figure("nodes", f"{after.nodes - before.nodes:+,}", f"{before.nodes:,} before, {after.nodes:,} after")
     change = after.size_bytes - before.size_bytes
@@ -94,7 +94,7 @@ def _diff_figures(diff: records.StructureDiff) -> Iterator[doc.Figure]:
 
 
 def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
-    changes = sorted(diff.operators.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:DISPLAYED_BARS]
+    changes = sorted(diff.operators.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))[:DISPLAYED_BARS]
     yield doc.Bars(
         [
             doc.Bar(name, after - before, f"{after - before:+d}", f"{before} → {after}")
@@ -116,7 +116,7 @@ def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
                 f"{'-' if after < before else '+'}{size_words(abs(after - before))}",
                 f"{size_words(before)} → {size_words(after)}",
             )
-            for kind, (before, after) in sorted(sizes.items(), key=lambda item: -abs(item[1][1] - item[1][0]))
+            for kind, (before, after) in sorted(sizes.items(), key=lambda pair: -abs(pair[1][1] - pair[1][0]))
         ],
         heading="Weights of modules that differ, by type",
     )
@@ -130,7 +130,7 @@ class _Row:
     modules: int
 
 
-def _rows(modules: Iterable[records.ChangedModule], *, folds: bool) -> list[_Row]:
+def _build_rows(modules: Iterable[records.ChangedModule], *, folds: bool) -> list[_Row]:
     """Build a row per module, or, if folded, per kind of change of modules that differ in numbers only."""
     groups: dict[tuple[str, str | int, tuple[doc.Cell, ...]], list[str]] = {}
     for number, module in enumerate(modules):
@@ -138,7 +138,7 @@ def _rows(modules: Iterable[records.ChangedModule], *, folds: bool) -> list[_Row
         if module.renamed_from:
             name = f"{module.renamed_from} → {name}"
         kind = _NUMBER.sub(".*", name) if folds else number
-        groups.setdefault((module.status, kind, _cells(module)), []).append(name)
+        groups.setdefault((module.status, kind, _module_cells(module)), []).append(name)
     return [
         _Row((status, names[0] if len(names) == 1 else f"{kind} × {len(names)}", *cells), len(names))
         for (status, kind, cells), names in groups.items()
@@ -169,7 +169,7 @@ def _file_words(file: records.ComparedFile) -> str:
     )
 
 
-def _cells(module: records.ChangedModule) -> tuple[doc.Cell, ...]:
+def _module_cells(module: records.ChangedModule) -> tuple[doc.Cell, ...]:
     """Return the cells of a changed module: nodes, operators, weights and size."""
     attributes = f"attributes of {module.attributes_changed}" if module.attributes_changed else ""
     operators = ", ".join(filter(None, [_operator_words(module.operators), attributes]))
@@ -184,8 +184,8 @@ def _cells(module: records.ChangedModule) -> tuple[doc.Cell, ...]:
 
 
 def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
-    words = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
-    return first_words(words, DISPLAYED_OPERATORS, "others")
+    texts = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
+    return first_words(texts, DISPLAYED_OPERATORS, "others")
 
 
 def _weight_of_change(module: records.ChangedModule) -> int:

@@ -163,8 +163,8 @@ class FidelityInfo(Record):
         beside = self.beside
         if beside is None or beside.margin_db is None:
             return self.least_sqnr_db
-        own = next((self.judged_db(item) for item in beside.outputs if item.name == output.name), math.inf)
-        return min(self.least_sqnr_db, max(own - beside.margin_db, own / 2))
+        source_db = next((self.judged_db(entry) for entry in beside.outputs if entry.name == output.name), math.inf)
+        return min(self.least_sqnr_db, max(source_db - beside.margin_db, source_db / 2))
 
     def judged_db(self, output: OutputFidelity) -> float:
         """SQNR that the limit applies to: the lower end of the interval over samples; without samples the total."""
@@ -247,18 +247,18 @@ def measure_fidelity(
         samples: Description of the samples.
     """
     outputs = tuple(
-        output_fidelity(name, [draw[name] for draw in reference], [draw[name] for draw in answers])
-        if all(name in draw for draw in answers)
-        else _incomparable(name, "is missing")
+        output_fidelity(name, [sample[name] for sample in reference], [sample[name] for sample in answers])
+        if all(name in sample for sample in answers)
+        else _incomparable_output(name, "is missing")
         for name in reference[0]
     )
     has_signal = any(
         bool(np.any(np.isfinite(values) & (values != 0)))
-        for draw in reference
-        for values in draw.values()
+        for sample in reference
+        for values in sample.values()
         if values.dtype.kind in "fiub"
     )
-    silent = None if has_signal else silent_kinds(values for draw in reference for values in draw.values())
+    silent = None if has_signal else silent_kinds(values for sample in reference for values in sample.values())
     return FidelityInfo(outputs, least_sqnr_db, has_signal, len(reference), silent=silent, samples=samples)
 
 
@@ -324,17 +324,17 @@ class FidelitySum:
     def of_value(self) -> OutputFidelity:
         """Similarity of the value over all samples."""
         if self._problem:
-            return _incomparable(self._name, self._problem)
-        signal, noise, other = self._signal, self._noise, self._other
+            return _incomparable_output(self._name, self._problem)
+        signal, noise, power = self._signal, self._noise, self._other
         ratios = self._ratios
         if self._are_single and len(ratios) > 1:
             # A single number may be near zero: its error is measured relative to the mean signal of all samples.
-            ratios = [_decibels(_relative(item, signal / len(ratios))) for item in self._noises]
-        relative, has_top1 = _relative(noise, signal), self._has_scores and not self._are_symbols
-        cosine = self._product / math.sqrt(signal * other) if signal and other else float(signal == other)
+            ratios = [_to_decibels(_error_ratio(value, signal / len(ratios))) for value in self._noises]
+        relative, has_top1 = _error_ratio(noise, signal), self._has_scores and not self._are_symbols
+        cosine = self._product / math.sqrt(signal * power) if signal and power else float(signal == power)
         return OutputFidelity(
             self._name,
-            _decibels(relative),
+            _to_decibels(relative),
             cosine,
             relative,
             self._largest,
@@ -351,7 +351,7 @@ class FidelitySum:
         problem: equal NaN prove nothing.
         """
         if self._has_numbers and not self._has_finite:
-            return _incomparable(self._name, f"the reference returns {silent_words(sorted(self._silent))}")
+            return _incomparable_output(self._name, f"the reference returns {silent_words(sorted(self._silent))}")
         return self.of_value()
 
     def _add_symbols(self, expected: Array, actual: Array) -> None:
@@ -365,45 +365,45 @@ class FidelitySum:
         if values is None:
             self._problem = _place_words(expected, actual)
             return
-        left, right = values
-        difference = right - left
+        x, y = values
+        difference = y - x
         self._are_single = self._are_single and expected.size == 1
-        products = (_dot(left, left), _dot(difference, difference), _dot(right, right), _dot(left, right))
+        products = (_dot(x, x), _dot(difference, difference), _dot(y, y), _dot(x, y))
         self._add_sums(*products, difference)
 
-    def _add_sums(self, signal: float, noise: float, other: float, product: float, difference: Array) -> None:
+    def _add_sums(self, signal: float, noise: float, power: float, product: float, difference: Array) -> None:
         """Add the sums of one sample."""
-        self._ratios.append(_decibels(_relative(noise, signal)))
+        self._ratios.append(_to_decibels(_error_ratio(noise, signal)))
         self._noises.append(noise)
         self._signal += signal
         self._noise += noise
-        self._other += other
+        self._other += power
         self._product += product
         self._largest = max(self._largest, float(np.abs(difference).max(initial=0.0)))
 
 
-def _relative(noise: float, signal: float) -> float:
+def _error_ratio(noise: float, signal: float) -> float:
     """Return the root of noise over signal; infinite for noise without signal."""
     if not signal:
         return math.inf if noise else 0.0
     return math.sqrt(noise / signal)
 
 
-def _dot(left: Array, right: Array) -> float:
+def _dot(a: Array, b: Array) -> float:
     """Compute the inner product in this thread: threads of a BLAS would wait for threads of ONNX Runtime."""
-    return float(np.einsum("i,i->", left, right))
+    return float(np.einsum("i,i->", a, b))
 
 
 def _place_words(expected: Array, actual: Array) -> str:
     """Describe the number of non-finite values that differ, and the first of them."""
-    left, right = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
-    are_same = (left == right) | (np.isnan(left) & np.isnan(right))
-    places = np.flatnonzero(~are_same & ~(np.isfinite(left) & np.isfinite(right)))
+    x, y = expected.astype(np.float64).ravel(), actual.astype(np.float64).ravel()
+    are_same = (x == y) | (np.isnan(x) & np.isnan(y))
+    places = np.flatnonzero(~are_same & ~(np.isfinite(x) & np.isfinite(y)))
     first = places[0]
     index = [int(position) for position in np.unravel_index(first, expected.shape)]
     return (
-        f"NaN or infinity in different places: {len(places)} of {left.size} values, "
-        f"first at {index}: {right[first]:.4g} instead of {left[first]:.4g}"
+        f"NaN or infinity in different places: {len(places)} of {x.size} values, "
+        f"first at {index}: {y[first]:.4g} instead of {x[first]:.4g}"
     )
 
 
@@ -412,12 +412,12 @@ def _is_symbol(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize >= _SYMBOL_BYTES)
 
 
-def _incomparable(name: str, problem: str) -> OutputFidelity:
+def _incomparable_output(name: str, problem: str) -> OutputFidelity:
     """Create the record of an output that cannot be compared."""
     return OutputFidelity(name, -MOST_DB, 0.0, math.inf, math.inf, problem)
 
 
-def _decibels(relative: float) -> float:
+def _to_decibels(relative: float) -> float:
     """Convert a relative error to an SQNR in dB, limited to ±200."""
     if not relative:
         return MOST_DB

@@ -107,16 +107,16 @@ def refuse_different(
 
     rounding = Rounding(probabilities=probabilities)
     verification = compare_outputs(expected, outputs, rounding=rounding)
-    different = [item for item in verification.comparisons if not item.is_equal]
+    different = [entry for entry in verification.comparisons if not entry.is_equal]
     # A small difference may be rounding in a deep graph with another order of operations.
-    is_near = all(item.relative_diff <= ROUNDING_FACTOR * item.threshold for item in different)
+    is_near = all(entry.relative_diff <= ROUNDING_FACTOR * entry.threshold for entry in different)
     if different and (is_near or _rounds_activations(reference)):
         verification = compare_outputs(
             _reference_outputs(reference, draws, as_written=False),
             _candidate_outputs(candidate, draws, as_written=False),
             rounding=rounding,
         )
-    if not all(item.is_equal for item in verification.comparisons):
+    if not all(entry.is_equal for entry in verification.comparisons):
         raise VerificationError(
             f"the outputs of the result differ from those of {reference.name}: {difference_words(verification)}",
             hint=_bug_hint(),
@@ -257,8 +257,8 @@ def _below_minimum_words(fidelity: FidelityInfo, reference: str) -> str:
     if not fidelity.outputs or worst.problem or fidelity.judged_db(worst) >= fidelity.limit_db(worst):
         return f"the outputs of {reference} lost too much precision: {fidelity_words(fidelity)}"
     where = "" if fidelity.samples is None else f" (lower end of 90 % of {samples_words(fidelity.samples)})"
-    reached, least = fidelity.judged_db(worst), fidelity.limit_db(worst)
-    return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {least:.4g} dB"
+    reached, limit = fidelity.judged_db(worst), fidelity.limit_db(worst)
+    return f"{worst.name} has an SQNR of {reached:.2f} dB beside {reference}{where}; the minimum is {limit:.4g} dB"
 
 
 def _rounds_activations(path: Path) -> bool:
@@ -270,13 +270,13 @@ def _rounds_activations(path: Path) -> bool:
         node.op_type in ROUNDING_OPERATORS
         or (
             node.op_type == "MatMulNBits"
-            and any(item.name == "accuracy_level" and item.i == _INTEGERS for item in node.attribute)
+            and any(attribute.name == "accuracy_level" and attribute.i == _INTEGERS for attribute in node.attribute)
         )
         for node in proto_nodes(read_structure(path))
     )
 
 
-def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
+def _draws_and_outputs(path: Path, seed: int, requested: Mapping[str, int]) -> tuple[list[Arrays], list[Arrays]]:
     """Create samples that a file accepts, and compute its outputs.
 
     Raises:
@@ -284,12 +284,12 @@ def _draws_and_outputs(path: Path, seed: int, passed: Mapping[str, int]) -> tupl
         UsageError: no values can be drawn for an input.
     """
     session = open_session(path, as_written=True)
-    accepted = list(itertools.islice(_accepted_samples(session, seed, passed), _DRAWS))
+    accepted = list(itertools.islice(_accepted_samples(session, seed, requested), _DRAWS))
     return [feeds for _, feeds, _ in accepted], [outputs for _, _, outputs in accepted]
 
 
 def _accepted_samples(
-    session: Session, seed: int, passed: Mapping[str, int]
+    session: Session, seed: int, requested: Mapping[str, int]
 ) -> Iterator[tuple[Mapping[str, int], Arrays, Arrays]]:
     """Yield accepted sizes, samples of these sizes, and the outputs of a file; at least one.
 
@@ -299,7 +299,7 @@ def _accepted_samples(
     """
     refusal: StageError | UsageError = StageError("no sizes were tried")
     inputs, count = graph_inputs(session), 0
-    for sizes in _sizes_to_try(inputs, passed):
+    for sizes in _sizes_to_try(inputs, requested):
         try:
             feeds = draw_feeds(inputs, sizes, seed + count)
             outputs = session.run(feeds)
@@ -315,47 +315,47 @@ def _accepted_samples(
         raise refusal
 
 
-def accepted_sizes(session: Session, passed: Mapping[str, int]) -> Mapping[str, int]:
+def accepted_sizes(session: Session, requested: Mapping[str, int]) -> Mapping[str, int]:
     """Find sizes of all dynamic dimensions that a file accepts.
 
     Args:
         session: The file.
-        passed: Requested sizes, as for :func:`refuse_different`.
+        requested: Requested sizes, as for :func:`refuse_different`.
 
     Raises:
         StageError: the file accepts no tried sizes.
         UsageError: no values can be drawn for an input.
     """
-    return next(sizes for sizes, _, _ in _accepted_samples(session, 0, passed))
+    return next(sizes for sizes, _, _ in _accepted_samples(session, 0, requested))
 
 
-def _sizes_to_try(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+def _sizes_to_try(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the dynamic dimensions, the likeliest first; the same sizes twice without dynamic dimensions."""
     bounds = bounds_by_name(inputs)
-    for sizes in _usual_sizes(inputs, passed):
+    for sizes in _usual_sizes(inputs, requested):
         yield {name: bounds[name].clamp(size) if name in bounds else size for name, size in sizes.items()}
 
 
-def _usual_sizes(inputs: Sequence[InputTensorSpec], passed: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
+def _usual_sizes(inputs: Sequence[InputTensorSpec], requested: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
     """Yield sizes to try, before bounds are applied."""
-    names = list(dict.fromkeys(key for item in inputs for key in item.shape if isinstance(key, str)))
-    passed = sizes_by_key(inputs, passed)
-    known = {**{name: size for name in names if (size := large_size(name)) is not None}, **passed}
+    names = list(dict.fromkeys(key for spec in inputs for key in spec.shape if isinstance(key, str)))
+    requested = sizes_by_key(inputs, requested)
+    fixed = {**{name: size for name in names if (size := large_size(name)) is not None}, **requested}
     for sizes in _cache_sizes(inputs):
-        yield insert_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **known})
-    yield {**{name: position for position, name in enumerate(names, start=2)}, **known}
-    yield {**{name: position for position, name in enumerate(names, start=5)}, **known}
+        yield insert_sums(inputs, {**dict.fromkeys(names, 2), **sizes, **fixed})
+    yield {**{name: position for position, name in enumerate(names, start=2)}, **fixed}
+    yield {**{name: position for position, name in enumerate(names, start=5)}, **fixed}
     # Sizes that a graph requires to be equal without stating it.
     for size in (4, 1, 8, 16, 32):
-        yield {**dict.fromkeys(names, size), **known}
-    yield {**{name: default_size(name) or 1 for name in names}, **passed}
+        yield {**dict.fromkeys(names, size), **fixed}
+    yield {**{name: default_size(name) or 1 for name in names}, **requested}
 
 
 def _cache_sizes(inputs: Sequence[InputTensorSpec]) -> Iterator[Mapping[str, int]]:
     """Yield sizes of a graph with a KV cache: a prompt with an empty cache, and a following step; nothing for
     others.
     """
-    past, tokens = next((terms for item in inputs for terms in item.sums.values() if len(terms) == 2), (None, None))
+    past, tokens = next((terms for spec in inputs for terms in spec.sums.values() if len(terms) == 2), (None, None))
     for size_past, size_tokens in ((0, 5), (6, 1)) if past is not None else ():
         sizes = {past: size_past, tokens: size_tokens}
         yield {name: size for name, size in sizes.items() if isinstance(name, str)}
@@ -371,7 +371,7 @@ def large_size(name: str) -> int | None:
 
 def _reference_outputs(reference: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
     """Run the reference on the samples.
-    
+
     Raises:
         StageError: the reference does not run.
     """
@@ -395,7 +395,7 @@ def _runs_of_reference(reference: Path) -> Iterator[None]:
 
 def _candidate_outputs(candidate: Path, draws: Sequence[Arrays], *, as_written: bool = True) -> list[Arrays]:
     """Run the candidate on the samples.
-    
+
     Raises:
         VerificationError: the candidate does not run.
     """

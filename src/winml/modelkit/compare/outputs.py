@@ -189,7 +189,7 @@ class VerificationInfo(Record):
     def moved_by_rounding(self) -> list[dict[str, object]]:
         """Per excluded sample: change by rounding of the output that rounding changes most."""
         names = {"name": "name", "draw": "draw", "moved_by_rounding": "relative_diff", "threshold": "threshold"}
-        return [{key: getattr(item, name) for key, name in names.items()} for item in self.set_aside]
+        return [{key: getattr(entry, name) for key, name in names.items()} for entry in self.set_aside]
 
     @property
     def fixed(self) -> tuple[CheckedValue, ...]:
@@ -212,7 +212,7 @@ class VerificationInfo(Record):
         """The comparison with the largest difference relative to its threshold."""
         return max(
             self.comparisons,
-            key=lambda item: (not item.is_equal, bool(item.problem), item.relative_diff / (item.threshold or 1.0)),
+            key=lambda entry: (not entry.is_equal, bool(entry.problem), entry.relative_diff / (entry.threshold or 1.0)),
         )
 
 
@@ -233,7 +233,7 @@ def compare_outputs(
         rounding: Rounding errors to accept.
     """
     info = _compare_all(reference, answers, _Tolerance(rounding.coarsest))
-    differing = {item.name for item in info.comparisons if not item.is_equal}
+    differing = {entry.name for entry in info.comparisons if not entry.is_equal}
     probabilities = rounding.probabilities() if differing else frozenset()
     if differing.isdisjoint(probabilities):
         return info
@@ -251,8 +251,8 @@ class _Tolerance:
 
     def relative(self, dtype: str) -> float:
         """Relative threshold of an output; integers stay exact in any computation dtype."""
-        own = THRESHOLDS.get(dtype, 0.0)
-        return max(own, THRESHOLDS.get(self.coarsest, 0.0)) if own else 0.0
+        limit = THRESHOLDS.get(dtype, 0.0)
+        return max(limit, THRESHOLDS.get(self.coarsest, 0.0)) if limit else 0.0
 
     def absolute(self, name: str, expected: Array) -> float:
         """Absolute tolerance of an output."""
@@ -292,20 +292,20 @@ def _compare_one(name: str, draw: int, expected: Array, actual: Array, tolerance
     computed_in = tolerance.coarsest if threshold > THRESHOLDS.get(dtype, 0.0) else ""
     unequal = partial(OutputComparison, name, draw, dtype, np.inf, 0.0, np.inf, threshold, is_equal=False)
     if expected.shape != actual.shape or expected.dtype != actual.dtype:
-        words = f"PyTorch returns {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
-        return unequal(problem=words)
+        text = f"PyTorch returns {dtype}{list(expected.shape)}, ONNX Runtime {actual.dtype}{list(actual.shape)}"
+        return unequal(problem=text)
     if (values := finite_values(expected, actual)) is None:
         return unequal(problem="NaN or infinity in different places")
-    left, right = values
-    is_integer, is_finite = expected.dtype.kind in "biu", left.size == expected.size
-    difference = _integer_distance(expected, actual) if is_integer else float(np.abs(left - right).max(initial=0.0))
-    floor, scale = tolerance.absolute(name, expected), float(np.abs(left).max(initial=0.0))
+    x, y = values
+    is_integer, is_finite = expected.dtype.kind in "biu", x.size == expected.size
+    difference = _integer_distance(expected, actual) if is_integer else float(np.abs(x - y).max(initial=0.0))
+    floor, scale = tolerance.absolute(name, expected), float(np.abs(x).max(initial=0.0))
     relative = difference / scale if scale else (0.0 if difference == 0 else np.inf)
     threshold = max(threshold, floor / scale) if scale else threshold
     nan_count, problem = 0 if is_finite else int(np.isnan(_as_float64(expected)).sum()), ""
     if relative <= threshold and not computed_in and dtype in _CHANNEL_DTYPES and is_finite:
-        least = max(floor, _CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
-        problem = _find_wrong_channel(left.reshape(expected.shape), right.reshape(expected.shape), threshold, least)
+        bound = max(floor, _CHANNEL_UNITS * float(np.finfo(dtype).eps) * scale)
+        problem = _find_wrong_channel(x.reshape(expected.shape), y.reshape(expected.shape), threshold, bound)
     is_equal = relative <= threshold and not problem
     return OutputComparison(
         name, draw, dtype, difference, scale, relative, threshold, is_equal, computed_in, nan_count, problem
@@ -317,19 +317,19 @@ def finite_values(expected: Array, actual: Array) -> tuple[NDArray[np.float64], 
 
     NaN equals NaN, and an infinity equals the same infinity: both are part of the output.
     """
-    left, right = _as_float64(expected).ravel(), _as_float64(actual).ravel()
-    finite = np.isfinite(left)
-    if finite.all() and np.isfinite(right).all():
-        return left, right
-    are_same = np.array_equal(left[~finite], right[~finite], equal_nan=True) and np.isfinite(right[finite]).all()
-    return (left[finite], right[finite]) if are_same else None
+    x, y = _as_float64(expected).ravel(), _as_float64(actual).ravel()
+    finite = np.isfinite(x)
+    if finite.all() and np.isfinite(y).all():
+        return x, y
+    are_same = np.array_equal(x[~finite], y[~finite], equal_nan=True) and np.isfinite(y[finite]).all()
+    return (x[finite], y[finite]) if are_same else None
 
 
 def _channel_axes(shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], str]]:
     """Yield (other axes, description of the axis) for each axis of several channels; the last axis first."""
     for axis in reversed(range(len(shape))):
         if shape[axis] > 1:
-            remaining = tuple(other for other in range(len(shape)) if other != axis)
+            remaining = tuple(index for index in range(len(shape)) if index != axis)
             yield remaining, "the last axis" if axis == len(shape) - 1 else f"axis {axis}"
 
 
@@ -351,16 +351,16 @@ def _find_wrong_channel(
     if expected.ndim < 2 or float(differences.max(initial=0.0)) <= floor:
         return ""
     values = np.abs(expected)
-    for others, words in _channel_axes(expected.shape):
-        largest, scales = differences.max(axis=others), values.max(axis=others)
+    for axes, label in _channel_axes(expected.shape):
+        largest, scales = differences.max(axis=axes), values.max(axis=axes)
         # The lower middle for an even number: with two slices, one may be wrong.
         middle = (largest.size - 1) // 2
-        least = max(floor, _OUTLIER_FACTOR * float(np.partition(largest, middle)[middle]))
-        wrong = np.flatnonzero((largest > threshold * scales) & (largest > least))
+        bound = max(floor, _OUTLIER_FACTOR * float(np.partition(largest, middle)[middle]))
+        wrong = np.flatnonzero((largest > threshold * scales) & (largest > bound))
         if wrong.size:
             worst = int(wrong[largest[wrong].argmax()])
             return (
-                f"index {worst} of {words} differs by {largest[worst]:.1e} where its values "
+                f"index {worst} of {label} differs by {largest[worst]:.1e} where its values "
                 f"reach {scales[worst]:.1e}, and those of the output {float(values.max()):.1e}"
             )
     return ""
@@ -373,25 +373,25 @@ def _refuse_frozen_channels(
 
     Next to large values such a constant may be within the threshold of each sample.
     """
-    name, place = comparison.name, comparison.draw - 1
-    first, expected, first_actual, actual = (side[at][name] for side in (reference, answers) for at in (0, place))
-    is_comparable = place and comparison.is_equal and expected.ndim > 1 and expected.dtype.kind == "f"
+    name, index = comparison.name, comparison.draw - 1
+    first, expected, first_actual, actual = (runs[at][name] for runs in (reference, answers) for at in (0, index))
+    is_comparable = index and comparison.is_equal and expected.ndim > 1 and expected.dtype.kind == "f"
     if not is_comparable or len({array.shape for array in (first, expected, first_actual, actual)}) > 1:
         return comparison
     unmoved = actual == first_actual
     if not unmoved.any() or not (np.isfinite(first).all() and np.isfinite(expected).all()):
         return comparison
-    threshold, least = tolerance.relative(comparison.dtype), max(MINIMUM_SCALE, tolerance.absolute(name, expected))
-    for others, words in _channel_axes(expected.shape):
-        is_frozen = unmoved.all(axis=others)
+    threshold, bound = tolerance.relative(comparison.dtype), max(MINIMUM_SCALE, tolerance.absolute(name, expected))
+    for axes, label in _channel_axes(expected.shape):
+        is_frozen = unmoved.all(axis=axes)
         if not is_frozen.any():
             continue
-        change = np.abs(_as_float64(expected) - _as_float64(first)).max(axis=others, initial=0)
-        scales = np.abs(_as_float64(first)).max(axis=others, initial=0)
-        frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > least))
+        change = np.abs(_as_float64(expected) - _as_float64(first)).max(axis=axes, initial=0)
+        scales = np.abs(_as_float64(first)).max(axis=axes, initial=0)
+        frozen = np.flatnonzero(is_frozen & (change > threshold * scales) & (change > bound))
         if frozen.size:
             problem = (
-                f"index {frozen[0]} of {words} ({frozen.size} of {change.size}) is equal in "
+                f"index {frozen[0]} of {label} ({frozen.size} of {change.size}) is equal in "
                 f"samples 1 and {comparison.draw}, while that of the reference changes by {change[frozen[0]]:.1e}"
             )
             return replace(comparison, is_equal=False, problem=problem)
@@ -401,8 +401,8 @@ def _refuse_frozen_channels(
 def _integer_distance(expected: Array, actual: Array) -> float:
     """Return the largest difference of two integer arrays, exact for all integers."""
     # In float64, different integers beyond 2**53 may be equal; unsigned subtraction is exact.
-    left, right = expected.astype(np.int64), actual.astype(np.int64)
-    distances = np.maximum(left, right).astype(np.uint64) - np.minimum(left, right).astype(np.uint64)
+    x, y = expected.astype(np.int64), actual.astype(np.int64)
+    distances = np.maximum(x, y).astype(np.uint64) - np.minimum(x, y).astype(np.uint64)
     return float(distances.max(initial=0))
 
 
@@ -414,14 +414,14 @@ def _has_signal(reference: Sequence[Arrays], tolerance: _Tolerance) -> bool:
         scale = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         if scale < MINIMUM_SCALE:
             continue
-        least = max(tolerance.absolute(name, value), tolerance.relative(str(value.dtype)) * scale)
+        bound = max(tolerance.absolute(name, value), tolerance.relative(str(value.dtype)) * scale)
         for draw in later_draws:
             later_values = _as_float64(draw[name])
             if later_values.shape != values.shape:
                 return True
             both = np.isfinite(values) & np.isfinite(later_values)
             change = float(np.abs(values[both] - later_values[both]).max(initial=0.0))
-            if change > least:
+            if change > bound:
                 return True
     return False
 
@@ -461,8 +461,8 @@ class GenerationInfo(Record):
         if self.differs_in_pieces is None:
             return ()
         difference = f"{self.differs_in_pieces:.1e}"
-        words = f"the logits of PyTorch itself differ (relative difference {difference})"
-        return (f"Read a prompt in one run: in two, {words}.",)
+        text = f"the logits of PyTorch itself differ (relative difference {difference})"
+        return (f"Read a prompt in one run: in two, {text}.",)
 
     @property
     def words(self) -> str:

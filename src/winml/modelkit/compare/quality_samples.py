@@ -154,7 +154,7 @@ def data_set_values(
 def _decoded_values(inputs: Sequence[InputTensorSpec], request: SampleRequest) -> SampleValues | None:
     """Record decoder runs with a cache of fixed length while it continues texts; ``None`` for another graph."""
     run = request.run
-    is_fixed = any(item.cache for item in inputs) and decoder_tokens(inputs, run.sizes) is None
+    is_fixed = any(spec.cache for spec in inputs) and decoder_tokens(inputs, run.sizes) is None
     if not is_fixed or request.model is None:
         return None
     folder = request.folder or files_folder(request.model)

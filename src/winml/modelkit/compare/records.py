@@ -97,15 +97,15 @@ class ModelComparison:
             parts: Part → its comparison, in execution order; at least one.
             notes: Notes on the whole comparison.
         """
-        first = next(iter(parts.values()))
+        any_part = next(iter(parts.values()))
         outputs = (replace(output, part=name) for name, part in parts.items() for output in part.outputs)
         return cls(
             reference=reference,
             candidate=candidate,
-            samples=first.samples,
+            samples=any_part.samples,
             outputs=tuple(outputs),
-            threshold=first.threshold,
-            tolerance=first.tolerance,
+            threshold=any_part.threshold,
+            tolerance=any_part.tolerance,
             notes=tuple(notes),
             parts=dict(parts),
         )
@@ -135,10 +135,10 @@ class ModelComparison:
         Args:
             depth: Number of levels; ``None``: all.
         """
-        modules, first = self.modules or (), self.first_divergence
+        modules, diverging = self.modules or (), self.first_divergence
         if depth is None:
             return modules
-        return tuple(module for module in modules if address.depth(module.identity.tag) <= depth or module is first)
+        return tuple(module for module in modules if address.depth(module.identity.tag) <= depth or module is diverging)
 
     def arising_errors(self) -> dict[str, float]:
         """Tag of a module → error that arises in its nodes; 0 for unchanged nodes.
@@ -147,9 +147,9 @@ class ModelComparison:
         """
         errors: dict[str, float] = {}
         for module in self.modules or ():
-            own, tag = module.own_error, module.identity.tag
-            if own is not None and math.isfinite(own):
-                errors[tag] = max(errors.get(tag, 0.0), 0.0 if module.is_unchanged else own)
+            error, tag = module.own_error, module.identity.tag
+            if error is not None and math.isfinite(error):
+                errors[tag] = max(errors.get(tag, 0.0), 0.0 if module.is_unchanged else error)
         return errors
 
     @property
@@ -165,7 +165,7 @@ class ModelComparison:
         Args:
             depth: Levels of the module tree to list; ``None``: all.
         """
-        first = self.first_divergence
+        diverging = self.first_divergence
         return {
             "schema_version": 1,
             "reference": self.reference,
@@ -178,8 +178,8 @@ class ModelComparison:
             "outputs": [output.as_record() for output in self.outputs],
             **({} if self.parts else {"quality": self.quality}),
             "first_divergence": None
-            if first is None
-            else {**first.identity.as_record(), "metric": "own_error", "value": json_value(first.own_error)},
+            if diverging is None
+            else {**diverging.identity.as_record(), "metric": "own_error", "value": json_value(diverging.own_error)},
             "modules": None if self.modules is None else [module.as_record() for module in self.modules_within(depth)],
             **(
                 {"parts": {name: part.as_record(depth=depth) for name, part in self.parts.items()}}
@@ -199,7 +199,7 @@ def changed_counts(before: Mapping[str, int], after: Mapping[str, int]) -> dict[
     """Name → (before, after) of differing counts, the largest change first."""
     difference = Counter(after)
     difference.subtract(before)
-    ordered = sorted(difference.items(), key=lambda item: (-abs(item[1]), item[0]))
+    ordered = sorted(difference.items(), key=lambda pair: (-abs(pair[1]), pair[0]))
     return {name: (before.get(name, 0), after.get(name, 0)) for name, change in ordered if change}
 
 

@@ -40,7 +40,7 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
     parts = [doc.Section(name, comparison_document(part, depth=depth).blocks) for name, part in result.parts.items()]
     return doc.Document(
         [
-            doc.Fields(list(_fields(result))),
+            doc.Fields(list(_comparison_fields(result))),
             *parts,
             *(_module_blocks(result, depth) if result.modules is not None else ()),
             doc.Table(
@@ -55,13 +55,13 @@ def comparison_document(result: records.ModelComparison, *, depth: int | None = 
         subject="error by module",
         introduction="Both models were run on the same inputs. The own error of a module is the part of its relative "
         "error that does not come from its inputs.",
-        figures=list(_figures(result)),
+        figures=list(_comparison_figures(result)),
     )
 
 
-def _figures(result: records.ModelComparison) -> Iterator[doc.Figure]:
+def _comparison_figures(result: records.ModelComparison) -> Iterator[doc.Figure]:
     worst = result.worst
-    fidelity, first = worst.fidelity, result.first_divergence
+    fidelity, diverging = worst.fidelity, result.first_divergence
     of_part = f" of {worst.part}" if worst.part else ""
     where = f"{'output' if len(result.outputs) == 1 else 'worst output,'} {fidelity.name}{of_part}"
     if fidelity.problem:
@@ -78,10 +78,10 @@ def _figures(result: records.ModelComparison) -> Iterator[doc.Figure]:
     if worst.top1_agreement is not None:
         meaning = "of the positions have their largest value at the same index"
         yield doc.Figure("top-1 agreement", percent_words(worst.top1_agreement), meaning)
-    if first is not None:
-        own = first.own_error
+    if diverging is not None:
+        own = diverging.own_error
         error = f"{own:.1e}" if own is not None and math.isfinite(own) else "not finite"
-        meaning = f"own error of the first module that diverges: {first.identity.words}"
+        meaning = f"own error of the first module that diverges: {diverging.identity.words}"
         yield doc.Figure("first divergence", error, meaning, "bad")
     elif result.modules is not None:
         yield doc.Figure("first divergence", "none", _first_words(result))
@@ -92,7 +92,7 @@ def _figures(result: records.ModelComparison) -> Iterator[doc.Figure]:
         yield doc.Figure("modules compared", f"{compared} of {len(result.modules)}", meaning)
 
 
-def _fields(result: records.ModelComparison) -> Iterator[doc.Field]:
+def _comparison_fields(result: records.ModelComparison) -> Iterator[doc.Field]:
     yield "reference", result.reference
     yield "candidate", result.candidate
     yield "inputs", samples_words(result.samples)
@@ -131,27 +131,27 @@ def output_words(output: records.ComparedOutput) -> str:
         return f"{name}: {fidelity.problem}"
     if fidelity.equal_share is not None:
         return f"{name}: {nearness_words(fidelity)}, largest difference {fidelity.max_abs_diff:g}"
-    words = (
+    text = (
         f"{name}: relative error {fidelity.relative_error:.1e}, SQNR {fidelity.sqnr_db:.1f} dB"
         f"{interval_words(fidelity)}, cosine {fidelity.cosine:.6f}, largest difference {fidelity.max_abs_diff:.1e}"
     )
     if output.top1_agreement is None:
-        return words
-    return f"{words}, top-1 agreement {100 * output.top1_agreement:.1f} %"
+        return text
+    return f"{text}, top-1 agreement {100 * output.top1_agreement:.1f} %"
 
 
 def _first_words(result: records.ModelComparison) -> str:
     """Describe the first diverging module, or the largest errors that add up."""
-    first = result.first_divergence
-    if first is None or first.fidelity is None:
+    diverging = result.first_divergence
+    if diverging is None or diverging.fidelity is None:
         modules = result.modules or ()
         largest = max(modules, key=lambda module: module.own_error or 0.0, default=None)
         if largest is None or (largest.own_error or 0.0) <= result.tolerance:
             return f"no module has an own error above the tolerance of {result.tolerance:g}"
-        words = f"{largest.own_error:.1e} in {largest.identity.words}"
-        return f"no single module diverges: the error builds up; largest own error {words}"
-    problem = f": {first.fidelity.problem}" if first.fidelity.problem else ""
-    return f"{first.identity.words} diverges first{problem} ({first.identity.tag})"
+        text = f"{largest.own_error:.1e} in {largest.identity.words}"
+        return f"no single module diverges: the error builds up; largest own error {text}"
+    problem = f": {diverging.fidelity.problem}" if diverging.fidelity.problem else ""
+    return f"{diverging.identity.words} diverges first{problem} ({diverging.identity.tag})"
 
 
 def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterator[doc.Block]:
@@ -188,8 +188,8 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
         caption="part of the relative error that the inputs do not explain",
     )
     names = (doc.Column("module", "name"), doc.Column("class", detail=doc.Detail.PAGE))
-    error, *others = _ERRORS
-    numbers = (doc.Column("own error", "error"), error, doc.Column("input error", "error"), *others)
+    error, *remaining = _ERRORS
+    numbers = (doc.Column("own error", "error"), error, doc.Column("input error", "error"), *remaining)
     yield doc.Table(
         doc.columns(*names, *numbers, "remark"),
         [_module_row(module, is_first=module is first) for module in compared],
@@ -214,10 +214,10 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
 
 
 def _module_row(module: records.ComparedModule, *, is_first: bool) -> list[doc.Cell]:
-    error, *others = _error_cells(module.fidelity)
+    error, *cells = _error_cells(module.fidelity)
     own_error = None if error is None else module.own_error
-    numbers = (own_error, error, module.input_error, *others)
-    return [module.identity.words, module.identity.class_name, *numbers, _remark(module, is_first=is_first)]
+    numbers = (own_error, error, module.input_error, *cells)
+    return [module.identity.words, module.identity.class_name, *numbers, _module_remark(module, is_first=is_first)]
 
 
 def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
@@ -227,7 +227,7 @@ def _error_cells(fidelity: OutputFidelity | None) -> tuple[float | None, ...]:
     return fidelity.relative_error, fidelity.sqnr_db, fidelity.cosine, fidelity.max_abs_diff
 
 
-def _remark(module: records.ComparedModule, *, is_first: bool) -> str:
+def _module_remark(module: records.ComparedModule, *, is_first: bool) -> str:
     """Join the remarks on a module: first to diverge, unchanged, problem."""
     problem = module.fidelity.problem if module.fidelity is not None else module.reason
     marks = ("first to diverge" if is_first else "", "own nodes unchanged" if module.is_unchanged else "", problem)
@@ -239,7 +239,7 @@ def _output_row(output: records.ComparedOutput) -> list[doc.Cell]:
     return [fidelity.name, *_error_cells(fidelity), output.top1_agreement, fidelity.problem]
 
 
-def _boxes(modules: Sequence[records.ComparedModule], first: records.ComparedModule | None) -> Iterator[doc.Box]:
+def _boxes(modules: Sequence[records.ComparedModule], diverging: records.ComparedModule | None) -> Iterator[doc.Box]:
     """Yield a box for each module, dark for a large own error; calls share a box."""
 
     def size(module: records.ComparedModule) -> float:
@@ -247,21 +247,21 @@ def _boxes(modules: Sequence[records.ComparedModule], first: records.ComparedMod
 
     worst: dict[str, records.ComparedModule] = {}
     for module in modules:
-        known = worst.get(module.identity.tag)
-        if known is None or module is first or (known is not first and size(module) > size(known)):
+        previous = worst.get(module.identity.tag)
+        if previous is None or module is diverging or (previous is not diverging and size(module) > size(previous)):
             worst[module.identity.tag] = module
     for tag in sorted(worst, key=address.depth):
         module = worst[tag]
-        is_first = first is not None and tag == first.identity.tag
-        words = _box_words(module)
+        is_first = diverging is not None and tag == diverging.identity.tag
+        text = _box_words(module)
         yield doc.Box(
             key=tag,
             parent=address.nearest_ancestor(tag, worst),
             label=address.last_segment(tag),
             size=1,
             shade=math.nan if module.own_error is None else module.own_error,
-            words=words,
-            lines=(module.identity.words, f"own error {words}", _remark(module, is_first=is_first)),
+            words=text,
+            lines=(module.identity.words, f"own error {text}", _module_remark(module, is_first=is_first)),
             is_marked=is_first,
             kind=module.identity.class_name,
         )

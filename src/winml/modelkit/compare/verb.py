@@ -27,15 +27,15 @@ _OF_ONE_GRAPH = ("dataset", "input_data", "names", "step")
 
 
 def _read_names(pairs: tuple[str, ...]) -> dict[str, str]:
-    named = {}
+    names = {}
     for text in pairs:
-        left, sign, right = text.partition("=")
-        if not (left and sign and right):
+        reference, sign, candidate = text.partition("=")
+        if not (reference and sign and candidate):
             raise UsageError(
                 f"{opt.map} {text}: expected two names, reference=candidate", hint=f"Such as {opt.map} ids=input_ids."
             )
-        named[left] = right
-    return named
+        names[reference] = candidate
+    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +86,11 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
 
     if not request.by_module:
         refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", f"Add {opt.by_module}, or omit {{}}.")
-    found = found_pairs(request.reference, request.candidate, request.submodel)
-    if request.node_data and not any(isinstance(side, Path) for side in found.sides):
+    pairs = found_pairs(request.reference, request.candidate, request.submodel)
+    if request.node_data and not any(isinstance(side, Path) for side in pairs.sides):
         raise UsageError(f"{opt.node_data} requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
-    stated = stated_options(request)
-    found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
+    options = stated_options(request)
+    pairs.refuse_values([options[name] for name in _OF_ONE_GRAPH if name in options])
     data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
     if data_set is not None and request.input_data is not None:
         raise UsageError(f"{opt.dataset} and {opt.input_data} cannot be combined", hint="Use one of them.")
@@ -100,14 +100,14 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
             hint="Pass one of them. If it is a folder, every .npz file is read.",
         )
     values = value_files(request.input_data) if request.input_data else data_set_files(request)
-    what = f"{request.candidate} with {request.reference}{', module by module' if request.by_module else ''}"
+    text = f"{request.candidate} with {request.reference}{', module by module' if request.by_module else ''}"
     return plan_answer(
         "compare",
-        found,
+        pairs,
         request,
-        reads=(*(file for side in found.sides for file in source_files(side)), *values),
-        steps=[PlannedStep("comparing", what if part == ONLY_PART else f"{part} of {what}") for part in found.parts],
-        parts=list(found.parts),
+        reads=(*(file for side in pairs.sides for file in source_files(side)), *values),
+        steps=[PlannedStep("comparing", text if part == ONLY_PART else f"{part} of {text}") for part in pairs.parts],
+        parts=list(pairs.parts),
     )
 
 

@@ -111,7 +111,7 @@ def _find_wrong_module(
     if isinstance(reference, Path):
         side = OnnxSide(reference, by_module=True)
         matched = match_files(side, file)
-        side.session([name for item in matched for name, _ in item.taps])
+        side.session([name for match in matched for name, _ in match.taps])
         unchanged = unchanged_modules(side, file) if provider is None else None
         return _find_divergence(SidePair(side, file, (feeds,)), file, matched, unchanged)
     from winml.modelkit.compare.by_module.torch_side import TorchSide
@@ -126,9 +126,9 @@ def _find_divergence(
     pair: SidePair, file: OnnxSide, matched: Sequence[MatchedBoundary], unchanged: frozenset[str] | None
 ) -> ComparedModule | None:
     """Return the first diverging module, at the tolerance and then at a finer tolerance; ``None`` without one."""
-    file.session([name for item in matched for _, name in item.taps])
+    file.session([name for match in matched for _, name in match.taps])
     outputs, _ = pair.compared_outputs()
-    complete = min((output.fidelity for output in outputs), key=lambda item: (not item.problem, item.sqnr_db))
-    compared = compare_modules(pair, matched, complete, unchanged=unchanged, seconds=_MOST_SECONDS)
+    worst = min((output.fidelity for output in outputs), key=lambda fidelity: (not fidelity.problem, fidelity.sqnr_db))
+    compared = compare_modules(pair, matched, worst, unchanged=unchanged, seconds=_MOST_SECONDS)
     positions = (compared.divergence(tolerance) for tolerance in (TOLERANCE, TOLERANCE * _FINEST))
     return next((compared.modules[position] for position in positions if position is not None), None)

@@ -102,8 +102,8 @@ def first_divergence(modules: Sequence[ModuleErrors], tolerance: float, *, is_ro
         is_rounded: True if all modules have own errors because of quantization; the error must then exceed the typical
             own error and the error of the inputs, which a difference of large numbers amplifies.
     """
-    own = [_largest_step(errors) for errors in modules if not errors.is_passing_on]
-    usual = [error for error in own if error is not None and 0.0 < error < math.inf]
+    steps = [_largest_step(errors) for errors in modules if not errors.is_passing_on]
+    usual = [error for error in steps if error is not None and 0.0 < error < math.inf]
     typical = statistics.median_low(usual) if usual and is_rounded else 0.0
     limit = max(tolerance, _OUTSTANDING * typical)
     return next(
@@ -139,14 +139,14 @@ class ModuleComparison:
             tolerance: Relative error that counts as rounding.
         """
         errors = [module_errors for _, module_errors in self.errors]
-        first = first_divergence(errors, tolerance, is_rounded=self.is_rounded)
-        return None if first is None else self.errors[first][0]
+        index = first_divergence(errors, tolerance, is_rounded=self.is_rounded)
+        return None if index is None else self.errors[index][0]
 
 
 def compare_modules(
     pair: SidePair,
     matched: Sequence[MatchedBoundary],
-    complete: OutputFidelity,
+    whole: OutputFidelity,
     *,
     unchanged: Collection[str] | None,
     seconds: float = math.inf,
@@ -156,25 +156,25 @@ def compare_modules(
     Args:
         pair: The sides and their inputs.
         matched: Boundary values of each module, in the order they are computed.
-        complete: The model output with the largest error.
+        whole: The model output with the largest error.
         unchanged: Tags of the modules that are equal on both sides; ``None`` if unknown.
         seconds: Time after which no further values are recorded.
     """
-    taps = [names for item in matched if not item.is_root for names in item.taps]
-    measured = _Measured(_measure(pair, taps, seconds), complete, matched, unchanged)
+    taps = [names for call in matched if not call.is_root for names in call.taps]
+    measured = _Measured(_measure_values(pair, taps, seconds), whole, matched, unchanged)
     modules: list[ComparedModule] = []
     compared: list[tuple[int, ModuleErrors]] = []
-    for item in matched:
-        outputs = measured.outputs_of(item)
+    for call in matched:
+        outputs = measured.outputs_of(call)
         if not outputs:
-            modules.append(ComparedModule(item.identity, None, reason=measured.reason_of(item)))
+            modules.append(ComparedModule(call.identity, None, reason=measured.reason_of(call)))
             continue
-        worst = max(outputs, key=_error_of)
-        errors = measured.errors_of(item, _error_of(worst))
+        worst = max(outputs, key=_value_error)
+        errors = measured.errors_of(call, _value_error(worst))
         compared.append((len(modules), errors))
-        is_unchanged = None if unchanged is None else item.identity.tag in unchanged
+        is_unchanged = None if unchanged is None else call.identity.tag in unchanged
         modules.append(
-            ComparedModule(item.identity, worst, errors.inputs, own_error(errors), is_unchanged=is_unchanged)
+            ComparedModule(call.identity, worst, errors.inputs, own_error(errors), is_unchanged=is_unchanged)
         )
     is_rounded = pair.candidate.is_rounded or pair.reference.is_rounded
     return ModuleComparison(tuple(modules), tuple(compared), is_rounded)
@@ -189,62 +189,62 @@ class _Measured:
     matched: Sequence[MatchedBoundary]
     unchanged: Collection[str] | None
 
-    def outputs_of(self, item: MatchedBoundary) -> list[OutputFidelity]:
+    def outputs_of(self, call: MatchedBoundary) -> list[OutputFidelity]:
         """Similarity of its outputs with the same meaning on both sides."""
-        return [self.whole] if item.is_root else self._comparable_values(item.outputs)
+        return [self.whole] if call.is_root else self._comparable_values(call.outputs)
 
-    def reason_of(self, item: MatchedBoundary) -> str:
+    def reason_of(self, call: MatchedBoundary) -> str:
         """Reason why none of its outputs can be compared."""
-        if item.reason:
-            return item.reason
-        if any(names not in self.values for names in item.outputs):
+        if call.reason:
+            return call.reason
+        if any(names not in self.values for names in call.outputs):
             return "no floating-point output, or the time limit was reached"
         return "outputs of different shapes"
 
-    def input_error(self, item: MatchedBoundary) -> float | None:
+    def input_error(self, call: MatchedBoundary) -> float | None:
         """Largest error of its inputs; ``None`` if an input is unknown."""
-        if item.is_root:
+        if call.is_root:
             return 0.0
-        fed = self._comparable_values(item.inputs)
-        if len(fed) < len(item.inputs) + item.unknown_inputs:
+        fed = self._comparable_values(call.inputs)
+        if len(fed) < len(call.inputs) + call.unknown_inputs:
             return None
-        return max(map(_error_of, fed), default=0.0)
+        return max(map(_value_error, fed), default=0.0)
 
-    def errors_of(self, item: MatchedBoundary, outputs: float) -> ModuleErrors:
+    def errors_of(self, call: MatchedBoundary, outputs: float) -> ModuleErrors:
         """Errors at its boundary, and at the boundaries of submodules, between which its own nodes lie."""
-        inputs = self.input_error(item)
+        inputs = self.input_error(call)
         fed, before = inputs or 0.0, []
-        for inner in self._submodule_calls.get(item.identity.tag, ()):
+        for inner in self._submodule_calls.get(call.identity.tag, ()):
             inner_error = self.input_error(inner)
             if inner_error is None:
                 continue  # its output error may come from its inputs or from itself
             if inner.inputs:
                 before.append((fed, inner_error))
-            fed = max(fed, *map(_error_of, self.outputs_of(inner)))
-        return ModuleErrors(inputs, outputs, tuple(before), fed, is_passing_on=self.passes_on(item))
+            fed = max(fed, *map(_value_error, self.outputs_of(inner)))
+        return ModuleErrors(inputs, outputs, tuple(before), fed, is_passing_on=self.passes_on(call))
 
     @cached_property
     def _submodule_calls(self) -> dict[str, list[MatchedBoundary]]:
         """Tag of a comparable module → calls of its direct submodules, in order."""
-        seen = [item for item in self.matched if self.outputs_of(item)]
-        tags = {item.identity.tag for item in seen}
+        seen = [call for call in self.matched if self.outputs_of(call)]
+        tags = {call.identity.tag for call in seen}
         inside: dict[str, list[MatchedBoundary]] = defaultdict(list)
-        for item in seen:
-            if parent := address.nearest_ancestor(item.identity.tag, tags):
-                inside[parent].append(item)
+        for call in seen:
+            if parent := address.nearest_ancestor(call.identity.tag, tags):
+                inside[parent].append(call)
         return inside
 
-    def passes_on(self, item: MatchedBoundary) -> bool:
+    def passes_on(self, call: MatchedBoundary) -> bool:
         """Return True if its error must come from elsewhere: it is unchanged, and so are its submodules that cannot be
         compared.
         """
-        tag = item.identity.tag
+        tag = call.identity.tag
         if self.unchanged is None or tag not in self.unchanged:
             return False
         return all(
-            other.identity.tag in self.unchanged or bool(self.outputs_of(other))
-            for other in self.matched
-            if other.identity.tag != tag and address.is_within(other.identity.tag, tag)
+            inner.identity.tag in self.unchanged or bool(self.outputs_of(inner))
+            for inner in self.matched
+            if inner.identity.tag != tag and address.is_within(inner.identity.tag, tag)
         )
 
     def _comparable_values(self, names: Sequence[NamesOfBoth]) -> list[OutputFidelity]:
@@ -253,12 +253,12 @@ class _Measured:
         return [fidelity for fidelity in fidelities if not fidelity.problem.startswith("shape")]
 
 
-def _error_of(fidelity: OutputFidelity) -> float:
+def _value_error(fidelity: OutputFidelity) -> float:
     """Return the relative error of a value; infinite for a value with a problem."""
     return math.inf if fidelity.problem else fidelity.relative_error
 
 
-def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
+def _measure_values(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dict[NamesOfBoth, OutputFidelity]:
     """Measure the similarity of each value, recording groups of values on both sides."""
     sums: dict[NamesOfBoth, FidelitySum] = {}
     waiting = list(dict.fromkeys(taps))
@@ -269,15 +269,15 @@ def _measure(pair: SidePair, taps: Sequence[NamesOfBoth], seconds: float) -> dic
         length = _group_length([sizes[names] for names in waiting], count)
         group, waiting = waiting[:length], waiting[length:]
         recorded_bytes = 0
-        for left, right in pair.recorded(group):
-            recorded_bytes = max(recorded_bytes, sum(array.nbytes for array in (*left.values(), *right.values())))
+        for ours, theirs in pair.recorded(group):
+            recorded_bytes = max(recorded_bytes, sum(array.nbytes for array in (*ours.values(), *theirs.values())))
             for names in group:
-                if names[0] in left and all("float" in str(side.dtype) for side in (left[names[0]], right[names[1]])):
-                    sums.setdefault(names, FidelitySum(names[1])).add(left[names[0]], right[names[1]])
-            del left, right  # before the next sample is recorded
+                if names[0] in ours and all("float" in str(side.dtype) for side in (ours[names[0]], theirs[names[1]])):
+                    sums.setdefault(names, FidelitySum(names[1])).add(ours[names[0]], theirs[names[1]])
+            del ours, theirs  # before the next sample is recorded
         count = max(1, int(len(group) * GROUP_BYTES / max(recorded_bytes, 1)))
-        done = len(sizes) - len(waiting)
-        count_progress(done, len(sizes), f"{done} of {len(sizes)} values")
+        finished = len(sizes) - len(waiting)
+        count_progress(finished, len(sizes), f"{finished} of {len(sizes)} values")
     return {names: total.of_value() for names, total in sums.items()}
 
 
@@ -314,30 +314,30 @@ def unchanged_modules(reference: OnnxSide, candidate: OnnxSide) -> frozenset[str
     equality = WeightEquality(*places)
 
     def is_same_weight(name: str) -> bool:
-        left, right = (tensors[name] for tensors in weights)
-        if (left.data_type, list(left.dims)) != (right.data_type, list(right.dims)):
+        ours, theirs = (tensors[name] for tensors in weights)
+        if (ours.data_type, list(ours.dims)) != (theirs.data_type, list(theirs.dims)):
             return False
         return equality.are_equal(name, name)
 
     forms = _node_signatures(reference), _node_signatures(candidate)
-    read = _initializers_read(reference, weights[0]), _initializers_read(candidate, weights[1])
+    used = _initializers_read(reference, weights[0]), _initializers_read(candidate, weights[1])
     tags = [module.tag for side in (reference, candidate) if side.tree is not None for module in side.tree.modules]
     return frozenset(
         tag
         for tag in dict.fromkeys(tags)
         if forms[0].get(tag) == forms[1].get(tag)
-        and read[0][tag] == read[1][tag]
-        and all(map(is_same_weight, read[0][tag]))
+        and used[0][tag] == used[1][tag]
+        and all(map(is_same_weight, used[0][tag]))
     )
 
 
 def _node_signatures(side: OnnxSide) -> _Signatures:
     forms: defaultdict[str, Counter[tuple[object, ...]]] = defaultdict(Counter)
-    for number, (item, tag) in enumerate(_tagged_nodes(side)):
-        node = item.proto
+    for number, (placed, tag) in enumerate(_tagged_nodes(side)):
+        node = placed.proto
         # Large constants are not read, so their equality is unknown.
         unknown = (id(side), number) if any(map(_is_without_values, node.attribute)) else ()
-        forms[tag][node_signature(item), tuple(node.input), tuple(node.output), unknown] += 1
+        forms[tag][node_signature(placed), tuple(node.input), tuple(node.output), unknown] += 1
     return forms
 
 
@@ -350,9 +350,9 @@ def _is_without_values(attribute: onnx.AttributeProto) -> bool:
 
 def _initializers_read(side: OnnxSide, weights: Mapping[str, onnx.TensorProto]) -> defaultdict[str, frozenset[str]]:
     names: defaultdict[str, set[str]] = defaultdict(set)
-    for item, tag in _tagged_nodes(side):
-        names[tag].update(name for name in item.proto.input if name in weights)
-    return defaultdict(frozenset, {tag: frozenset(found) for tag, found in names.items()})
+    for placed, tag in _tagged_nodes(side):
+        names[tag].update(name for name in placed.proto.input if name in weights)
+    return defaultdict(frozenset, {tag: frozenset(read_names) for tag, read_names in names.items()})
 
 
 def _tagged_nodes(side: OnnxSide) -> list[tuple[PlacedNode, str]]:

@@ -111,7 +111,7 @@ class OnnxSide:
     @functools.cached_property
     def module_classes(self) -> Mapping[str, str]:
         """Path of each module in the file → class, ``""`` if unknown; the root is ``""``."""
-        tree = self.tree or self._tree_of(self._placed_nodes())
+        tree = self.tree or self._read_tree(self._placed_nodes())
         return {item.path: item.class_name for item in tree.modules if item.path or address.depth(item.tag) == 1}
 
     @functools.cached_property
@@ -144,7 +144,7 @@ class OnnxSide:
     def drawing_nodes(self) -> list[str]:
         """Names of random nodes, in any graph."""
         random_nodes = [
-            item.proto for item in read_contents(self.structure).nodes if item.proto.op_type in RANDOM_OPERATORS
+            placed.proto for placed in read_contents(self.structure).nodes if placed.proto.op_type in RANDOM_OPERATORS
         ]
         return [f"{node.name or 'a node without a name'} ({node.op_type})" for node in random_nodes]
 
@@ -161,7 +161,7 @@ class OnnxSide:
 
     def value_bytes(self, names: Sequence[str], feeds: Arrays) -> Sequence[int | None]:
         """Sizes of inner values in bytes of float32; ``None`` if the shape is unknown before a run."""
-        known = {
+        lengths = {
             size: length
             for key, shape in self.session().input_shapes.items()
             for size, length in zip(shape, feeds[key].shape, strict=True)
@@ -170,7 +170,7 @@ class OnnxSide:
 
         def size_of(name: str) -> int | None:
             shape = self._shapes.get(name, (None,))
-            sizes = [known.get(size) if isinstance(size, str) else size for size in shape]
+            sizes = [lengths.get(size) if isinstance(size, str) else size for size in shape]
             return None if None in sizes else _FLOAT_BYTES * math.prod(size for size in sizes if size is not None)
 
         return list(map(size_of, names))
@@ -211,29 +211,29 @@ class OnnxSide:
         if self.tree is None:
             return {}
         return {
-            item.proto.name: tag
-            for item, tag in zip(self.nodes, self.tree.tags, strict=True)
-            if item.proto.name and tag
+            placed.proto.name: tag
+            for placed, tag in zip(self.nodes, self.tree.tags, strict=True)
+            if placed.proto.name and tag
         }
 
     def _placed_nodes(self) -> Sequence[PlacedNode]:
         merge_duplicate_keys(self.structure)
         return read_contents(self.structure).nodes
 
-    def _tree_of(self, nodes: Sequence[PlacedNode]) -> OnnxTree:
-        metadata = {item.key: item.value for item in self.structure.metadata_props}
+    def _read_tree(self, nodes: Sequence[PlacedNode]) -> OnnxTree:
+        metadata = {entry.key: entry.value for entry in self.structure.metadata_props}
         root = self.structure.graph.name.strip("/") or "graph"
         return read_tree([node.proto for node in nodes], metadata, root)
 
     def _read_modules(self) -> None:
         """Read the module tree and the boundary of each module call.
-        
+
         Raises:
             InputError: the metadata of a fused node is damaged, or the graph has a cycle.
         """
         refuse_cycles(self.structure, self.path)
         self.nodes = self._placed_nodes()
-        self.tree = self._tree_of(self.nodes)
+        self.tree = self._read_tree(self.nodes)
         model = graph_of(self.structure, self.path)
         self.value_names = frozenset(str(value.name) for node in model.graph for value in node.outputs)
         self.is_rounded = any(map(_has_few_bits, model.graph))
@@ -258,11 +258,11 @@ def _find_fused_ends(model: ir.Model) -> dict[str, str]:
         owner = node.metadata_props.get(MODULE_KEY, "")
         common = ".".join(address.common_start(path.split(".") for path in (owner, *listed)))
         makers = [value.producer() for value in node.inputs if value is not None]
-        read = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
+        sources = [maker.metadata_props.get(MODULE_KEY, "") for maker in makers if maker is not None]
         for path in {owner, *listed}:
             # Up to the common module: modules that own the node, or produced one of its inputs, end in it.
             while path and path != common:
-                if any(_is_inside(other, path) for other in (owner, *read)):
+                if any(_is_inside(source, path) for source in (owner, *sources)):
                     ends[path] = node.name or node.op_type
                 path = path.rpartition(".")[0]
     return ends
@@ -279,16 +279,16 @@ def _boundaries(module: ModuleAddress, parts: ModuleParts, position: Mapping[ir.
         identity = ModuleIdentity(module.path, module.tag, module.class_name)
         return [ModuleBoundary(identity, reason="it has no nodes: fused into another, or a container only")]
     boundaries = []
-    for item in calls:
-        identity = ModuleIdentity(module.path, module.tag, module.class_name, item.call, item.calls)
-        if isinstance(item.result, Refusal):
-            boundaries.append(ModuleBoundary(identity, reason=item.result.reason))
+    for call in calls:
+        identity = ModuleIdentity(module.path, module.tag, module.class_name, call.call, call.calls)
+        if isinstance(call.result, Refusal):
+            boundaries.append(ModuleBoundary(identity, reason=call.result.reason))
             continue
-        fed = dict.fromkeys(map(_find_float_source, item.result.inputs))
+        fed = dict.fromkeys(map(_find_float_source, call.result.inputs))
         # Inputs of the model are equal on both sides; integers are positions and masks.
         inputs = [value for value in fed if value.dtype in _FLOATS and value.producer() is not None]
         outputs = [
-            value for value in dict.fromkeys(map(_find_float_source, item.result.outputs)) if value.dtype in _FLOATS
+            value for value in dict.fromkeys(map(_find_float_source, call.result.outputs)) if value.dtype in _FLOATS
         ]
         makers = [maker for value in outputs if (maker := value.producer()) is not None]
         boundaries.append(
@@ -310,10 +310,10 @@ def _find_float_source(value: ir.Value) -> ir.Value:
     """
     source = value
     while (producer := value.producer()) is not None and producer.op_type in _QUANTIZING:
-        first = producer.inputs[0]
-        if first is None or first.is_initializer():
+        quantized = producer.inputs[0]
+        if quantized is None or quantized.is_initializer():
             break
-        value = first
+        value = quantized
         source = source if producer.op_type == "DequantizeLinear" else value
     return source
 

@@ -111,9 +111,9 @@ class SidePair:
             outputs = self.candidate.outputs(self.candidate_feeds(feeds))
             if not compared:
                 common, missing = self._common_names(expected, outputs)
-                compared = {name: (other, FidelitySum(name)) for name, other in common.items()}
-            for name, (other, total) in compared.items():
-                total.add(expected[name], outputs[other])
+                compared = {name: (target, FidelitySum(name)) for name, target in common.items()}
+            for name, (target, total) in compared.items():
+                total.add(expected[name], outputs[target])
         return tuple(ComparedOutput(total.of_output()) for _, total in compared.values()), missing
 
     def _common_names(
@@ -121,7 +121,7 @@ class SidePair:
     ) -> tuple[dict[str, str], tuple[Sequence[str], Sequence[str]]]:
         """Match output names: name in the reference → name in the candidate; and the unmatched outputs of each side."""
         names = {name: self.names.get(name, name) for name in expected}
-        common = {name: other for name, other in names.items() if other in outputs}
+        common = {name: target for name, target in names.items() if target in outputs}
         if not common:
             raise UsageError(
                 f"the models have no output in common: {self.reference.shown} has {', '.join(expected)}, "
@@ -134,10 +134,10 @@ class SidePair:
 
     def value_bytes(self, taps: Sequence[NamesOfBoth]) -> list[int | None]:
         """Bytes of recording each value on both sides, in one sample; ``None`` if unknown."""
-        feeds = max(self.draws, key=lambda draw: sum(array.nbytes for array in draw.values()))
-        left = self.reference.value_bytes([name for name, _ in taps], self.reference_feeds(feeds))
+        feeds = max(self.draws, key=lambda sample: sum(array.nbytes for array in sample.values()))
+        reference_sizes = self.reference.value_bytes([name for name, _ in taps], self.reference_feeds(feeds))
         right = self.candidate.value_bytes([name for _, name in taps], self.candidate_feeds(feeds))
-        known = (one if one is not None else other for one, other in zip(left, right, strict=True))
+        known = (ours if ours is not None else theirs for ours, theirs in zip(reference_sizes, right, strict=True))
         return [None if size is None else 2 * size for size in known]
 
     def recorded(self, group: Sequence[NamesOfBoth]) -> Iterator[tuple[dict[str, Array], dict[str, Array]]]:
@@ -151,7 +151,7 @@ class SidePair:
 
     def reference_feeds(self, feeds: Arrays) -> dict[str, Array]:
         """Convert a sample to the names and types of the reference."""
-        original = {other: name for name, other in self.names.items()}
+        original = {target: name for name, target in self.names.items()}
         return _cast_feeds({original.get(name, name): array for name, array in feeds.items()}, self.reference)
 
     def candidate_feeds(self, feeds: Arrays) -> dict[str, Array]:
@@ -161,7 +161,7 @@ class SidePair:
 
 def _cast_feeds(feeds: Arrays, side: Side) -> dict[str, Array]:
     """Cast floating-point values to the input types of a side, which may compute in another type."""
-    dtypes = {item.name: item.dtype for item in side.inputs}
+    dtypes = {spec.name: spec.dtype for spec in side.inputs}
 
     def typed(name: str, array: Array) -> Array:
         is_other = name in dtypes and "float" in dtypes[name] and str(array.dtype) != dtypes[name]

@@ -35,8 +35,8 @@ class TorchSide:
         self.shown = shown
         self.part = prepared.part
         self.inputs = tuple(prepared.part.inputs)
-        self.declared_names = [item.name for item in self.inputs]
-        self.input_shapes = {item.name: item.shape for item in self.inputs}
+        self.declared_names = [spec.name for spec in self.inputs]
+        self.input_shapes = {spec.name: spec.shape for spec in self.inputs}
         cache = prepared.part.cache
         self.states = {} if cache is None else {state.input: state.output for state in cache.states}
         self._prepared = prepared
@@ -75,19 +75,19 @@ class TorchSide:
 
     def values(self, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the model, and return inputs and outputs of its modules, by the names of :meth:`calls`."""
-        requested, retained = set(names), dict[str, Array]()
+        requested, recorded = set(names), dict[str, Array]()
         if not requested:
-            return retained
+            return recorded
 
         def keep(key: CallKey, kind: str, tensors: Sequence[torch.Tensor]) -> None:
             for name, tensor in zip(_value_names(key, kind, len(tensors)), tensors, strict=True):
                 if name in requested:
                     # The next module may change an output in place.
-                    retained[name] = to_numpy(tensor).copy()
+                    recorded[name] = to_numpy(tensor).copy()
 
         with self._hook_modules(keep):
             self.outputs(feeds)
-        return retained
+        return recorded
 
     def calls(self, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
         """Run the model: (module path, number of the call) → its tensors, in the order in which calls end.
@@ -109,8 +109,8 @@ class TorchSide:
                 identity = ModuleIdentity(path, "", "", call)
                 if node is not None:
                     identity = ModuleIdentity(path, node.tag, node.class_name, call, node.calls)
-                taken, returned = (names[(path, call), side] for side in ("input", "output"))
-                boundaries[path, call] = ModuleBoundary(identity, taken, returned)
+                received, returned = (names[(path, call), side] for side in ("input", "output"))
+                boundaries[path, call] = ModuleBoundary(identity, received, returned)
         return boundaries
 
     @contextmanager

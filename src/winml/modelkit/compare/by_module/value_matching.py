@@ -52,14 +52,14 @@ def match_files(reference: OnnxSide, candidate: OnnxSide) -> list[MatchedBoundar
     """Match the boundaries of two files, in the order the reference computes them, submodules first."""
     matched = []
     for boundary in _sort_boundaries(reference.boundaries):
-        other = candidate.boundaries.get(boundary.key, _NOT_THERE)
+        twin = candidate.boundaries.get(boundary.key, _NOT_THERE)
         inputs, outputs = (
             tuple((name, name) for name in names if name in candidate.value_names and name in reference.value_names)
             for names in (boundary.inputs, boundary.outputs)
         )
-        if not outputs and not _last_node(boundary, other):
-            outputs = _pair_names(boundary.outputs, other.outputs)
-        matched.append(_create_match(boundary, other, inputs, outputs, "outputs not in the candidate"))
+        if not outputs and not _last_node(boundary, twin):
+            outputs = _pair_names(boundary.outputs, twin.outputs)
+        matched.append(_create_match(boundary, twin, inputs, outputs, "outputs not in the candidate"))
     return matched
 
 
@@ -71,20 +71,20 @@ def match_with_torch(pair: SidePair) -> list[MatchedBoundary]:
     reference_feeds, candidate_feeds = pair.reference_feeds(pair.draws[0]), pair.candidate_feeds(pair.draws[0])
     if isinstance(pair.candidate, OnnxSide):
         calls = _record_calls(pair.reference, reference_feeds)
-        return [_match_in_file(item, calls, is_candidate=True) for item in _sort_boundaries(pair.candidate.boundaries)]
-    others = _record_calls(pair.candidate, candidate_feeds)
+        return [_match_in_file(call, calls, is_candidate=True) for call in _sort_boundaries(pair.candidate.boundaries)]
+    result = _record_calls(pair.candidate, candidate_feeds)
     if isinstance(pair.reference, OnnxSide):
         return [
-            _match_in_file(item, others, is_candidate=False) for item in _sort_boundaries(pair.reference.boundaries)
+            _match_in_file(call, result, is_candidate=False) for call in _sort_boundaries(pair.reference.boundaries)
         ]
     matched = []
     for key, boundary in _record_calls(pair.reference, reference_feeds).items():
-        other = others.get(key, _NOT_THERE)
+        twin = result.get(key, _NOT_THERE)
         # A call without floating-point inputs and outputs counts as missing.
-        other = other if other.inputs or other.outputs else _NOT_THERE
+        twin = twin if twin.inputs or twin.outputs else _NOT_THERE
         if boundary.identity.tag:
-            inputs, outputs = _pair_names(boundary.inputs, other.inputs), _pair_names(boundary.outputs, other.outputs)
-            matched.append(_create_match(boundary, other, inputs, outputs, "different outputs in the candidate"))
+            inputs, outputs = _pair_names(boundary.inputs, twin.inputs), _pair_names(boundary.outputs, twin.outputs)
+            matched.append(_create_match(boundary, twin, inputs, outputs, "different outputs in the candidate"))
     return matched
 
 
@@ -96,7 +96,7 @@ def _record_calls(side: Side, feeds: Arrays) -> dict[CallKey, ModuleBoundary]:
 
 def _sort_boundaries(boundaries: Mapping[CallKey, ModuleBoundary]) -> list[ModuleBoundary]:
     """Sort boundaries by the order of computation, submodules first."""
-    return sorted(boundaries.values(), key=lambda item: (item.position, -address.depth(item.identity.tag)))
+    return sorted(boundaries.values(), key=lambda call: (call.position, -address.depth(call.identity.tag)))
 
 
 def _match_in_file(
@@ -109,18 +109,18 @@ def _match_in_file(
         outputs = _pair_names(boundary.outputs, call.outputs) or _pair_names(boundary.outputs[-1:], call.outputs)
     inputs = _pair_names(boundary.inputs, call.inputs)
     if is_candidate:
-        inputs, outputs = (tuple((theirs, own) for own, theirs in pairs) for pairs in (inputs, outputs))
+        inputs, outputs = (tuple((theirs, ours) for ours, theirs in pairs) for pairs in (inputs, outputs))
     return _create_match(boundary, call, inputs, outputs, "PyTorch returns no matching outputs")
 
 
-def _pair_names(names: Sequence[str], others: Sequence[str]) -> tuple[NamesOfBoth, ...]:
+def _pair_names(names: Sequence[str], partners: Sequence[str]) -> tuple[NamesOfBoth, ...]:
     """Pair names by position; ``()`` for different numbers of names."""
-    return tuple(zip(names, others, strict=True)) if len(names) == len(others) else ()
+    return tuple(zip(names, partners, strict=True)) if len(names) == len(partners) else ()
 
 
 def _create_match(
     boundary: ModuleBoundary,
-    other: ModuleBoundary,
+    twin: ModuleBoundary,
     inputs: tuple[NamesOfBoth, ...],
     outputs: tuple[NamesOfBoth, ...],
     without_outputs: str,
@@ -128,12 +128,12 @@ def _create_match(
     """Create the match of two boundaries, with the reason if no outputs match."""
     reason = ""
     if not outputs:
-        node = _last_node(boundary, other)
+        node = _last_node(boundary, twin)
         fused = f"last operators fused with those of other modules in {node}" if node else ""
-        reason = fused or boundary.reason or other.reason or without_outputs
+        reason = fused or boundary.reason or twin.reason or without_outputs
     return MatchedBoundary(boundary.identity, inputs, outputs, len(boundary.inputs) - len(inputs), reason)
 
 
-def _last_node(boundary: ModuleBoundary, other: ModuleBoundary) -> str:
+def _last_node(boundary: ModuleBoundary, twin: ModuleBoundary) -> str:
     """Node that fuses the last operators of a module with those of other modules; `""` if there is none."""
-    return boundary.ends_in or other.ends_in
+    return boundary.ends_in or twin.ends_in

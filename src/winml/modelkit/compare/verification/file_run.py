@@ -103,8 +103,8 @@ class WrittenFile:
         Raises:
             StageError: ONNX Runtime cannot run the file.
         """
-        known = self._known.get(id(draw))
-        return known[1] if known is not None else self._compute_outputs([draw])[0]
+        cached = self._known.get(id(draw))
+        return cached[1] if cached is not None else self._compute_outputs([draw])[0]
 
     def run(self, draw: Draw) -> Arrays:
         """Return the outputs of the file for the inputs of a sample, like :meth:`answer`.
@@ -168,7 +168,7 @@ class WrittenFile:
             ranked = rankings(weighted, draw.inputs)
         return {
             name: draw.reference[name]
-            if name in differing and any(item.leads_alike(draw.reference[name], value) for item in ranked)
+            if name in differing and any(ranking.leads_alike(draw.reference[name], value) for ranking in ranked)
             else value
             for name, value in answers.items()
         }
@@ -176,7 +176,7 @@ class WrittenFile:
     @contextmanager
     def _failures_as_unverified(self) -> Iterator[None]:
         """Report a failure of ONNX Runtime in the block as a failed verification.
-        
+
         Raises:
             VerificationError: ONNX Runtime cannot run the file.
         """
@@ -199,7 +199,7 @@ def _failure_hint(reason: str, model: nn.Module) -> str:
     """Hint for an error of ONNX Runtime; kernels are mentioned only if one is missing."""
     if "Only 4b and 8b quantization is supported" in reason:
         return "2-bit weights need onnxruntime 1.24 or newer (Python 3.11 or newer)"
-    if not any(words in reason for words in _MISSING_KERNEL):
+    if not any(message in reason for message in _MISSING_KERNEL):
         return (
             "A value or shape is not valid for the node: often a size or value that the trace recorded as a constant. "
             "Compute it with tensors in that module's forward"
@@ -238,42 +238,42 @@ class FilePieces:
         """
         names = [str(value.name) for value in self._model.graph.outputs]
         readers = [{str(value.name) for value in cut.inputs} for cut in self._cuts]
-        known = [dict(feeds) for feeds in draws]
+        arrays = [dict(feeds) for feeds in draws]
         for number, cut in enumerate(counted(self._cuts, "piece")):
-            outputs = self._run_piece(cut, known)
+            outputs = self._run_piece(cut, arrays)
             later = set(names).union(*readers[number + 1 :])
-            known = [
+            arrays = [
                 {name: array for name, array in {**values, **output}.items() if name in later}
-                for values, output in zip(known, outputs, strict=True)
+                for values, output in zip(arrays, outputs, strict=True)
             ]
-        return [{name: values[name] for name in names} for values in known]
+        return [{name: values[name] for name in names} for values in arrays]
 
-    def _run_piece(self, cut: Cut, known: Sequence[Arrays]) -> list[dict[str, Array]]:
+    def _run_piece(self, cut: Cut, arrays: Sequence[Arrays]) -> list[dict[str, Array]]:
         """Run one piece on all samples."""
         # Only verification loads ONNX Runtime.
         from winml.modelkit.ort.graph_sessions import session_of_graph
 
         for value in cut.inputs:
             if value.dtype is None:
-                value.dtype = ir.DataType.from_numpy(known[0][str(value.name)].dtype)
+                value.dtype = ir.DataType.from_numpy(arrays[0][str(value.name)].dtype)
         session = session_of_graph(cut_model(self._model, cut), self._path, prepack=False)
-        return [session.run({name: values[name] for name in session.inputs}) for values in known]
+        return [session.run({name: values[name] for name in session.inputs}) for values in arrays]
 
 
 def _cuts(model: ir.Model, piece_bytes: int) -> tuple[Cut, ...]:
     """Cut a graph into pieces; ``()`` if it must stay whole."""
     cutter = Cutter(model)
-    pieces = [list(nodes) for nodes in _pieces(model.graph, cutter, piece_bytes)]
+    pieces = [list(nodes) for nodes in _group_nodes(model.graph, cutter, piece_bytes)]
     if len(pieces) < 2:
         return ()
     piece_cuts = [cutter.cut(nodes) for nodes in pieces if not all(map(cutter.is_constant, nodes))]
-    cuts = tuple(item for item in piece_cuts if isinstance(item, Cut))
+    cuts = tuple(piece for piece in piece_cuts if isinstance(piece, Cut))
     created = {value for cut in cuts for value in cut.outputs}
     is_whole = len(cuts) == len(piece_cuts) and all(value in created for value in model.graph.outputs)
     return cuts if is_whole else ()
 
 
-def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[ir.Node]]:
+def _group_nodes(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[ir.Node]]:
     """Yield the nodes of a graph in order, in runs that read at most the weights of a piece.
 
     Nodes computed from weights alone belong to the piece of their reader.
@@ -284,12 +284,12 @@ def _pieces(graph: ir.Graph, cutter: Cutter, piece_bytes: int) -> Iterator[list[
     for node in graph:
         if cutter.is_constant(node) and outputs.isdisjoint(node.outputs):
             continue
-        read = dict(_weights_behind(node, cutter))
-        if weights and not read.keys() <= weights.keys() and sum({**weights, **read}.values()) > piece_bytes:
+        sizes = dict(_weights_behind(node, cutter))
+        if weights and not sizes.keys() <= weights.keys() and sum({**weights, **sizes}.values()) > piece_bytes:
             yield nodes
             nodes, weights = [], {}
         nodes.append(node)
-        weights |= read
+        weights |= sizes
     yield nodes
 
 

@@ -191,11 +191,11 @@ class RecordedText:
         last = self.steps[-1]
         scores = last.scores[:, -1:].copy()
         scores[..., list(never)] = -np.inf
-        second = np.concatenate([scores.argmax(-1), tokens], axis=1)
-        mask = np.pad(last.mask, ((0, 0), (0, second.shape[1])), constant_values=1)
+        second_prompt = np.concatenate([scores.argmax(-1), tokens], axis=1)
+        mask = np.pad(last.mask, ((0, 0), (0, second_prompt.shape[1])), constant_values=1)
         places = last.passed_positions
-        following = None if places is None else places[..., -1:] + 1 + np.arange(second.shape[1])
-        unread = TextStep(second, mask, np.empty(0), {}, following)
+        following = None if places is None else places[..., -1:] + 1 + np.arange(second_prompt.shape[1])
+        unread = TextStep(second_prompt, mask, np.empty(0), {}, following)
         return GeneratedText((*self.steps, replace(unread, scores=answer(unread))))
 
 
@@ -228,34 +228,34 @@ def recorded_generation(
     assert part.cache is not None
     make_config: Any = GenerationConfig
     module, argument = model.get_submodule(part.path), part.cache.argument
-    choosing = [vars(item) for item in (model, module) if "generation_config" in vars(item)]
-    own = [attributes["generation_config"] for attributes in choosing]
+    choosing = [vars(owner) for owner in (model, module) if "generation_config" in vars(owner)]
+    originals = [attributes["generation_config"] for attributes in choosing]
     recorded, placed, places = RecordedText(), several_positions(part.inputs), deque[Array](maxlen=1)
 
-    def rename(_module: object, arguments: Any, named: dict[str, Any]) -> Any:
-        passed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in named.items()}
-        return arguments, passed
+    def rename(_module: object, arguments: Any, keywords: dict[str, Any]) -> Any:
+        renamed = {argument if name in CACHE_ARGUMENTS else name: value for name, value in keywords.items()}
+        return arguments, renamed
 
-    def keep_positions(_module: object, _arguments: Any, named: Mapping[str, Any]) -> None:
+    def keep_positions(_module: object, _arguments: Any, keywords: Mapping[str, Any]) -> None:
         assert placed is not None
-        places.append(to_numpy(named[POSITIONS])[-int(placed.shape[0]) :])
+        places.append(to_numpy(keywords[POSITIONS])[-int(placed.shape[0]) :])
 
-    def keep(_module: object, _arguments: object, named: Mapping[str, Any], output: Mapping[str, Any]) -> None:
-        read_tokens = named[DECODER_TOKENS] if DECODER_TOKENS in named else named.get(TOKEN_IDS)
+    def keep(_module: object, _arguments: object, keywords: Mapping[str, Any], output: Mapping[str, Any]) -> None:
+        read_tokens = keywords[DECODER_TOKENS] if DECODER_TOKENS in keywords else keywords.get(TOKEN_IDS)
         if read_tokens is None:
             assert prompt is not None
             tokens = prompt
         else:
             tokens = to_numpy(read_tokens)
         # A model may skip tokens of the prompt.
-        read = tokens.shape[1] + sum(step.tokens.shape[1] for step in recorded.steps)
-        passed = np.ones_like(tokens[:, :0]) if mask is None else mask
-        displayed = np.pad(passed, ((0, 0), (0, read)), constant_values=1)[:, :read]
+        total = tokens.shape[1] + sum(step.tokens.shape[1] for step in recorded.steps)
+        start_mask = np.ones_like(tokens[:, :0]) if mask is None else mask
+        mask_so_far = np.pad(start_mask, ((0, 0), (0, total)), constant_values=1)[:, :total]
         scores = to_numpy(output[SCORES])
-        if len(tokens) <= len(passed):
+        if len(tokens) <= len(start_mask):
             # Scores of hidden tokens are meaningless; streams of tokens, one row each, hide none.
             scores = scores[:, -1:]
-        recorded.steps.append(TextStep(tokens, displayed, scores, {}, places[0] if places else None))
+        recorded.steps.append(TextStep(tokens, mask_so_far, scores, {}, places[0] if places else None))
         recorded.cache = output[cache_field(output, argument)]
 
     handles = [
@@ -273,7 +273,7 @@ def recorded_generation(
     finally:
         for handle in handles:
             handle.remove()
-        for attributes, config in zip(choosing, own, strict=True):
+        for attributes, config in zip(choosing, originals, strict=True):
             attributes["generation_config"] = config
 
 
@@ -290,9 +290,9 @@ def _torch_output_after(part: ModelPart, model: nn.Module, run: TextStep, cache:
     # The model reads tokens, even if the graph reads their vectors.
     names = {TOKEN_IDS, *(spec.name for spec in part.inputs)}
     positions = run.positions + part.first_position
-    named = {TOKEN_IDS: run.tokens, MASK: attention_mask_of(part.cache, run), POSITIONS: positions}
-    passed = {name: torch.from_numpy(value) for name, value in named.items() if name in names}
-    return model.get_submodule(part.path)(**passed, **part.forward_kwargs, **{part.cache.argument: cache})
+    feeds = {TOKEN_IDS: run.tokens, MASK: attention_mask_of(part.cache, run), POSITIONS: positions}
+    tensors = {name: torch.from_numpy(value) for name, value in feeds.items() if name in names}
+    return model.get_submodule(part.path)(**tensors, **part.forward_kwargs, **{part.cache.argument: cache})
 
 
 def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -> float | None:
@@ -306,12 +306,12 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     if is_other or isinstance(token_count(part), int) or prompt.passed_positions is not None:
         return None
     half = (prompt.tokens.shape[1] + 1) // 2
-    first = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
-    second = replace(prompt, tokens=prompt.tokens[:, half:])
+    first_half = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
+    second_half = replace(prompt, tokens=prompt.tokens[:, half:])
     try:
-        read = _torch_output_after(part, model, first, None)
-        cache = read[cache_field(read, layout.argument)]
-        scores = _scores_after(part, model, second, cache)[:, -1:]
+        output = _torch_output_after(part, model, first_half, None)
+        cache = output[cache_field(output, layout.argument)]
+        scores = _scores_after(part, model, second_half, cache)[:, -1:]
     except REFUSALS:  # it reads prompts in one run only
         return None
     rounding = Rounding(dtypes_inside(model, {SCORES: scores}))
@@ -342,7 +342,7 @@ def reason_against(part: ModelPart) -> str:
 
 def reason_of_sizes(part: ModelPart) -> str:
     """Reason why the sizes of a graph prevent generation; empty if they allow it."""
-    if token_count(part) not in (1, *(item.name for item in part.dimensions)):
+    if token_count(part) not in (1, *(dimension.name for dimension in part.dimensions)):
         return "the number of tokens is fixed"
     if held_tokens(part) is not None and all(spec.name != MASK for spec in part.inputs):
         return "the length of the cache is fixed, and no mask hides its empty entries"
@@ -417,9 +417,9 @@ class _FewRows(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Multiply from the other side if faster."""
         if func is nn.functional.linear and not kwargs and len(args) > 1:
-            passed, weight, *bias = args
-            if 1 < passed.numel() // max(1, passed.shape[-1]) <= ROWS and weight.dim() == 2:
-                product = (weight @ passed.reshape(-1, passed.shape[-1]).t()).t()
-                product = product.reshape(*passed.shape[:-1], len(weight)).contiguous()
+            inputs, weight, *bias = args
+            if 1 < inputs.numel() // max(1, inputs.shape[-1]) <= ROWS and weight.dim() == 2:
+                product = (weight @ inputs.reshape(-1, inputs.shape[-1]).t()).t()
+                product = product.reshape(*inputs.shape[:-1], len(weight)).contiguous()
                 return product if not bias or bias[0] is None else product + bias[0]
         return func(*args, **(kwargs or {}))

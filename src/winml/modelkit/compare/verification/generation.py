@@ -79,10 +79,10 @@ def compare_generation(
         states = graph.states
         scores, draw = graph.read(_join_steps(joined))
         comparisons = [
-            compare_outputs([{SCORES: expected}], [{SCORES: passed}], rounding=rounding).worst
-            for expected, passed in _split_steps(joined, scores)
+            compare_outputs([{SCORES: expected}], [{SCORES: actual}], rounding=rounding).worst
+            for expected, actual in _split_steps(joined, scores)
         ]
-        wrong = next((place for place, item in enumerate(comparisons) if not item.is_equal), None)
+        wrong = next((index for index, entry in enumerate(comparisons) if not entry.is_equal), None)
         if wrong is not None and count > 1:
             # An accepted difference of one token does not apply to other tokens of a run: each is judged alone.
             graph.states, singly_until, doubt = states, number + count, _Doubt(number + wrong, draw, comparisons[wrong])
@@ -91,10 +91,10 @@ def compare_generation(
             _refuse_wrong(text, _Doubt(number, draw, comparisons[wrong]), is_rounding)
             stopped_after = number
             break
-        for step, item in zip(joined, comparisons, strict=True):
-            relative_diff = max(relative_diff, item.relative_diff)
+        for step, entry in zip(joined, comparisons, strict=True):
+            relative_diff = max(relative_diff, entry.relative_diff)
             if number < text.new_tokens:
-                ties += _tied_rows(step.scores[:, -1], 2 * item.threshold * item.scale)
+                ties += _tied_rows(step.scores[:, -1], 2 * entry.threshold * entry.scale)
             number += 1
         if doubt is not None and number == singly_until:
             # Each is correct when read alone.
@@ -202,21 +202,21 @@ class _Graph:
         is_hidden = run.mask[:, -1] == 0
         if run.tokens.shape[1] > 1 or not is_hidden.any():
             return states
-        carried = {state.input for state in self._cache.states if not state.grows}
+        static = {state.input for state in self._cache.states if not state.grows}
         return {
-            name: hold_hidden_rows(self.states[name], value, is_hidden, 0) if name in carried else value
+            name: hold_hidden_rows(self.states[name], value, is_hidden, 0) if name in static else value
             for name, value in states.items()
         }
 
 
 def _split_steps(joined: Sequence[TextStep], scores: Array) -> Iterator[tuple[Array, Array]]:
     """Yield (PyTorch's scores, scores of the graph) for each of the steps read in one run."""
-    for place, step in enumerate(joined):
+    for index, step in enumerate(joined):
         # Steps read in one run have one token each.
-        passed = scores if len(joined) == 1 else scores[:, place : place + 1]
+        own_scores = scores if len(joined) == 1 else scores[:, index : index + 1]
         # A graph that reads one token per run returns the scores of the last token.
-        passed = passed[:, -step.scores.shape[1] :]
-        yield step.scores[:, -passed.shape[1] :], passed
+        own_scores = own_scores[:, -step.scores.shape[1] :]
+        yield step.scores[:, -own_scores.shape[1] :], own_scores
 
 
 def _count_joined_steps(number: int, text: GeneratedText, reads_several: bool) -> int:
@@ -230,10 +230,10 @@ def _count_joined_steps(number: int, text: GeneratedText, reads_several: bool) -
 def _join_steps(steps: Sequence[TextStep]) -> TextStep:
     """Join consecutive steps."""
     tokens, scores = (
-        np.concatenate(arrays, axis=1) for arrays in zip(*((item.tokens, item.scores) for item in steps), strict=True)
+        np.concatenate(arrays, axis=1) for arrays in zip(*((step.tokens, step.scores) for step in steps), strict=True)
     )
     # Steps read in one run have no further inputs.
-    places = [item.passed_positions for item in steps if item.passed_positions is not None]
+    places = [step.passed_positions for step in steps if step.passed_positions is not None]
     return TextStep(tokens, steps[-1].mask, scores, steps[0].told, np.concatenate(places, axis=-1) if places else None)
 
 
@@ -248,17 +248,17 @@ def _embedded_runs(
         yield run, {name: array[:, start:end] for name, array in vectors.items()}
 
 
-def _create_feeds(part: ModelPart, step: TextStep, states: Arrays, held: int | None) -> Arrays:
+def _create_feeds(part: ModelPart, step: TextStep, states: Arrays, cache_length: int | None) -> Arrays:
     """Create the inputs of a run: tokens, mask, positions, states and further inputs."""
     assert part.cache is not None
     mask = attention_mask_of(part.cache, step)
-    if held is not None:
-        missing = held + step.tokens.shape[1] - mask.shape[1]
+    if cache_length is not None:
+        missing = cache_length + step.tokens.shape[1] - mask.shape[1]
         mask = np.pad(mask, ((0, 0), (missing, 0)))
-    known = {TOKEN_IDS: step.tokens, MASK: mask, POSITIONS: step.positions, **states, **step.told}
+    values = {TOKEN_IDS: step.tokens, MASK: mask, POSITIONS: step.positions, **states, **step.told}
     # Other inputs per token have the same value for all tokens.
     return {
-        spec.name: known[spec.name] if spec.name in known else np.full_like(step.tokens, plain_value(spec))
+        spec.name: values[spec.name] if spec.name in values else np.full_like(step.tokens, plain_value(spec))
         for spec in part.inputs
     }
 

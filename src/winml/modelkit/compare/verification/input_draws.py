@@ -103,17 +103,17 @@ class InputDraws:
             ExportError: the model refuses inputs of all rules.
         """
         tensors = make(self)
-        refusal, first = None, None
+        refusal, first_draw = None, None
         try:
-            first = run(tensors)
+            first_draw = run(tensors)
         except ExportError as error:
             refusal = error
         else:
-            if not holds_nan(first.reference):
-                return first
+            if not holds_nan(first_draw.reference):
+                return first_draw
         for learned in self._untried_rules(tensors, refusal):
-            other = replace(self, learned=learned)
-            other_tensors = make(other)
+            candidate = replace(self, learned=learned)
+            other_tensors = make(candidate)
             if _are_equal(tensors, other_tensors):
                 continue
             try:
@@ -123,8 +123,8 @@ class InputDraws:
             if not holds_nan(draw.reference):
                 self._learn_rules(learned, refusal)
                 return draw
-        if first is not None:
-            return first
+        if first_draw is not None:
+            return first_draw
         assert refusal is not None  # there is an output or a refusal
         raise self._drawn_refusal(refusal, tensors)
 
@@ -159,13 +159,13 @@ class InputDraws:
         if traced is None or not is_traced_size:
             return
         floats = frozenset(name for name, value in traced.items() if value.is_floating_point())
-        others = [name for name in traced if name not in floats]
-        ways = [frozenset({name}) for name in others] + ([frozenset(others)] if len(others) > 1 else [])
+        integers = [name for name in traced if name not in floats]
+        ways = [frozenset({name}) for name in integers] + ([frozenset(integers)] if len(integers) > 1 else [])
         yield replace(self.learned, as_traced=floats)
-        for retained in ways:
-            yield replace(self.learned, kept=self.learned.kept | retained)
-        for retained in ways:
-            yield replace(self.learned, kept=self.learned.kept | retained, as_traced=floats)
+        for names in ways:
+            yield replace(self.learned, kept=self.learned.kept | names)
+        for names in ways:
+            yield replace(self.learned, kept=self.learned.kept | names, as_traced=floats)
 
     def _inverted_masks(self) -> Iterator[dict[str, int]]:
         """Yield masks with the opposite hiding value, the largest combinations first."""
@@ -218,11 +218,11 @@ class InputDraws:
         if self.is_example(1) and self.traced is None:
             return refusal
         integers = [name for name, value in tensors.items() if not value.is_floating_point()]
-        own = f", above all for {' and '.join(integers)}" if integers else ""
+        advice = f", above all for {' and '.join(integers)}" if integers else ""
         notes = "\n".join(line for line in refusal.hint.splitlines() if line.startswith("Note: "))
         refusal.message = f"{refusal.message} (random values, chosen by winml)"
         refusal.hint = (
-            f"Shapes and values were chosen automatically. Specify valid values{own}: value_range in "
+            f"Shapes and values were chosen automatically. Specify valid values{advice}: value_range in "
             f"{opt.input_specs}, or example values (example_inputs() beside a factory, inputs= in Python). For shapes: "
             f"{opt.shape_config}.\n{notes}"
         ).rstrip()
@@ -234,12 +234,12 @@ def holds_nan(outputs: Arrays) -> bool:
     return any(bool(np.isnan(value).any()) for value in outputs.values() if value.dtype.kind not in "biu")
 
 
-def _are_equal(first: Tensors, second: Tensors) -> bool:
-    return all(value.shape == second[name].shape and torch.equal(value, second[name]) for name, value in first.items())
+def _are_equal(a: Tensors, b: Tensors) -> bool:
+    return all(value.shape == b[name].shape and torch.equal(value, b[name]) for name, value in a.items())
 
 
 def _refusal_cause(refusal: ExportError) -> str:
     """Error message of PyTorch without the inputs."""
     cause = refusal.__cause__
-    words = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message
-    return words.strip().splitlines()[0][:120]
+    text = f"{type(cause).__name__}: {cause}" if cause is not None else refusal.message
+    return text.strip().splitlines()[0][:120]

@@ -48,27 +48,27 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
         written: The file, and the assumptions of its trace.
         reads: Values that PyTorch reads at the traced inputs.
     """
-    known = {item.place for item in written.assumed}
+    known = {fact.place for fact in written.assumed}
     unseen = (
         (values_taken if read.takes_all else branch_taken)(place)
         for place, read in reads.lines.items()
         if read.is_unseen and read.inputs
     )
     settled = []
-    for item in (*written.assumed, *(item for item in unseen if item.place not in known)):
-        is_read = item.kind in ("branch", "value") and reads.has_run
-        if not is_read or item.file is None or item.line is None:
-            settled.append(item)
+    for fact in (*written.assumed, *(fact for fact in unseen if fact.place not in known)):
+        is_read = fact.kind in ("branch", "value") and reads.has_run
+        if not is_read or fact.file is None or fact.line is None:
+            settled.append(fact)
             continue
-        place = (item.file, item.line)
+        place = (fact.file, fact.line)
         read = reads.lines.get(place)
         if read is not None and read.inputs:
-            settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value or None))
-        elif read is None and item.value is None and item.kind == "branch":
+            settled.append(replace(fact, input=", ".join(sorted(read.inputs)), value=fact.value or read.value or None))
+        elif read is None and fact.value is None and fact.kind == "branch":
             sizes = {size for axes in axes_of(written.inputs).values() for size in axes.values()}
             settled += [size_taken(place, sizes=sizes)] if sizes else []
         elif read is None:
-            settled.append(item)
+            settled.append(fact)
     return tuple(settled)
 
 
@@ -165,14 +165,14 @@ def run_at_varied_values(
     varied: list[Varied] = []
     refused: dict[str, tuple[str, ...]] = {}
 
-    def add(names: Sequence[str], words: str, changed: Tensors) -> bool:
+    def add(names: Sequence[str], label: str, changed: Tensors) -> bool:
         output = _torch_output_at(prepared, traced, changed)
         if isinstance(output, Draw):
-            varied.append(Varied(tuple(names), words, output))
+            varied.append(Varied(tuple(names), label, output))
             return True
         reported = refused.get(names[0], ())
         if len(names) == 1 and sum(output in reason for reason in reported) < _DISPLAYED_REFUSED:
-            refused[names[0]] = (*reported, f"{words} ({output})")
+            refused[names[0]] = (*reported, f"{label} ({output})")
         return False
 
     reads = reads or read_inputs(prepared, traced.inputs)
@@ -259,7 +259,7 @@ def _other_values(
             candidates += [_clamp(torch.full_like(traced.long(), int(bound)), low, high) for bound in bounds]
     distinct: list[torch.Tensor] = []
     for values in (values.to(traced.dtype) for values in candidates):
-        if not any(torch.equal(values, known) for known in (traced, *distinct)):
+        if not any(torch.equal(values, earlier) for earlier in (traced, *distinct)):
             distinct.append(values)
     return distinct
 
@@ -395,18 +395,18 @@ def _find_difference(file: WrittenFile, draw: Draw) -> _Difference | None:
     if set(output) != set(draw.reference):
         return _Difference(f"PyTorch returns different outputs ({', '.join(draw.reference)})")
     comparisons = compare_outputs([draw.reference], [output], rounding=file.rounding).comparisons
-    unequal = [item for item in comparisons if not item.is_equal]
+    unequal = [entry for entry in comparisons if not entry.is_equal]
     if not unequal:
         return None
-    worst = max(unequal, key=lambda item: bool(item.problem))
-    words = (
+    worst = max(unequal, key=lambda entry: bool(entry.problem))
+    text = (
         f"{worst.problem} (output {worst.name!r})"
         if worst.problem
         else f"output {worst.name!r} differs from PyTorch (relative difference {worst.relative_diff:.1e})"
     )
-    names = () if worst.problem else tuple(item.name for item in unequal)
-    is_nan = any(np.isnan(output[item.name]).sum() > np.isnan(draw.reference[item.name]).sum() for item in unequal)
-    return _Difference(words, names, is_nan)
+    names = () if worst.problem else tuple(entry.name for entry in unequal)
+    is_nan = any(np.isnan(output[entry.name]).sum() > np.isnan(draw.reference[entry.name]).sum() for entry in unequal)
+    return _Difference(text, names, is_nan)
 
 
 def _hides_rows(varied: Varied) -> bool:
@@ -429,10 +429,10 @@ def _refuse_unread_values(written: WrittenGraph, values: VariedValues) -> None:
     outputs = set(written.model.graph.outputs)
     for value in written.model.graph.inputs:
         name = value.name or ""
-        others = [varied for varied in values.varied if varied.names == (name,)]
+        runs = [varied for varied in values.varied if varied.names == (name,)]
         is_read = bool(written.choices) and name in values.reads.inputs
-        if is_read and others and not value.uses() and value not in outputs:
-            raise _frozen_error(others[0], written, "Python reads it, but no node of the graph does")
+        if is_read and runs and not value.uses() and value not in outputs:
+            raise _frozen_error(runs[0], written, "Python reads it, but no node of the graph does")
 
 
 def _frozen_error(varied: Varied, written: WrittenGraph, difference: str) -> VerificationError:
@@ -472,12 +472,10 @@ def value_words(values: torch.Tensor) -> str:
     ('[3, 5]', '1', '0.5')
     """
     flat = values.detach().cpu().flatten()
-    displayed = [
-        f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_DISPLAYED_VALUES].tolist()
-    ]
-    if displayed and bool((flat == flat[0]).all()):
-        return displayed[0]
-    return f"[{', '.join(displayed)}{', …' if len(flat) > _DISPLAYED_VALUES else ''}]"
+    texts = [f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_DISPLAYED_VALUES].tolist()]
+    if texts and bool((flat == flat[0]).all()):
+        return texts[0]
+    return f"[{', '.join(texts)}{', …' if len(flat) > _DISPLAYED_VALUES else ''}]"
 
 
 def checked_values(
@@ -494,38 +492,38 @@ def checked_values(
     checked = []
     for spec in written.inputs:
         traced = written.draw.inputs[spec.name]
-        words = tuple(varied.words for varied in compared if varied.names == (spec.name,))
+        labels = tuple(varied.words for varied in compared if varied.names == (spec.name,))
         refused = values.refused.get(spec.name, ())
         is_varied = any(spec.name in varied.names for varied in compared)
         is_fixed = not is_varied and not any(_have_other_values(traced, draw.inputs[spec.name]) for draw in draws)
-        if traced.numel() and (is_fixed or refused or (words and words[0] not in _DECIDING)):
-            checked.append(CheckedValue(spec.name, value_words(traced), words, refused, is_fixed))
+        if traced.numel() and (is_fixed or refused or (labels and labels[0] not in _DECIDING)):
+            checked.append(CheckedValue(spec.name, value_words(traced), labels, refused, is_fixed))
     return tuple(checked)
 
 
-def _have_other_values(traced: torch.Tensor, other: torch.Tensor) -> bool:
+def _have_other_values(traced: torch.Tensor, sample: torch.Tensor) -> bool:
     """Return True if another sample has other values, not just a different number of equal values."""
-    if traced.shape == other.shape:
-        return not torch.equal(traced, other)
-    return bool((traced != traced.flatten()[0]).any() or (other != traced.flatten()[0]).any())
+    if traced.shape == sample.shape:
+        return not torch.equal(traced, sample)
+    return bool((traced != traced.flatten()[0]).any() or (sample != traced.flatten()[0]).any())
 
 
-def deciding_inputs(file: WrittenFile, other: Draw) -> list[str]:
+def deciding_inputs(file: WrittenFile, sample: Draw) -> list[str]:
     """Find the inputs that alone, with the values of another sample, make the file differ from PyTorch.
 
     Args:
         file: A file that agrees with PyTorch on the traced sample.
-        other: A sample of the same shapes on which it differs.
+        sample: A sample of the same shapes on which it differs.
     """
     traced = file.written.draw
-    names = [name for name, values in traced.inputs.items() if _have_other_values(values, other.inputs[name])]
+    names = [name for name, values in traced.inputs.items() if _have_other_values(values, sample.inputs[name])]
     if len(names) < 2:
         return names
     deciding = []
     with with_values(file.prepared) as weighted:
         for name in names:
             try:
-                draw = run_draw(weighted, replace(traced, inputs={**traced.inputs, name: other.inputs[name]}))
+                draw = run_draw(weighted, replace(traced, inputs={**traced.inputs, name: sample.inputs[name]}))
             except ExportError:
                 continue
             if _find_difference(file, draw):
@@ -609,8 +607,8 @@ def _refuse_wrong_far_values(file: WrittenFile, far: Varied) -> None:
         return
     expected, actual = _mask_non_finite(far.draw.reference, answers)
     comparisons = compare_outputs([expected], [actual], rounding=file.rounding).comparisons
-    wrong = [item for item in comparisons if _is_wrong(item)]
-    names = [item.name for item in wrong]
+    wrong = [entry for entry in comparisons if _is_wrong(entry)]
+    names = [entry.name for entry in wrong]
     if wrong and not (_is_rounded_in_pytorch(file, far.draw, names) or _is_rounding(file, far, names)):
         raise _far_error(file.written, far, wrong)
 
@@ -626,7 +624,7 @@ def _is_rounded_in_pytorch(file: WrittenFile, draw: Draw, outputs: Collection[st
         return False
     narrowed = {name: precise[name].astype(value.dtype) for name, value in draw.reference.items()}
     comparisons = compare_outputs([draw.reference], [narrowed], rounding=file.rounding).comparisons
-    return {*outputs} <= {item.name for item in comparisons if not item.is_equal}
+    return {*outputs} <= {entry.name for entry in comparisons if not entry.is_equal}
 
 
 def _mask_non_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays]:
@@ -634,22 +632,22 @@ def _mask_non_finite(reference: Arrays, answers: Arrays) -> tuple[Arrays, Arrays
     expected, actual = dict(reference), dict(answers)
     for name, value in reference.items():
         if value.dtype.kind == "f" and value.shape == answers[name].shape and not np.isfinite(value).all():
-            expected[name], actual[name] = (np.where(np.isfinite(value), side, 0) for side in (value, answers[name]))
+            expected[name], actual[name] = (np.where(np.isfinite(value), array, 0) for array in (value, answers[name]))
     return expected, actual
 
 
-def _is_wrong(item: OutputComparison) -> bool:
+def _is_wrong(entry: OutputComparison) -> bool:
     """Return True if a difference exceeds the threshold by more than rounding."""
     # For values of very different size, rounding loses more than for similar ones.
-    return not item.is_equal and (bool(item.problem) or item.relative_diff > ROUNDING_FACTOR * item.threshold)
+    return not entry.is_equal and (bool(entry.problem) or entry.relative_diff > ROUNDING_FACTOR * entry.threshold)
 
 
 def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputComparison]) -> VerificationError:
     """Create the error for outputs that differ for large values only."""
-    worst = max(wrong, key=lambda item: (bool(item.problem), item.relative_diff))
+    worst = max(wrong, key=lambda entry: (bool(entry.problem), entry.relative_diff))
     difference = worst.problem or f"relative difference {worst.relative_diff:.1e}, tolerance {worst.threshold:.0e}"
-    low, high = _range_of([far.draw.inputs[name] for name in far.names])
-    near_low, near_high = _range_of([written.draw.inputs[name] for name in far.names])
+    low, high = _find_range([far.draw.inputs[name] for name in far.names])
+    near_low, near_high = _find_range([written.draw.inputs[name] for name in far.names])
     operator = _first_infinite(written, far.draw)
     return VerificationError(
         f"the file differs from PyTorch for large values only: with {far.inputs_words} from {low:.3g} to {high:.3g}, "
@@ -662,7 +660,7 @@ def _far_error(written: WrittenGraph, far: Varied, wrong: Sequence[OutputCompari
     )
 
 
-def _range_of(tensors: Sequence[torch.Tensor]) -> tuple[float, float]:
+def _find_range(tensors: Sequence[torch.Tensor]) -> tuple[float, float]:
     return min(float(value.min()) for value in tensors), max(float(value.max()) for value in tensors)
 
 
@@ -678,10 +676,10 @@ def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
     except StageError:
         return ""
     for node in nodes:
-        read = [values[value.name] for value in node.inputs if value is not None and value.name in values]
+        inputs = [values[value.name] for value in node.inputs if value is not None and value.name in values]
         made = [values[value.name] for value in node.outputs if value.name in values]
-        if _are_finite(read) and not _are_finite(made):
-            tag, ends = read_tag(node), [end for value in read for end in _value_ends(value)]
+        if _are_finite(inputs) and not _are_finite(made):
+            tag, ends = read_tag(node), [end for value in inputs for end in _value_ends(value)]
             module = f" of module {tag.module}" if tag is not None and tag.module else ""
             range_words = f", of values from {min(ends):.3g} to {max(ends):.3g}" if ends else ""
             return f"; the first NaN or infinity is that of {node.op_type}{module} (node {node.name}){range_words}"

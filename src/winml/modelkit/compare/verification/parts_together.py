@@ -138,11 +138,11 @@ class TextParts(ABC):
             decoder: The part that decodes the outputs of the other parts.
             paths: Name of the part → its file.
         """
-        others = [part for part in parts if part is not decoder.part]
+        first_parts = [part for part in parts if part is not decoder.part]
         assert decoder.part.cache is not None  # it decodes
         if decoder.part.cache.side is None:
-            return _VisionLanguageParts(decoder, paths, *others)
-        return _EncoderDecoderParts(decoder, paths, *others)
+            return _VisionLanguageParts(decoder, paths, *first_parts)
+        return _EncoderDecoderParts(decoder, paths, *first_parts)
 
     def compare(self, seed: int) -> GenerationInfo | str:
         """Compare the text of all files with PyTorch's, token by token; return the reason if impossible.
@@ -159,12 +159,12 @@ class TextParts(ABC):
         prepared = self.decoder
         rounding = Rounding(dtypes_inside(prepared.part.module, reference.encoded))
         with _failures_as_unverified():
-            decoder = self._open(reference.inputs, reference.encoded)
+            decoder = self._open_decoder(reference.inputs, reference.encoded)
             fixed = {name: torch.from_numpy(np.array(value)) for name, value in decoder.fixed.items()}
 
             def is_uncertain(draw: Draw) -> bool:
-                passed = {**draw.inputs, **fixed}
-                ordered = {spec.name: passed[spec.name] for spec in prepared.part.inputs}
+                feeds = {**draw.inputs, **fixed}
+                ordered = {spec.name: feeds[spec.name] for spec in prepared.part.inputs}
                 return has_uncertain_scores(prepared, replace(draw, inputs=ordered), rounding)
 
             return compare_generation(
@@ -181,21 +181,21 @@ class TextParts(ABC):
         Raises:
             VerificationError: ONNX Runtime cannot run a file.
         """
-        reference = self._measured_reference(seed, sample)
+        reference = self._make_measured_reference(seed, sample)
         if isinstance(reference, str):
             return reference
         with _failures_as_unverified():
-            decoder = self._open(reference.inputs, reference.encoded)
-            read = list(read_scores(decoder.part, reference.text, decoder.run, decoder.vectors_of))
-        expected, passed = (np.concatenate(scores, axis=1) for scores in zip(*read, strict=True))
-        return output_fidelity(f"{SCORES} of {expected.shape[1]} tokens", [expected], [passed])
+            decoder = self._open_decoder(reference.inputs, reference.encoded)
+            pairs = list(read_scores(decoder.part, reference.text, decoder.run, decoder.vectors_of))
+        expected, actual = (np.concatenate(scores, axis=1) for scores in zip(*pairs, strict=True))
+        return output_fidelity(f"{SCORES} of {expected.shape[1]} tokens", [expected], [actual])
 
     def _reference(self, seed: int) -> _Reference | str:
         """Generate with the loaded model; its weights are released before ONNX Runtime opens files."""
         if reason := self._reason_against():
             return reason
         with with_values(self.decoder) as weighted:
-            generate = self._prepare(weighted, seed)
+            generate = self._prepare_generation(weighted, seed)
             return generate if isinstance(generate, str) else generated_or_reason(weighted, generate)
 
     def _reason_against(self) -> str:
@@ -203,15 +203,15 @@ class TextParts(ABC):
         return ""
 
     @abstractmethod
-    def _prepare(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
+    def _prepare_generation(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
         """Create inputs, and return a function that generates in PyTorch, or the reason why it cannot."""
 
     @abstractmethod
-    def _measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:
+    def _make_measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:
         """Return the text whose scores are measured, or the reason why there is no text."""
 
     @abstractmethod
-    def _open(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:
+    def _open_decoder(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:
         """Run the files of the first parts, and open the file of the decoder.
 
         Args:
@@ -219,14 +219,14 @@ class TextParts(ABC):
             encoded: Outputs of an encoder in PyTorch.
         """
 
-    def _opened_decoder(self, fixed: Arrays) -> Callable[[Draw], Arrays]:
+    def _make_decoder_run(self, fixed: Arrays) -> Callable[[Draw], Arrays]:
         """Return a function that runs the file of the decoder, row by row if its batch size is 1.
 
         Args:
             fixed: Inputs with the same values in every run.
         """
         path = self.paths[self.decoder.part.name]
-        run = _opened_file(path).run
+        run = _open_file(path).run
         if not takes_single_rows(graph_of(read_structure(path), path)):
             return lambda draw: run({**draw.arrays, **fixed})
         return lambda draw: joined_rows([run(rows) for rows in feeds_by_rows({**draw.arrays, **fixed})])
@@ -238,7 +238,7 @@ class _EncoderDecoderParts(TextParts):
 
     encoder: ModelPart
 
-    def _prepare(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
+    def _prepare_generation(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
         model: Any = weighted.model
         encoder = replace(self.encoder, model=model, stored=None, with_weights=None)
         count = self._new_tokens()
@@ -251,7 +251,7 @@ class _EncoderDecoderParts(TextParts):
         def generate() -> _Reference:
             with prepared_part(encoder) as prepared:
                 encoded = run_reference(prepared, inputs)
-            return _Reference(inputs, self._text(model, inputs, encoded, count), encoded)
+            return _Reference(inputs, self._generate_text(model, inputs, encoded, count), encoded)
 
         return generate
 
@@ -265,7 +265,7 @@ class _EncoderDecoderParts(TextParts):
         count = NEW_TOKENS if room is None else min(NEW_TOKENS, room - 1 - SECOND_PROMPT)
         return count if count > 0 else f"the decoder has room for only {room} tokens"
 
-    def _text(self, model: Any, inputs: _Tensors, encoded: Arrays, count: int) -> GeneratedText:
+    def _generate_text(self, model: Any, inputs: _Tensors, encoded: Arrays, count: int) -> GeneratedText:
         """Generate a text with the model from random encoder inputs, and read a second prompt."""
         from transformers import GenerationMixin
 
@@ -283,16 +283,16 @@ class _EncoderDecoderParts(TextParts):
 
         def answer(step: TextStep) -> Array:
             tokens = torch.from_numpy(step.tokens)
-            passed: dict[str, Any] = {**inputs, DECODER_TOKENS: tokens}
+            arguments: dict[str, Any] = {**inputs, DECODER_TOKENS: tokens}
             if decoder.path:
-                passed = {TOKENS: tokens, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODER_OUTPUT_STATES]))}
-            passed = {**passed, **decoder.forward_kwargs, argument: recorded.cache}
-            return to_numpy(model.get_submodule(decoder.path)(**passed)[SCORES])
+                arguments = {TOKENS: tokens, ENCODER_STATES: torch.from_numpy(np.array(encoded[ENCODER_OUTPUT_STATES]))}
+            arguments = {**arguments, **decoder.forward_kwargs, argument: recorded.cache}
+            return to_numpy(model.get_submodule(decoder.path)(**arguments)[SCORES])
 
-        first = recorded.steps[0].tokens[:, :1]
-        return recorded.with_second_prompt(np.repeat(first, SECOND_PROMPT - 1, axis=1), answer)
+        start_tokens = recorded.steps[0].tokens[:, :1]
+        return recorded.with_second_prompt(np.repeat(start_tokens, SECOND_PROMPT - 1, axis=1), answer)
 
-    def _measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:
+    def _make_measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:
         """Return random tokens, or those of a sample, with PyTorch's scores after each token; nothing is generated."""
         decoder, count = self.decoder.part, self._new_tokens()
         if isinstance(count, str):
@@ -306,7 +306,7 @@ class _EncoderDecoderParts(TextParts):
         else:
             inputs = InputDraws(self.encoder, seed).draw(1, _sizes_of_rows(self.encoder, ROWS), with_padding=True)
         rows = len(next(iter(inputs.values())))
-        low, high = _spec_named(decoder, TOKENS).value_range or (0, 1)
+        low, high = _find_spec(decoder, TOKENS).value_range or (0, 1)
         tokens = np.random.default_rng(seed).integers(int(low), int(high) + 1, (rows, count))
         if sample is not None:
             tokens[:, : len(sample.tokens)] = sample.tokens[:count]
@@ -331,11 +331,11 @@ class _EncoderDecoderParts(TextParts):
             name: torch.from_numpy(np.array(value)) for name, value in self._constant_inputs(encoded, inputs).items()
         }
         mask, positions = np.ones_like(tokens), np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).copy()
-        own = {
+        token_feeds = {
             name: torch.from_numpy(array) for name, array in ((TOKENS, tokens), (MASK, mask), (POSITIONS, positions))
         }
-        passed = {**empty_states(decoder.cache, len(tokens)), **fixed, **own}
-        return encoded, _run_streamed(self.decoder, {spec.name: passed[spec.name] for spec in decoder.inputs})[SCORES]
+        feeds = {**empty_states(decoder.cache, len(tokens)), **fixed, **token_feeds}
+        return encoded, _run_streamed(self.decoder, {spec.name: feeds[spec.name] for spec in decoder.inputs})[SCORES]
 
     def _constant_inputs(self, encoded: Arrays, inputs: _Tensors) -> dict[str, Array]:
         """Constant inputs of the decoder by name.
@@ -350,13 +350,13 @@ class _EncoderDecoderParts(TextParts):
             constants[ENCODER_MASK] = to_numpy(inputs[MASK])
         return constants
 
-    def _open(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:
+    def _open_decoder(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:
         if self.encoder.name in self.paths:
             arrays = {name: to_numpy(value) for name, value in inputs.items()}
-            encoded = _opened_file(self.paths[self.encoder.name]).run(arrays)
+            encoded = _open_file(self.paths[self.encoder.name]).run(arrays)
         fixed, decoder = self._constant_inputs(encoded, inputs), self.decoder.part
         stepping = replace(decoder, inputs=tuple(spec for spec in decoder.inputs if spec.name not in fixed))
-        return _Decoder(stepping, self._opened_decoder(fixed), fixed)
+        return _Decoder(stepping, self._make_decoder_run(fixed), fixed)
 
 
 @dataclass(frozen=True)
@@ -373,11 +373,11 @@ class _VisionLanguageParts(TextParts):
         missing = [part.name for part in (self.vision, self.embedding) if part.name not in self.paths]
         return f"{missing[0]} is not among the files" if missing else ""
 
-    def _measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:  # noqa: ARG002  # of encoders
-        reason = self._reason_against() or beyond_memory(self.paths.values()) or self._held_words()
+    def _make_measured_reference(self, seed: int, sample: TextSample | None) -> _Reference | str:  # noqa: ARG002  # of encoders
+        reason = self._reason_against() or beyond_memory(self.paths.values()) or self._memory_obstacle()
         return reason or self._reference(seed)
 
-    def _held_words(self) -> str:
+    def _memory_obstacle(self) -> str:
         """Reason why PyTorch does not generate with streamed weights; empty if it does."""
         size = sum(parameter.numel() * parameter.element_size() for parameter in self.decoder.model.parameters())
         if self.decoder.part.stored is None or size <= MOST_WHOLE_BYTES:
@@ -385,30 +385,30 @@ class _VisionLanguageParts(TextParts):
         limit = size_words(MOST_WHOLE_BYTES)
         return f"its weights have {size_words(size)}; the limit for generating in PyTorch is {limit}"
 
-    def _prepare(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
+    def _prepare_generation(self, weighted: PreparedPart, seed: int) -> Callable[[], _Reference] | str:
         decoder = weighted.part
         if reason := reason_against(decoder):
             return reason
-        tokens, mask = self._prompt(seed, is_padded=any(spec.first_values for spec in decoder.inputs))
+        tokens, mask = self._create_prompt(seed, is_padded=any(spec.first_values for spec in decoder.inputs))
         room = decoder.most_tokens
         free = room - tokens.shape[1] - SECOND_PROMPT if room is not None else NEW_TOKENS
         if free < 1:
             return f"the model has only {room} positions"
         places = [value for value, _ in self._place_runs]
         is_place = torch.isin(tokens, torch.tensor(places))
-        images = self._images(seed, len(tokens))
-        displayed = dict(images)
+        images = self._create_images(seed, len(tokens))
+        extra = dict(images)
         for spec in decoder.inputs:
             if spec.first_values:
                 # A decoder input states for each token whether it is a placeholder.
-                displayed[spec.name] = torch.where(is_place, spec.first_values[0][0], plain_value(spec))
+                extra[spec.name] = torch.where(is_place, spec.first_values[0][0], plain_value(spec))
         if several_positions(decoder.inputs) is not None:
             # The model computes its positions from these.
-            displayed[KINDS_PARAMETER] = is_place.long()
+            extra[KINDS_PARAMETER] = is_place.long()
 
         def generate() -> _Reference:
             count = min(free, NEW_TOKENS)
-            text = generated_text(decoder, weighted.model, (tokens, mask), count, displayed, places)
+            text = generated_text(decoder, weighted.model, (tokens, mask), count, extra, places)
             return _Reference(images, text)
 
         return generate
@@ -416,16 +416,16 @@ class _VisionLanguageParts(TextParts):
     @property
     def _place_runs(self) -> tuple[tuple[int, int], ...]:
         """(placeholder token, number of its places in a row) of the images."""
-        return _spec_named(self.embedding, TOKENS).first_values
+        return _find_spec(self.embedding, TOKENS).first_values
 
-    def _prompt(self, seed: int, *, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def _create_prompt(self, seed: int, *, is_padded: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Create tokens with image placeholders, and their mask; the first of several rows is padded on the left.
 
         A single row is padded if requested: without padding, some models create no mask, and attend to later tokens in
         all runs.
         """
         length = sum(count for _, count in self._place_runs) + _TEXT
-        sizes = {**_sizes_of_rows(self.embedding, ROWS), str(_spec_named(self.embedding, TOKENS).shape[1]): length}
+        sizes = {**_sizes_of_rows(self.embedding, ROWS), str(_find_spec(self.embedding, TOKENS).shape[1]): length}
         tokens = InputDraws(self.embedding, seed).draw(1, sizes)[TOKENS]
         mask = torch.ones_like(tokens)
         if len(tokens) > 1 or is_padded:
@@ -433,7 +433,7 @@ class _VisionLanguageParts(TextParts):
             mask[0, :_PADDING] = 0
         return tokens, mask
 
-    def _images(self, seed: int, rows: int) -> _Tensors:
+    def _create_images(self, seed: int, rows: int) -> _Tensors:
         """Create images for so many rows of tokens; several samples for a graph with a fixed number of images."""
         if (grids := next((spec for spec in self.vision.inputs if spec.grid is not None), None)) is not None:
             return self._images_of_grids(grids, seed, rows)
@@ -451,19 +451,19 @@ class _VisionLanguageParts(TextParts):
         edges = [(height, blocks // height) for height in itertools.islice(itertools.cycle(reversed(heights)), rows)]
         values = torch.tensor([[1, height * multiple, width * multiple] for height, width in edges])
         patches = int(values.prod(-1).sum())
-        others = tuple(
+        specs = tuple(
             spec.model_copy(update={"shape": (patches, *spec.shape[1:])})
             for spec in self.vision.inputs
             if spec.name != grids.name
         )
-        drawn = InputDraws(replace(self.vision, inputs=others), seed).draw(1, {})
+        drawn = InputDraws(replace(self.vision, inputs=specs), seed).draw(1, {})
         return {**drawn, grids.name: values}
 
-    def _open(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:  # noqa: ARG002  # of encoders
+    def _open_decoder(self, inputs: _Tensors, encoded: Arrays) -> _Decoder:  # noqa: ARG002  # of encoders
         from winml.modelkit.ort.decoding.parts import TokenEmbedder  # imports onnxruntime
 
-        run = self._opened_decoder({})
-        embedder = TokenEmbedder(*(_opened_file(self.paths[part.name]) for part in (self.vision, self.embedding)))
+        run = self._make_decoder_run({})
+        embedder = TokenEmbedder(*(_open_file(self.paths[part.name]) for part in (self.vision, self.embedding)))
         seen = embedder.encode_images({name: to_numpy(value) for name, value in inputs.items()})
         created = {feed.output: feed.input for feed in self.embedding.feeds}
 
@@ -477,11 +477,11 @@ class _VisionLanguageParts(TextParts):
 def beyond_memory(paths: Iterable[Path]) -> str:
     """Reason why files are too large to run together for a lossy comparison; empty if small enough."""
     size = sum(file.stat().st_size for path in paths for file in (path, *external_files(path)))
-    words = f"the files have {size_words(size)}; the limit for running them together is {size_words(MOST_WHOLE_BYTES)}"
-    return words if size > MOST_WHOLE_BYTES else ""
+    text = f"the files have {size_words(size)}; the limit for running them together is {size_words(MOST_WHOLE_BYTES)}"
+    return text if size > MOST_WHOLE_BYTES else ""
 
 
-def _opened_file(path: Path) -> Session:
+def _open_file(path: Path) -> Session:
     """Open a file in ONNX Runtime with default options."""
     from winml.modelkit.ort.sessions import Session  # imports onnxruntime
 
@@ -511,7 +511,7 @@ def _sizes_of_rows(part: ModelPart, rows: int) -> dict[str, int]:
     return {name: rows if name == batch else size for name, size in part.trace_sizes.items()}
 
 
-def _spec_named(part: ModelPart, name: str) -> InputTensorSpec:
+def _find_spec(part: ModelPart, name: str) -> InputTensorSpec:
     return next(spec for spec in part.inputs if spec.name == name)
 
 
@@ -526,5 +526,5 @@ def _run_streamed(prepared: PreparedPart, inputs: dict[str, torch.Tensor]) -> Ar
     """Run a part in PyTorch with streamed weights if its weights are not loaded."""
     from winml.modelkit.compare.verification.streamed_reference import with_streamed_values  # imported on demand
 
-    with with_values(prepared) as held, with_streamed_values(held) as weighted:
+    with with_values(prepared) as loaded, with_streamed_values(loaded) as weighted:
         return run_reference(weighted, inputs)

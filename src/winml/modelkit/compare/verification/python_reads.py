@@ -138,7 +138,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operator, and record the input sources of its results and of tensors that it writes into."""
         kwargs = kwargs or {}
-        sources = self._sources((args, kwargs))
+        sources = self._find_sources((args, kwargs))
         name = func.name()
         is_check, is_read = name == _CHECK, _reads_values(func)
         frame, is_operator = _calling_frame(inspect.currentframe()) if is_check or is_read else (None, False)
@@ -150,19 +150,19 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add_read(frame, sources, str(result), is_unseen=is_unseen)
         elif torch.Tag.dynamic_output_shape in func.tags:
             # A graph has these operators too.
-            self.read |= self._sources(_flag_indices(args[1])) if name == _INDEX else sources
-        written = [
+            self.read |= self._find_sources(_flag_indices(args[1])) if name == _INDEX else sources
+        targets = [
             kwargs[argument] if argument in kwargs else args[position]
             for position, argument in _written_arguments(func)
             if argument in kwargs or position < len(args)
         ]
-        self._add_sources((result, written), sources)
+        self._add_sources((result, targets), sources)
         return result
 
-    def _sources(self, values: object) -> frozenset[str]:
+    def _find_sources(self, values: object) -> frozenset[str]:
         """Inputs that the nested tensors come from."""
         sources = frozenset[str]()
-        for value in _tensors(values):
+        for value in _find_tensors(values):
             sources |= self._of_tensors.get(value, frozenset())
             if (storage := _weak_storage(value)) is not None:
                 sources |= self._of_storages.get(storage, frozenset())
@@ -170,7 +170,7 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add_sources(self, values: object, sources: frozenset[str]) -> None:
         """Record the inputs that the nested tensors come from."""
-        for value in _tensors(values) if sources else ():
+        for value in _find_tensors(values) if sources else ():
             storage = _weak_storage(value)
             if storage is None:
                 self._of_tensors[value] = sources
@@ -197,9 +197,9 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.deciding |= sources
         if is_of_user(file):
             place = (Path(file).name, line)
-            known = self.lines.get(place, ReadLine(frozenset(), "", is_unseen=False))
+            prior = self.lines.get(place, ReadLine(frozenset(), "", is_unseen=False))
             self.lines[place] = ReadLine(
-                known.inputs | sources, known.value or value, known.is_unseen or is_unseen, known.takes_all or takes_all
+                prior.inputs | sources, prior.value or value, prior.is_unseen or is_unseen, prior.takes_all or takes_all
             )
 
     @contextmanager
@@ -215,17 +215,18 @@ class _ReadMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         with ExitStack() as stack:
             for owner, name in _WATCHED:
-                watched = self._watch(getattr(owner, name), takes_all=name != _IS_NONZERO)
+                watched = self._wrap_method(getattr(owner, name), takes_all=name != _IS_NONZERO)
                 stack.enter_context(attribute_replaced(owner, name, watched))
             stack.enter_context(attribute_replaced(threading.Thread, "run", run_watched))
             yield
 
-    def _watch(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
+    def _wrap_method(self, original: Callable[..., Any], *, takes_all: bool) -> Callable[..., Any]:
         """Wrap a method of tensors, so that calls from the user's Python are recorded."""
+
         @wraps(original)
         def call(values: torch.Tensor, *args: Any, **options: Any) -> Any:
             frame, _ = _calling_frame(inspect.currentframe(), further=_COPYING)
-            sources = self._sources((values, args))
+            sources = self._find_sources((values, args))
             if sources and frame is not None and is_of_user(frame.f_code.co_filename):
                 self._add_read(frame, sources, is_unseen=True, takes_all=takes_all)
             return original(values, *args, **options)
@@ -248,7 +249,7 @@ def _written_arguments(operator: Any) -> tuple[tuple[int, str], ...]:
     )
 
 
-def _tensors(values: object) -> Iterator[torch.Tensor]:
+def _find_tensors(values: object) -> Iterator[torch.Tensor]:
     return (value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
 
 

@@ -61,15 +61,15 @@ def prepared_part(
     Raises:
         ExportError: a module is scripted, which no exporter supports.
     """
-    own = [spec.name for spec in part.inputs]
-    names = own if names is None else names
+    all_names = [spec.name for spec in part.inputs]
+    names = all_names if names is None else names
     with prepared_for_export(
         part.model,
         names,
         part.forward_kwargs,
         path=part.path,
         entry=part.entry,
-        arguments=part.arguments if list(names) == own else None,
+        arguments=part.arguments if list(names) == all_names else None,
         plain_attention=plain_attention,
     ) as forward:
         yield PreparedPart(part, forward)
@@ -91,11 +91,11 @@ def run_on_arrays(prepared: PreparedPart, feeds: Arrays, shown: str, hint: str) 
         with torch.inference_mode():
             outputs = prepared.model(*map(to_torch, feeds.values()))
     except Exception as error:
-        passed = ", ".join(f"{name} {shape_words(str(array.dtype), array.shape)}" for name, array in feeds.items())
+        shapes = ", ".join(f"{name} {shape_words(str(array.dtype), array.shape)}" for name, array in feeds.items())
         raise MeasureError(
-            f"{shown} cannot run on {passed}: {type(error).__name__}: {first_line(error)}", hint=hint
+            f"{shown} cannot run on {shapes}: {type(error).__name__}: {first_line(error)}", hint=hint
         ) from error
-    return _named_arrays(prepared, outputs)
+    return _name_outputs(prepared, outputs)
 
 
 def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *, keeps_state: bool = False) -> Arrays:
@@ -128,9 +128,9 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
         raise
     except Exception as error:
         path = module_of_error(error, model)
-        passed = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
+        shapes = ", ".join(f"{spec.name} {shape_words(spec.dtype, tensors[spec.name].shape)}" for spec in part.inputs)
         raise ExportError(
-            f"the model failed on {passed}, in module {path or '(the root)'}: "
+            f"the model failed on {shapes}, in module {path or '(the root)'}: "
             f"{type(error).__name__}: {first_line(error)}",
             # Most loading notes describe the selection of inputs.
             hint=" ".join(
@@ -141,7 +141,7 @@ def run_reference(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor], *
             ),
             module=path,
         ) from error
-    return _named_arrays(prepared, outputs)
+    return _name_outputs(prepared, outputs)
 
 
 def run_for_shapes(prepared: PreparedPart, tensors: Mapping[str, torch.Tensor]) -> Arrays:
@@ -184,7 +184,7 @@ def _run_with(
             outputs = functional_call(model, state, tuple(inputs))
     except REFUSALS:
         return None
-    return _named_arrays(prepared, outputs)
+    return _name_outputs(prepared, outputs)
 
 
 @contextmanager
@@ -241,7 +241,7 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
     """
     generator = torch.Generator().manual_seed(seed)
     with with_values(prepared) as weighted, torch.no_grad():
-        own = {
+        originals = {
             name: value.clone()
             for name, value in weighted.model.named_parameters()
             if weighted is prepared and value.is_floating_point()
@@ -254,8 +254,8 @@ def with_drawn_weights(prepared: PreparedPart, seed: int) -> Iterator[PreparedPa
             yield replace(weighted, as_loaded=None)
         finally:
             for name, value in weighted.model.named_parameters():
-                if name in own:
-                    value.copy_(own[name])
+                if name in originals:
+                    value.copy_(originals[name])
 
 
 def _random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -301,7 +301,7 @@ def _uncompiled(model: object = None, **_options: object) -> Any:
     return model if model is not None else lambda function: function
 
 
-def _named_arrays(prepared: PreparedPart, outputs: Iterable[torch.Tensor]) -> Arrays:
+def _name_outputs(prepared: PreparedPart, outputs: Iterable[torch.Tensor]) -> Arrays:
     return {name: _output_array(value) for name, value in zip(prepared.forward.output_names, outputs, strict=True)}
 
 

@@ -93,15 +93,15 @@ def compare_stable_draws(
             return replace(info, set_aside=tuple(aside.values()))
         with with_values(prepared) as weighted:
             if not info.has_signal:
-                raise _explained_failure(info, weighted, draws)
+                raise _explain_failure(info, weighted, draws)
             for number in failed:
                 moved = _perturbed_outputs(weighted, draws[number - 1], rounding)
-                differing = tuple(item for item in info.comparisons if item.draw == number and not item.is_equal)
-                added_up = sum(item.is_equal for item in aside.values()) >= _MOST_ADDED_UP
-                if not all(_is_rounding(item, moved, decides=added_up) for item in differing):
-                    raise _explained_failure(replace(info, comparisons=differing), weighted, draws)
-                uncertain = [moved[item.name] for item in differing]
-                aside[number] = replace(max(uncertain, key=lambda item: item.relative_diff), draw=number)
+                differing = tuple(entry for entry in info.comparisons if entry.draw == number and not entry.is_equal)
+                added_up = sum(entry.is_equal for entry in aside.values()) >= _MOST_ADDED_UP
+                if not all(_is_rounding(entry, moved, decides=added_up) for entry in differing):
+                    raise _explain_failure(replace(info, comparisons=differing), weighted, draws)
+                uncertain = [moved[entry.name] for entry in differing]
+                aside[number] = replace(max(uncertain, key=lambda entry: entry.relative_diff), draw=number)
             if len(aside) > MOST_SET_ASIDE:
                 raise _uncertain_error(list(aside.values()))
             new_draws = []
@@ -112,7 +112,7 @@ def compare_stable_draws(
         outputs += map(run_file, new_draws)
 
 
-def _explained_failure(
+def _explain_failure(
     verification: VerificationInfo, prepared: PreparedPart, draws: Sequence[Draw]
 ) -> VerificationError:
     """Create the error of a failed comparison, with its likely cause.
@@ -130,16 +130,16 @@ def _explained_failure(
             hint="Make the model deterministic (seed its random numbers, store no state between calls), or skip the "
             f"comparison with {opt.no_verify}.",
         )
-    words = verification_words(verification)
-    if place := _not_a_number(prepared.model):
+    text = verification_words(verification)
+    if place := _find_bad_parameter(prepared.model):
         return VerificationError(
-            f"{words}; {place}",
+            f"{text}; {place}",
             hint=f"The weights are damaged, or training diverged: download them again. {opt.no_verify} writes the "
             "file.",
         )
-    if not verification.has_signal and all(item.is_equal for item in verification.comparisons):
+    if not verification.has_signal and all(entry.is_equal for entry in verification.comparisons):
         error = VerificationError(
-            words,
+            text,
             hint=f"Use real weights or other inputs ({opt.input_specs}), or skip the comparison with {opt.no_verify}.",
         )
         error.is_silent = True
@@ -153,15 +153,15 @@ def _explained_failure(
             f"It fails {here} padding: the model takes a different branch there than {there} padding, and a graph has "
             f"one branch only. {_no_file_hint()}"
         )
-    return VerificationError(words, hint=hint, is_graph_wrong=True, inputs=failed.inputs)
+    return VerificationError(text, hint=hint, is_graph_wrong=True, inputs=failed.inputs)
 
 
-def _not_a_number(model: nn.Module) -> str:
+def _find_bad_parameter(model: nn.Module) -> str:
     """Describe the first parameter with NaN or infinity; empty if all are finite."""
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
-            what = "NaN" if torch.isnan(parameter).any() else "infinity"
-            return f"parameter {name!r} contains {what}"
+            kind = "NaN" if torch.isnan(parameter).any() else "infinity"
+            return f"parameter {name!r} contains {kind}"
     return ""
 
 
@@ -169,10 +169,10 @@ def _compare_remaining_draws(
     draws: Sequence[Draw], outputs: Sequence[Arrays], aside: Mapping[int, object], rounding: Rounding
 ) -> VerificationInfo:
     """Compare the samples that were not excluded; each keeps its number."""
-    retained = [number for number in range(1, len(draws) + 1) if number not in aside]
-    references = [draws[number - 1].reference for number in retained]
-    info = compare_outputs(references, [outputs[number - 1] for number in retained], rounding=rounding)
-    return replace(info, comparisons=tuple(replace(item, draw=retained[item.draw - 1]) for item in info.comparisons))
+    numbers = [number for number in range(1, len(draws) + 1) if number not in aside]
+    references = [draws[number - 1].reference for number in numbers]
+    info = compare_outputs(references, [outputs[number - 1] for number in numbers], rounding=rounding)
+    return replace(info, comparisons=tuple(replace(entry, draw=numbers[entry.draw - 1]) for entry in info.comparisons))
 
 
 def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collection[str], rounding: Rounding) -> bool:
@@ -185,7 +185,7 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
         rounding: Rounding errors to accept.
     """
     with with_values(prepared) as weighted:
-        moved = {name for name, item in _perturbed_outputs(weighted, draw, rounding).items() if not item.is_equal}
+        moved = {name for name, entry in _perturbed_outputs(weighted, draw, rounding).items() if not entry.is_equal}
         for seed in range(1, _MOVED_RUNS + 1):
             # Equal values are ranked in arbitrary order.
             tensors = {
@@ -193,7 +193,7 @@ def is_decided_by_rounding(prepared: PreparedPart, draw: Draw, outputs: Collecti
             }
             output = run_reference(weighted, tensors)
             comparisons = compare_outputs([draw.reference], [output], rounding=rounding).comparisons
-            moved |= {item.name for item in comparisons if not item.is_equal and not item.problem}
+            moved |= {entry.name for entry in comparisons if not entry.is_equal and not entry.problem}
         return set(outputs) <= moved
 
 
@@ -252,15 +252,15 @@ class Ranking:
         places = to_numpy(self.places)
         if places.size != expected.size or not np.array_equal(places.reshape(expected.shape), expected):
             return False
-        others = actual.reshape(places.shape)
-        if others.min(initial=0) < 0 or others.max(initial=0) >= self.values.shape[self.axis]:
+        indices = actual.reshape(places.shape)
+        if indices.min(initial=0) < 0 or indices.max(initial=0) >= self.values.shape[self.axis]:
             return False
-        ordered = np.sort(others, axis=self.axis)
+        ordered = np.sort(indices, axis=self.axis)
         if (np.diff(ordered, axis=self.axis) == 0).any():
             return False
         values = to_numpy(self.values)
-        own, other = (np.take_along_axis(values, item, self.axis) for item in (places, others))
-        return np.array_equal(own, other)
+        x, y = (np.take_along_axis(values, item, self.axis) for item in (places, indices))
+        return np.array_equal(x, y)
 
 
 def rankings(prepared: PreparedPart, inputs: Mapping[str, torch.Tensor]) -> tuple[Ranking, ...]:
@@ -290,17 +290,17 @@ class _Rankings(TorchFunctionMode):
         if getattr(func, "__name__", "") in _RANKING and isinstance(values, torch.Tensor) and values.dim():
             places = getattr(result, "indices", result)
             if isinstance(places, torch.Tensor) and places.dtype == torch.int64:
-                self._note(values.detach().clone(), places.detach().clone())
+                self._record_ranking(values.detach().clone(), places.detach().clone())
         return result
 
-    def _note(self, values: torch.Tensor, places: torch.Tensor) -> None:
+    def _record_ranking(self, values: torch.Tensor, places: torch.Tensor) -> None:
         """Record indices along each axis that they may refer to."""
         for axis in range(values.dim()):
-            others = [size for place, size in enumerate(values.shape) if place != axis]
+            sizes = [size for dim, size in enumerate(values.shape) if dim != axis]
             along = places if places.dim() == values.dim() else None
-            if along is None and places.numel() == math.prod(others):
-                along = places.reshape([1 if place == axis else size for place, size in enumerate(values.shape)])
-            if along is not None and [size for place, size in enumerate(along.shape) if place != axis] == others:
+            if along is None and places.numel() == math.prod(sizes):
+                along = places.reshape([1 if dim == axis else size for dim, size in enumerate(values.shape)])
+            if along is not None and [size for dim, size in enumerate(along.shape) if dim != axis] == sizes:
                 self.found.append(Ranking(values, axis, along))
 
 
@@ -315,11 +315,11 @@ def _add_noise(value: torch.Tensor, traced: torch.Tensor, generator: torch.Gener
     return value + NOISE * traced.abs().max() * torch.randn(value.shape, generator=generator).to(value)
 
 
-def _largest_distance(first: Array, second: Array) -> float:
+def _largest_distance(a: Array, b: Array) -> float:
     """Largest absolute difference of two arrays; infinity for different shapes."""
-    if first.shape != second.shape:
+    if a.shape != b.shape:
         return float("inf")
-    return float(np.abs(first.astype(np.float64) - second.astype(np.float64)).max(initial=0.0))
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0.0))
 
 
 def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparison], *, decides: bool) -> bool:
@@ -330,14 +330,14 @@ def _is_rounding(different: OutputComparison, moved: Mapping[str, OutputComparis
         moved: Output → change by one unit in the last place.
         decides: Accept only outputs that rounding determines.
     """
-    item = moved.get(different.name)
-    if item is None or not np.isfinite(different.relative_diff):
+    change = moved.get(different.name)
+    if change is None or not np.isfinite(different.relative_diff):
         return False
     if different.problem:
         # Single channel: explained by rounding if rounding changes a channel as much relative to the others.
-        return not item.is_equal
-    adds_up = different.relative_diff <= _UNITS_OF_A_KERNEL * item.relative_diff
-    return not item.is_equal or (adds_up and not decides)
+        return not change.is_equal
+    adds_up = different.relative_diff <= _UNITS_OF_A_KERNEL * change.relative_diff
+    return not change.is_equal or (adds_up and not decides)
 
 
 def _perturbed_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -> dict[str, OutputComparison]:
@@ -350,12 +350,12 @@ def _perturbed_outputs(prepared: PreparedPart, draw: Draw, rounding: Rounding) -
         with _perturb_results(prepared.model, seed):
             moved = run_reference(prepared, draw.inputs)
         comparisons = compare_outputs([draw.reference], [moved], rounding=rounding).comparisons
-        if seed == 0 and not all(item.is_equal for item in comparisons):
+        if seed == 0 and not all(diff.is_equal for diff in comparisons):
             return {}
-        for item in comparisons:
-            known = largest.get(item.name)
-            if known is None or (known.is_equal, -known.relative_diff) > (item.is_equal, -item.relative_diff):
-                largest[item.name] = item
+        for diff in comparisons:
+            prior = largest.get(diff.name)
+            if prior is None or (prior.is_equal, -prior.relative_diff) > (diff.is_equal, -diff.relative_diff):
+                largest[diff.name] = diff
     return largest
 
 

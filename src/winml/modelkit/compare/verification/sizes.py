@@ -131,10 +131,10 @@ class VerifiedFile(Protocol):
 
 def axes_of(inputs: Sequence[InputTensorSpec]) -> dict[str, dict[int, str]]:
     """Input → axis → name, for the dynamic sizes."""
-    named = {
+    by_input = {
         spec.name: {axis: size for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs
     }
-    return {name: axes for name, axes in named.items() if axes}
+    return {name: axes for name, axes in by_input.items() if axes}
 
 
 def run_at_varied_sizes(
@@ -178,7 +178,7 @@ def run_at_varied_sizes(
     def ask(sizes: Sizes) -> Observation | None:
         draw = _run_if_accepted(run, sizes)
         # Different outputs provide no information on these shapes.
-        return None if draw is None or _output_ranks(draw) != _output_ranks(traced) else _observation(draw)
+        return None if draw is None or _output_ranks(draw) != _output_ranks(traced) else _observe_shapes(draw)
 
     far_draws = [
         draw
@@ -186,13 +186,11 @@ def run_at_varied_sizes(
         if parameters is not None and (draw := _far_draw(traced, dimension, draws, run, parameters)) is not None
     ]
     if len(far_draws) > 1:
-        far_draws += _together(traced.sizes, far_draws, run, parameters or 0)
+        far_draws += _run_together(traced.sizes, far_draws, run, parameters or 0)
     same_outputs = (draw for draw in far_draws if _output_ranks(draw) == _output_ranks(traced))
-    observations = [_observation(draw) for draw in (traced, *draws, *same_outputs)]
+    observations = [_observe_shapes(draw) for draw in (traced, *draws, *same_outputs)]
     # Far from the traced sizes, where a product is distinguishable from its factors.
-    if far := ask(
-        {item.name: min(2 * (item.example or 1), item.max or 2 * (item.example or 1)) for item in dimensions}
-    ):
+    if far := ask({dim.name: min(2 * (dim.example or 1), dim.max or 2 * (dim.example or 1)) for dim in dimensions}):
         observations.append(far)
     shapes = explain_output_shapes(observations, ask)
     return DynamicProof(tuple(draws), tuple(far_draws), shapes, tuple(notes))
@@ -219,10 +217,10 @@ def _far_draw(
 ) -> Draw | None:
     """Run the model far beyond the traced size; ``None`` if refused or too slow."""
     example = dimension.example or 1
-    most = min(dimension.max or _FAR_MOST, _most_affordable(traced.sizes, dimension.name, parameters))
+    limit = min(dimension.max or _FAR_MOST, _most_affordable(traced.sizes, dimension.name, parameters))
     tried = max(example, *(draw.sizes[dimension.name] for draw in draws))
     # Odd if supported, else a multiple of the traced size, which has the same divisors.
-    for size in dict.fromkeys((min(_FAR_FACTOR * example + 1, most), min(_FAR_FACTOR, most // example) * example)):
+    for size in dict.fromkeys((min(_FAR_FACTOR * example + 1, limit), min(_FAR_FACTOR, limit // example) * example)):
         if size > tried and (draw := _run_if_accepted(run, {**traced.sizes, dimension.name: size})) is not None:
             return draw
     return None
@@ -230,8 +228,8 @@ def _far_draw(
 
 def _most_affordable(traced: Sizes, name: str, parameters: int) -> int:
     """Largest affordable size of a dimension, with the other dimensions as traced."""
-    others = math.prod(size for other, size in traced.items() if other != name)
-    return min(_FAR_MOST, int(_FAR_WORK / max(1, parameters * others)))
+    product = math.prod(size for key, size in traced.items() if key != name)
+    return min(_FAR_MOST, int(_FAR_WORK / max(1, parameters * product)))
 
 
 def bounded_proof(
@@ -247,21 +245,19 @@ def bounded_proof(
     """
 
     def inside(draws: Sequence[Draw]) -> list[Draw]:
-        return [
-            draw for draw in draws if all(least <= draw.sizes[name] <= most for name, (least, most) in bounds.items())
-        ]
+        return [draw for draw in draws if all(low <= draw.sizes[name] <= high for name, (low, high) in bounds.items())]
 
     draws, far_draws = inside(proof.draws), inside(proof.far_draws)
     if bounds and parameters is not None:
-        for name, (least, most) in bounds.items():
+        for name, (low, high) in bounds.items():
             # A forward that counts up to a size may be correct at the smallest size and beyond the traced size by
             # chance.
             below = dict.fromkeys((traced[name] // 2, traced[name] - 1))
-            between = [size for size in below if max(least, 2) <= size < traced[name]]
-            at_bound = [most] if traced[name] < most <= _most_affordable(traced, name, parameters) else []
+            between = [size for size in below if max(low, 2) <= size < traced[name]]
+            at_bound = [high] if traced[name] < high <= _most_affordable(traced, name, parameters) else []
             draws += _run_accepted(run, [{**traced, name: size} for size in between])
             far_draws += _run_accepted(run, [{**traced, name: size} for size in at_bound])
-        far_draws += _together(traced, far_draws, run, parameters)
+        far_draws += _run_together(traced, far_draws, run, parameters)
     return replace(proof, draws=tuple(draws), far_draws=tuple(far_draws))
 
 
@@ -299,7 +295,7 @@ def limited_by_tables(
     return replace(proof, far_draws=(*proof.far_draws, *beyond)), bounds
 
 
-def _together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
+def _run_together(traced: Sizes, draws: Sequence[Draw], run: Callable[[Sizes], Draw], parameters: int) -> list[Draw]:
     """Run a sample with every dimension at its largest size among these samples, if quick."""
     if not draws:
         return []
@@ -336,8 +332,8 @@ def _refuse_other_outputs(traced: Draw, draws: Sequence[Draw]) -> None:
             continue
         moved = [name for name, size in draw.sizes.items() if size != traced.sizes[name]]
         outputs = "; ".join(
-            f"at {' and '.join(f'{name} {item.sizes[name]}' for name in moved)}: {_output_words(item)}"
-            for item in (traced, draw)
+            f"at {' and '.join(f'{name} {sample.sizes[name]}' for name in moved)}: {_output_words(sample)}"
+            for sample in (traced, draw)
         )
         error = UsageError(
             f"{' and '.join(moved)} cannot be dynamic: the set of outputs depends on the size, and a graph has fixed "
@@ -355,16 +351,16 @@ def _output_ranks(draw: Draw) -> dict[str, int]:
 
 
 def _output_words(draw: Draw) -> str:
-    displayed = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
-    rest = f" and {len(displayed) - _DISPLAYED_OUTPUTS} more" if len(displayed) > _DISPLAYED_OUTPUTS else ""
-    return f"{', '.join(displayed[:_DISPLAYED_OUTPUTS])}{rest}"
+    texts = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
+    rest = f" and {len(texts) - _DISPLAYED_OUTPUTS} more" if len(texts) > _DISPLAYED_OUTPUTS else ""
+    return f"{', '.join(texts[:_DISPLAYED_OUTPUTS])}{rest}"
 
 
 def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:
     """Note unexpected limits of a dimension."""
     notes = []
-    if (least := min(smallest, dimension.example or smallest)) > dimension.min:
-        notes.append(f"{dimension.name}: the model rejects size {dimension.min}; {least} is the smallest size tried.")
+    if (lowest := min(smallest, dimension.example or smallest)) > dimension.min:
+        notes.append(f"{dimension.name}: the model rejects size {dimension.min}; {lowest} is the smallest size tried.")
     if accepted == 1:
         notes.append(f"{dimension.name}: the model accepts only one of the sizes tried, {smallest}.")
     return notes
@@ -407,7 +403,7 @@ def _larger_sizes(dimension: DynamicDimension) -> Iterator[int]:
             yield size
 
 
-def _observation(draw: Draw) -> Observation:
+def _observe_shapes(draw: Draw) -> Observation:
     """Return the sizes of a sample with the shapes of its outputs."""
     return Observation(draw.sizes, {name: value.shape for name, value in draw.reference.items()})
 
@@ -487,9 +483,9 @@ def compare_at_varied_sizes(
     comparisons: list[OutputComparison] = []
     traced, proof = file.written.draw.sizes, file.written.proof
     for number, draw in enumerate((*proof.draws, *proof.far_draws), start=3):
-        comparison = _compared_or_reason(file, draw)
+        comparison = _compare_or_explain(file, draw)
         if not isinstance(comparison, str):
-            comparisons += (replace(item, draw=number) for item in comparison)
+            comparisons += (replace(entry, draw=number) for entry in comparison)
             continue
         error = _frozen_axis_error(draw, file.written, advice, comparison)
         if comparison.startswith("Output "):
@@ -500,7 +496,7 @@ def compare_at_varied_sizes(
             def holds(sizes: Sizes) -> bool:
                 tried = _run_if_accepted(run, sizes)
                 # Sizes refused by PyTorch are never used.
-                return tried is None or not isinstance(_compared_or_reason(file, tried), str)
+                return tried is None or not isinstance(_compare_or_explain(file, tried), str)
 
             error.most = _largest_that_holds(file.written, draw, holds)
         raise error
@@ -523,7 +519,7 @@ def _largest_that_holds(written: WrittenGraph, failed: Draw, holds: Callable[[Si
     return {name: low * step}
 
 
-def _compared_or_reason(file: VerifiedFile, draw: Draw) -> Sequence[OutputComparison] | str:
+def _compare_or_explain(file: VerifiedFile, draw: Draw) -> Sequence[OutputComparison] | str:
     """Compare the file with PyTorch on a sample; return the reason if it fails or differs."""
     if _output_ranks(draw) != _output_ranks(file.written.draw):
         return f"PyTorch returns different outputs: {_output_words(draw)}."
@@ -532,9 +528,9 @@ def _compared_or_reason(file: VerifiedFile, draw: Draw) -> Sequence[OutputCompar
     except StageError as error:
         reason = _unoptimized_reason(file.written.path, draw) or error.message
         return _PLACE_IN_SOURCE.sub("", reason.replace(str(file.written.path), "the file"))
-    for item in comparisons:
-        if not item.is_equal:
-            return f"Output {item.name!r}: {item.problem or f'relative difference {item.relative_diff:.1e}'}."
+    for entry in comparisons:
+        if not entry.is_equal:
+            return f"Output {entry.name!r}: {entry.problem or f'relative difference {entry.relative_diff:.1e}'}."
     return comparisons
 
 

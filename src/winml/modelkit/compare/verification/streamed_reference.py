@@ -61,11 +61,11 @@ class _Scratch:
         Raises:
             CheckpointError: the file is shorter than before.
         """
-        values = self._memory("stored", stored, tensor_adapters.to_torch_dtype(stored.dtype))
+        values = self._reserve_memory("stored", stored, tensor_adapters.to_torch_dtype(stored.dtype))
         stored.read_into(values.view(-1).view(torch.uint8).numpy())
-        return values if values.dtype == dtype else self._memory("cast", stored, dtype).copy_(values)
+        return values if values.dtype == dtype else self._reserve_memory("cast", stored, dtype).copy_(values)
 
-    def _memory(self, use: str, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
+    def _reserve_memory(self, use: str, stored: StoredValues, dtype: torch.dtype) -> torch.Tensor:
         """Return reused memory for the values of a weight in a dtype, per use."""
         needed = stored.size * dtype.itemsize
         memory = self._memories.get(use)
@@ -126,7 +126,7 @@ class _Source:
             parts = coded.read()
             step = max(1, _PIECE_BYTES // (width * 4))
             for start in range(0, count, step):
-                yield self._numbers(coded.values_of_rows(parts, slice(start, start + step)))
+                yield self._to_tensor(coded.values_of_rows(parts, slice(start, start + step)))
             return
         if stored is None or self.kept is not None or not stored.size:
             yield self.read()
@@ -146,13 +146,13 @@ class _Source:
             return self.read()[indices]
         requested, places = torch.unique(indices, return_inverse=True)
         if coded is not None:
-            return self._numbers(coded.values_of_rows(coded.read(), requested.numpy()))[places]
+            return self._to_tensor(coded.values_of_rows(coded.read(), requested.numpy()))[places]
         assert stored is not None  # one of both exists
         return torch.cat([_read_tensor(_row_slice(stored, int(row), 1), self.deferred.dtype) for row in requested])[
             places
         ]
 
-    def _numbers(self, values: Array) -> torch.Tensor:
+    def _to_tensor(self, values: Array) -> torch.Tensor:
         """Convert decoded values to a tensor in the dtype of the parameter."""
         return torch.from_numpy(values).to(self.deferred.dtype)
 
@@ -225,9 +225,9 @@ class _StreamedTensor(UnreadTensor):
             # inference_mode dispatches these as a whole; their parts are handled here.
             return func.decompose(*args, **kwargs)
         if func is aten.mm.default and (source := _transposed_source(args[1])) is not None:
-            return _request(WeightRequest(source, _materialize(args[0])))
+            return _serve_request(WeightRequest(source, _materialize(args[0])))
         if func is aten.addmm.default and (source := _transposed_source(args[2])) is not None and not kwargs:
-            return _materialize(args[0]) + _request(WeightRequest(source, _materialize(args[1])))
+            return _materialize(args[0]) + _serve_request(WeightRequest(source, _materialize(args[1])))
         return func(*tree_map(_materialize, args), **tree_map(_materialize, kwargs))
 
 
@@ -266,7 +266,7 @@ def streamed_slices(requests: Sequence[WeightRequest]) -> list[torch.Tensor]:
     return list(torch.split(product, [len(matrix) for matrix in matrices]))
 
 
-def _request(request: WeightRequest) -> torch.Tensor:
+def _serve_request(request: WeightRequest) -> torch.Tensor:
     """Pass a request to the handler of this thread, or serve it immediately."""
     if _ASKING.ask is None or request.source.kept is not None:
         return streamed_slices([request])[0]
@@ -279,7 +279,7 @@ def _materialize(value: Any) -> Any:
         return value
     origin = value.origin
     if isinstance(origin, _Source):
-        return _request(WeightRequest(origin))
+        return _serve_request(WeightRequest(origin))
     return origin.compute(_materialize)
 
 
@@ -304,8 +304,8 @@ def _transposed_source(value: object) -> _Source | None:
 def _is_transposing(view: RecordedOperation) -> bool:
     """Return True if a view of a matrix swaps its axes."""
     if view.operation is aten.transpose.int:
-        first, second = view.arguments[1:3]
-        return bool((first - second) % 2)
+        a, b = view.arguments[1:3]
+        return bool((a - b) % 2)
     return view.operation is aten.t.default
 
 
@@ -345,8 +345,8 @@ def run_in_lock_step(
             for run in runs:
                 run.go_on()
             while waiting := [(run, run.request) for run in runs if run.request is not None]:
-                first = min((request for _, request in waiting), key=lambda request: request.position)
-                group = [(run, request) for run, request in waiting if request.key == first.key]
+                earliest = min((request for _, request in waiting), key=lambda request: request.position)
+                group = [(run, request) for run, request in waiting if request.key == earliest.key]
                 outputs = serve([request for _, request in group])
                 for (run, _), output in zip(group, outputs, strict=True):
                     run.go_on(output)
@@ -371,7 +371,7 @@ class _Run(Generic[_Result]):
         self._is_ending = False
         self._error: BaseException | None = None
         self._turn, self._stop = threading.Semaphore(0), threading.Semaphore(0)
-        self.future: Future[_Result] = threads.submit(copy_context().run, self._main, work)
+        self.future: Future[_Result] = threads.submit(copy_context().run, self._run_work, work)
 
     def go_on(self, *outputs: torch.Tensor) -> None:
         """Resume until the next request or the end, with the output of the pending request.
@@ -390,20 +390,20 @@ class _Run(Generic[_Result]):
         self._is_ending = True
         self._turn.release()
 
-    def _main(self, work: Callable[[_Ask], _Result]) -> _Result:
+    def _run_work(self, work: Callable[[_Ask], _Result]) -> _Result:
         """Run the function after the first turn, and keep its error."""
         try:
             self._turn.acquire()
             if self._is_ending:
                 raise _EndedError
-            return work(self._ask)
+            return work(self._request_weight)
         except BaseException as error:
             self._error = error
             raise
         finally:
             self._stop.release()
 
-    def _ask(self, request: WeightRequest) -> torch.Tensor:
+    def _request_weight(self, request: WeightRequest) -> torch.Tensor:
         """Pause at a request until it is served."""
         if not self._is_ending:
             self.request = request
@@ -467,8 +467,8 @@ def _stream_parts(prepared: PreparedPart, count: int) -> Iterator[list[PreparedP
             )
             for model in models
         ]
-        for item in parts:
-            item.forward.rename_outputs(prepared.forward.output_names)
+        for part_copy in parts:
+            part_copy.forward.rename_outputs(prepared.forward.output_names)
         yield parts
 
 

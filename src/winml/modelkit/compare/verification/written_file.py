@@ -60,11 +60,11 @@ def verify_written_file(
 
         prepared = with_streaming_loader(prepared)
     if not computes_in(written.model, ir.DataType.BFLOAT16):
-        return _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
+        return _verify_outputs(written, prepared, inputs, advice, is_streamed=is_streamed)
     _refuse_mixed_types(written.path)
     with _widen_to_float32(written, prepared, inputs) as (written, prepared, inputs):
         try:
-            verification = _verify(written, prepared, inputs, advice, is_streamed=is_streamed)
+            verification = _verify_outputs(written, prepared, inputs, advice, is_streamed=is_streamed)
         except VerificationError as error:
             # The module comparison does not run the file in float32.
             error.inputs = None
@@ -91,11 +91,11 @@ def _refuse_mixed_types(path: Path) -> None:
         ) from error
 
 
-def _verify(
+def _verify_outputs(
     written: WrittenGraph, prepared: PreparedPart, inputs: InputDraws, advice: str, *, is_streamed: bool
 ) -> VerificationInfo:
     """Compare a file at traced, random, varied and resized inputs, and a generated text.
-    
+
     Raises:
         VerificationError: the outputs differ, or the comparison has no signal.
     """
@@ -104,7 +104,7 @@ def _verify(
     _refuse_outputs_by_value((written.draw, second))
     file = WrittenFile(written, prepared, piece_bytes=PIECE_BYTES if is_streamed else None)
     if is_streamed:
-        file.run_beforehand([written.draw, second, *written.proof.draws, *(item.draw for item in values.varied)])
+        file.run_beforehand([written.draw, second, *written.proof.draws, *(entry.draw for entry in values.varied)])
     else:
         file.close_before_weights()
     prepared, rounding = file.prepared, file.rounding
@@ -222,12 +222,12 @@ def _differs_at_other_sizes(draws: Sequence[Draw], outputs: Sequence[Arrays], le
     at_traced = [draw.sizes == draws[0].sizes for draw in draws]
 
     def measured(is_traced: bool) -> FidelityInfo | None:  # for one of two groups
-        places = [place for place, item in enumerate(at_traced) if item == is_traced]
-        references = [draws[place].reference for place in places]
-        return measure_fidelity(references, [outputs[place] for place in places], least_sqnr_db) if places else None
+        places = [index for index, flag in enumerate(at_traced) if flag == is_traced]
+        references = [draws[index].reference for index in places]
+        return measure_fidelity(references, [outputs[index] for index in places], least_sqnr_db) if places else None
 
-    traced, others = measured(True), measured(False)
-    return traced is not None and others is not None and traced.is_near and others.worst.sqnr_db < 0
+    traced, varied = measured(True), measured(False)
+    return traced is not None and varied is not None and traced.is_near and varied.worst.sqnr_db < 0
 
 
 def verify_with_adapter(
@@ -464,12 +464,12 @@ def _float32_part(part: ModelPart) -> ModelPart:
         inputs=tuple(spec.model_copy(update={"dtype": _float32_name(spec.dtype)}) for spec in part.inputs),
         example=None if part.example is None else _float32_tensors(part.example),
         cache=cache,
-        with_weights=_loading_float32(part.with_weights),
-        with_references=_loading_float32(part.with_references),
+        with_weights=_load_in_float32(part.with_weights),
+        with_references=_load_in_float32(part.with_references),
     )
 
 
-def _loading_float32(load: Callable[..., nn.Module] | None) -> Callable[..., nn.Module] | None:
+def _load_in_float32(load: Callable[..., nn.Module] | None) -> Callable[..., nn.Module] | None:
     return None if load is None else partial(load, dtype=torch.float32)
 
 
