@@ -217,6 +217,7 @@ class _Halving:
 
 
 def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) -> None:
+    """Replace a value by another value in some of its readers."""
     chosen = set(readers)
     for node, position in list(value.uses()):
         if node in chosen:
@@ -224,6 +225,7 @@ def _replace_uses(value: ir.Value, other: ir.Value, readers: Iterable[ir.Node]) 
 
 
 def has_fixed_type(value: ir.Value) -> bool:
+    """Return True for inputs and outputs of the graph, whose type does not change."""
     return value.is_graph_input() or value.is_graph_output()
 
 

@@ -109,6 +109,7 @@ def _masking_nodes(softmax: ir.Node) -> Iterator[ir.Node]:
 
 
 def _constant_minimum(value: ir.Value | None) -> float | None:
+    """Return the smallest number of a float32 constant; ``None`` for other values."""
     tensor = constant_tensor(value)
     if tensor is None or tensor.dtype != ir.DataType.FLOAT:
         return None
@@ -122,6 +123,7 @@ def _is_masking(name: str, value: ir.Value, ranges: Mapping[str, tuple[float, fl
 
 
 def _clip_mask(value: ir.Value, name: str) -> ir.TensorProtocol:
+    """Return the constant with its most negative numbers replaced."""
     assert value.const_value is not None  # its minimum was read
     array = np.maximum(np.asarray(value.const_value.numpy()), np.float32(_MASKING))
     return ir.Tensor(array, name=name)

@@ -392,6 +392,7 @@ class _Study:
 
     @property
     def _least_bytes(self) -> int:
+        """Bytes of all units, each in its smallest format."""
         return sum(min(choice.cost for choice in unit.choices.values()) for unit in self._units)
 
     @functools.cached_property
@@ -466,6 +467,7 @@ class _Study:
         return [forms for forms in dict.fromkeys(candidates) if self._measure_whole(forms).runs]
 
     def _quality_of(self, forms: tuple[_Format, ...]) -> float:
+        """Measure the SQNR of the whole graph in dB; minus infinity if not comparable."""
         decibels = _decibels(self._measure_whole(forms))
         return -math.inf if decibels is None else decibels
 
@@ -671,6 +673,7 @@ class _Study:
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
     def _record(self, budget: BitBudget, chosen: tuple[_Format, ...]) -> BudgetSearch:
+        """Return the record of the search: trials, chosen formats and sizes."""
         trials = [
             BudgetTrial(
                 _name_of(forms),
@@ -699,6 +702,7 @@ class _Study:
         return tuple(self._choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
 
     def _choice(self, unit: _Unit, form: _Format) -> BudgetChoice:
+        """Describe the format of one unit, with the error of each algorithm if algorithms are compared."""
         if not self._supports(unit.part, form):
             form = _Format(FLOAT32)
         size = unit.choices[form].cost if form in unit.choices else 0
@@ -761,6 +765,7 @@ def _sufficient_size(size_bytes: int) -> str:
 
 
 def _name_of(forms: Sequence[_Format]) -> str:
+    """Return the name of a single format, or ``mixed``."""
     return forms[0].name if len(set(forms)) == 1 else "mixed"
 
 

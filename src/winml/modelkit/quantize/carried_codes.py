@@ -336,6 +336,7 @@ class _CodesPacking(Packing):
 
 
 def _tensor_of(operand: Operand) -> coded_weights.CodedTensor:
+    """Return the coded tensor of an operand."""
     tensor = operand.value.const_value
     assert isinstance(tensor, coded_weights.CodedTensor)
     return tensor
@@ -506,4 +507,5 @@ def loss_notes(nearest: Sequence[NearestWeight]) -> tuple[str, ...]:
 
 
 def _decibels(signal: float, lost: float) -> float:
+    """Return the SQNR of a signal power and a lost power in dB."""
     return 10 * math.log10(signal / lost) if lost and signal else math.inf

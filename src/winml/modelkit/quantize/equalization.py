@@ -298,6 +298,7 @@ def _find_makers(value: ir.Value, axis: int, channels: int, path: list[ir.Value]
 def _find_input_makers(
     node: ir.Node, index: int, axis: int, channels: int, path: list[ir.Value]
 ) -> tuple[_Slot, ...] | None:
+    """Find the makers of an input without other readers; ``None`` for other inputs."""
     value = node.inputs[index]
     if value is None or len(list(value.uses())) != 1 or value.is_graph_output():
         return None
@@ -357,6 +358,7 @@ def _cross_layer_factors(sites: list[_Site]) -> dict[_Site, Array]:
 
 
 def _smoothing_factors(activations: Array, weights: Array, strength: float) -> Array:
+    """Return the factor of each channel, from maxima of activations and weights."""
     # A channel without activations counts as the smallest active channel: its weights must not determine the range.
     largest = activations.astype(np.float64)
     largest = np.where(largest > 0, largest, largest[largest > 0].min(initial=np.inf))
@@ -381,6 +383,7 @@ def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
 
 
 def _has_outliers(maxima: Array) -> bool:
+    """Return True if the largest channel is far above the median channel."""
     middle = float(np.median(maxima))
     return middle > 0 and float(maxima.max()) > _OUTLIERS * middle
 

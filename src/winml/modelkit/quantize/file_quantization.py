@@ -299,6 +299,7 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         return bool(limit_words)
 
     def _stay_float(self) -> None:
+        """Note that the part is within the limit, and set its options to float."""
         budget = self.options.bit_budget
         assert budget is not None  # the graph is within it
         self.outcome.notes.append(f"{budget.option} {budget.words}: this part is within the limit, and stays in float.")

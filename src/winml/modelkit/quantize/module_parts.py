@@ -78,6 +78,11 @@ def list_parts(
 
 
 def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, ModuleAddress]:
+    """Return tag → module for the selected modules up to a depth.
+    
+    Raises:
+        UsageError: the tree has fewer levels.
+    """
     levels = max((address.depth(module.tag) for module in modules.modules), default=0)
     if depth is not None and depth > levels:
         raise UsageError(

@@ -235,6 +235,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     @property
     def _algorithms(self) -> tuple[Algorithm, ...]:
+        """All requested algorithms, the default first."""
         return tuple(dict.fromkeys([self.algorithm, *self.algorithms.values()]))
 
     @property
@@ -332,6 +333,11 @@ class QuantizeOptions(QuantizeFields, Options):
             )
 
     def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:
+        """Refuse activation bits that the provider does not support.
+        
+        Raises:
+            UsageError: names the fitting precisions.
+        """
         taken = placement_for(self.ep).activation_bits
         for precision, mode in requested:
             if precisions.MODES[mode].needs_ranges and precision.range_bits not in taken:
@@ -358,6 +364,11 @@ class QuantizeOptions(QuantizeFields, Options):
                 )
 
     def _refuse_unread(self, modes: Sequence[precisions.Mode]) -> None:
+        """Refuse options that no requested mode reads.
+        
+        Raises:
+            UsageError: names the option and the modes that read it.
+        """
         # In other modes, the samples are those of the comparison.
         for name in dict.fromkeys(
             name for rules in precisions.MODES.values() for name in sorted(rules.options) if name != "samples"

@@ -194,6 +194,7 @@ def separate_activations(model: ir.Model, operators: Container[str]) -> Counter[
 
 
 def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
+    """Replace a fused layer by its operator, additions and activation."""
     graph, output = fused.graph, fused.outputs[0]
     assert isinstance(graph, ir.Graph)  # a node of the main graph
     inputs, added = list(fused.inputs[:_ADDED]), fused.inputs[_ADDED:]

@@ -177,6 +177,7 @@ class _Placing:
             self._make(node)
 
     def _place_companion(self, node: ir.Node) -> None:
+        """Pass quantization on through nodes that copy or join quantized values."""
         if node.op_type in _ONE_BY_ONE and node.inputs[0] in self._made and len(node.outputs) == 1:
             source = self._made[node.inputs[0]]
             value = node.outputs[0]

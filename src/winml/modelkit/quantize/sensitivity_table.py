@@ -207,6 +207,7 @@ def _module_row(module: sensitivity_records.ModuleSensitivity) -> list[doc.Cell]
 
 
 def _nearness_cells(form: sensitivity_records.MeasuredVariant | None) -> Iterator[doc.Cell]:
+    """Yield SQNR, cosine and relative error; ``None`` if not measured."""
     numbers = form.measures() if form is not None else {}
     yield from (numbers.get(name) for name in ("sqnr_db", "cosine", "relative_error"))
 

@@ -338,6 +338,7 @@ def _add_reductions(model: ir.Model, names: Sequence[str], *, with_sizes: bool) 
 
 
 def _output_name(name: str, kind: str) -> str:
+    """Return the name of an added output: value and statistic."""
     return f"{name}{_MARK}{kind}"
 
 

@@ -261,6 +261,7 @@ class Calibration:
         return itertools.islice(self._samples(inputs), HELD_OUT - 1, None, HELD_OUT)
 
     def _samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
+        """Yield the samples of the user's data, of a decoding model, of processors, or random samples."""
         if self._sample_feeds is not None:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
@@ -480,6 +481,7 @@ class CalibrationStatistics:
 
 
 def _key(name: str, form: str) -> str:
+    """Return the key of a value's statistics: its name, with the form if any."""
     return f"{name} ({form})" if form else name
 
 

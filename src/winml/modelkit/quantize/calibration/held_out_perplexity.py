@@ -61,6 +61,11 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Dro
 
 
 def _refuse_others(session: Session) -> None:
+    """Refuse a graph without token ids as input or scores as output.
+    
+    Raises:
+        UsageError: names inputs and outputs.
+    """
     inputs, outputs = session.inputs, session.outputs
     if TOKEN_IDS not in inputs or SCORES not in outputs:
         raise UsageError(
@@ -84,6 +89,7 @@ def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, 
 
 
 def _without_padding(scores: Array, feeds: Arrays) -> tuple[list[Array], list[Array]]:
+    """Return scores and tokens of each row without padding."""
     tokens = feeds[TOKEN_IDS]
     length = tokens.shape[1]
     masks = feeds[MASK][:, -length:] > 0 if MASK in feeds else np.ones(tokens.shape, bool)

@@ -138,6 +138,7 @@ class LayerCalibration:
         return solved
 
     def _take_samples(self, model: ir.Model, values: _HeldValues) -> None:
+        """Store the calibration samples as values of the graph inputs, with their masks."""
         inputs = _describe_inputs(model)
         for number, sample in enumerate(self.calibration.read_samples(inputs)):
             for name, array in sample.items():
@@ -258,6 +259,11 @@ class _Walk:
             return 0, {}
 
     def _restore(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
+        """Restore finished layers from a record; return their number and the solved weights.
+        
+        Raises:
+            ValueError: an array is damaged.
+        """
         if not self.values.arrays.holds(record["values"]) or not self._blocks.holds(record["blocks"]):
             raise ValueError("an array is damaged")
         scales = {name: self._blocks.read(name) for name in record["blocks"] if name.endswith("_input_scale")}
@@ -378,12 +384,18 @@ class _LayerRun:
                     value.const_value.release()
 
     def _feeds(self, sample: int) -> dict[str, Array]:
+        """Read the inputs of the layer for one sample."""
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
 
     def _session(self) -> Session:
         return self._sessions.open(self._graph, name=_LAYER, prepack=False)
 
     def _run(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
+        """Run the layer on one sample.
+        
+        Raises:
+            QuantizeError: the layer cannot run on the calibration data.
+        """
         try:
             return session.run(feeds, names)
         except StageError as error:

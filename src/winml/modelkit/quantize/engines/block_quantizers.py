@@ -159,6 +159,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
 
 
 def _half_quadratic(matrix: Array, form: BlockForm) -> Blocks:
+    """Quantize a matrix with HQQ of ONNX Runtime (half-quadratic optimization of zero points)."""
     with _preserve_logging():
         from onnxruntime.quantization.matmul_nbits_quantizer import HQQWeightOnlyQuantConfig, HQQWeightOnlyQuantizer
     config = HQQWeightOnlyQuantConfig(block_size=form.block_size, bits=form.bits)
@@ -531,6 +532,7 @@ def awq_scale(matrices: Sequence[Array], statistics: InputStatistics, forms: Seq
 
 
 def _scaled_difference(matrix: Array, scale: Array | None, form: BlockForm) -> Array:
+    """Return the rounding error of a matrix whose inputs are divided by a scale."""
     scaled = matrix if scale is None else matrix * scale[:, None]
     rounded = unpack_blocks(quantize_blocks(scaled, form), form, len(matrix))
     return (rounded if scale is None else rounded / scale[:, None]) - matrix

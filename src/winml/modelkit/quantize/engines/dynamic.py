@@ -188,6 +188,7 @@ class _Rewriting:
         return IntegerRange(ir.DataType.UINT8, 0, 255, is_weight and symmetric)
 
     def _node(self, operator: str, inputs: Sequence[ir.Value | None], name: str, output: str | None) -> ir.Node:
+        """Create a node with one output."""
         return ir.Node("", operator, inputs, outputs=[ir.Value(name=output)], name=name)
 
 

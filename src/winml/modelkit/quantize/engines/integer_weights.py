@@ -145,6 +145,7 @@ class WeightUse:
             raise self._error("has values that are NaN or infinite")
 
     def _error(self, fault: str) -> QuantizeError:
+        """Create the error for a weight, with module and node."""
         return QuantizeError(
             f"weight {self.weight} {fault}: module {self.tag or '(unknown)'}, node {self.node}",
             hint=f"Repair the checkpoint, or {opt.exclude} the module.",

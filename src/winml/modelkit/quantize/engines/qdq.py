@@ -243,6 +243,7 @@ class _Rewriting:
 
     @property
     def _activation_integers(self) -> IntegerRange:
+        """Range of the activation integers."""
         if self._task.provider.symmetric_activations:
             dtype, least = (ir.DataType.INT8 if self._bits == 8 else ir.DataType.INT16), -(2 ** (self._bits - 1))
         else:
@@ -266,6 +267,11 @@ class _Rewriting:
         self._quantize_bias(_Bias(node, constant.index, bias), data_scale.numpy() * scales.const_value.numpy())
 
     def _register_scale(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
+        """Add scale and zero point of a value to the graph; a value with shared scale gets those.
+        
+        Raises:
+            QuantizeError: the calibration has no range for the value.
+        """
         if item.same_as:
             return self._scales[item.same_as]
         if item.limits is None and item.name not in self._task.ranges:
@@ -403,9 +409,11 @@ class _Rewriting:
         return node
 
     def _record(self, node: ir.Node, kind: str) -> None:
+        """Write precision and kind to the metadata of a node."""
         node.metadata_props[QUANTIZATION_KEY] = json.dumps({"precision": self._task.precision.name, "kind": kind})
 
     def _initializer(self, name: str, array: Array) -> ir.Value:
+        """Add an initializer with an unused name."""
         return weights.add_initializer(self._graph, ir.Tensor(array, name=self._fresh.take(name)))
 
 

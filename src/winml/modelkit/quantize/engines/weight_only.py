@@ -148,10 +148,12 @@ class PackedWeight:
 
     @property
     def _blocks(self) -> tuple[int, int]:
+        """(rows of the packed matrix, blocks per row)."""
         return self.matrix.width, self.form.block_count(self.matrix.depth)
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Packed part → shape."""
         width, count = self._blocks
         shapes: dict[str, tuple[int, ...]] = {
             _PACKED: (width, count, self.form.block_size // self.form.values_per_byte),
@@ -172,6 +174,7 @@ class PackedWeight:
         }
 
     def _tensor(self, part: str, dtype: ir.DataType, name: str) -> ir.LazyTensor:
+        """Create the lazy tensor of a packed part."""
         computed = self._shapes[part]
         shape = (computed[0], math.prod(computed[1:])) if self.is_table_only else computed
 
@@ -334,6 +337,7 @@ class Packing:
             drop_unused_initializers(self._graph, [value])
 
     def _product(self, node: ir.Node, operand: Operand) -> ir.Node:
+        """Create the product with a packed weight."""
         packed = self._packed_weight(node, operand)
         matrix, parts = packed.weight.matrix, packed.parts
         bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
@@ -413,6 +417,7 @@ class Packing:
         return COMPUTE_IN_INT8
 
     def _lookup(self, node: ir.Node, operand: Operand) -> ir.Node | None:
+        """Create the lookup in a packed table; ``None`` if no block size divides its rows."""
         packed = self._packed_weight(node, operand)
         form = packed.weight.form
         if packed.weight.matrix.depth % form.block_size:
