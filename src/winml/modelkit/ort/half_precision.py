@@ -141,7 +141,7 @@ class _Halving:
             if value.is_initializer() and not has_fixed_type(value):
                 self._convert_weight(value)
             else:
-                self._redirect(value, _HALF, self._split_readers(value)[0])
+                self._redirect_readers(value, _HALF, self._split_readers(value)[0])
         for node in [node for node in self._graph if node in self._halves]:
             for value in node.outputs:
                 if value.dtype == _FLOAT:
@@ -160,7 +160,7 @@ class _Halving:
                 continue
             value.type = ir.TensorType(_HALF)
             if outside := self._split_readers(value)[1]:
-                self._redirect(value, _FLOAT, outside)
+                self._redirect_readers(value, _FLOAT, outside)
 
     def _split_readers(self, value: ir.Value) -> tuple[list[ir.Node], list[ir.Node]]:
         """Return the readers of a value that become float16, and the others."""
@@ -174,7 +174,7 @@ class _Halving:
         assert tensor is not None
         inside, outside = self._split_readers(value)
         if outside and tensor.nbytes >= SMALL_BYTES:
-            self._redirect(value, _HALF, inside)  # stored once, in the precision that the other readers need
+            self._redirect_readers(value, _HALF, inside)  # stored once, in the precision that the other readers need
             return
         refuse_nan = self._refuse_nan(value, inside[0]) if self._refuse_nan is not None else None
         name = self._fresh.take(f"{value.name}_fp16")
@@ -190,7 +190,7 @@ class _Halving:
         if value.is_graph_output() and value.name not in self._interface:
             self._rename_and_cast(value, _FLOAT, outside)
         elif outside:
-            self._redirect(value, _FLOAT, outside)
+            self._redirect_readers(value, _FLOAT, outside)
 
     def _rename_and_cast(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
         """Insert a Cast that takes over the name of a graph output, for the graph and some readers."""
@@ -204,7 +204,7 @@ class _Halving:
             if output is value:
                 self._graph.outputs[position] = cast.outputs[0]
 
-    def _redirect(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
+    def _redirect_readers(self, value: ir.Value, dtype: ir.DataType, readers: list[ir.Node]) -> None:
         """Insert a Cast between a value and some readers."""
         maker = value.producer()
         assert self._first is not None

@@ -36,7 +36,7 @@ def make_masks_finite(model: ir.Model) -> None:
     graph = model.graph
     fresh: FreshNames | None = None
     finite: dict[ir.Value, ir.Value] = {}
-    for softmax in _softmaxes(model):
+    for softmax in _find_softmaxes(model):
         for node in _masking_nodes(softmax):
             for index, value in enumerate(node.inputs):
                 low = _constant_minimum(value)
@@ -48,13 +48,13 @@ def make_masks_finite(model: ir.Model) -> None:
                 node.replace_input_with(index, finite[value])
     drop_unused_initializers(graph, finite)
     if finite:
-        for softmax in _softmaxes(model):
+        for softmax in _find_softmaxes(model):
             _remove_guard(softmax)
 
 
 def mask_values(model: ir.Model) -> frozenset[str]:
     """Names of the values between a mask or the scores and the Softmax, which depend on the mask."""
-    made = {value.name for node in _softmaxes(model) for item in _masking_nodes(node) for value in item.outputs}
+    made = {value.name for node in _find_softmaxes(model) for item in _masking_nodes(node) for value in item.outputs}
     return frozenset(name for name in made if name)
 
 
@@ -70,7 +70,7 @@ def narrow_masks(
     """
     narrowed = dict(ranges)
     lowest: dict[str, float] = {}
-    for softmax in _softmaxes(model):
+    for softmax in _find_softmaxes(model):
         nodes = list(_masking_nodes(softmax))
         read = {value.name or "": value for node in nodes for value in node.inputs if value is not None}
         scores = [ranges[name] for name in read if name in ranges and ranges[name][0] > _MASKING / 2]
@@ -91,7 +91,7 @@ def narrow_masks(
     return narrowed
 
 
-def _softmaxes(model: ir.Model) -> list[ir.Node]:
+def _find_softmaxes(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == "Softmax"]
 
 

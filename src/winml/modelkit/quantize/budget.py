@@ -362,7 +362,7 @@ class _Study:
             # Smaller mixtures were measured during the selection.
             if limit > reached and (mixed := self._mixture(limit)) is not None:
                 self._measure_whole(mixed)
-        return self._options(forms), self._record(budget, forms)
+        return self._options(forms), self._make_record(budget, forms)
 
     def _limit(self, budget: BitBudget) -> int:
         """Maximum size of the modules' weights, in bytes."""
@@ -415,7 +415,7 @@ class _Study:
         """
         candidates = self._measure_candidates(limit)
         fitting = [forms for forms in candidates if self._bytes_of(forms) <= limit]
-        for forms in sorted(fitting, key=lambda forms: (-self._quality_of(forms), self._bytes_of(forms))):
+        for forms in sorted(fitting, key=lambda forms: (-self._measure_decibels(forms), self._bytes_of(forms))):
             if budget.max_bytes is None or self._file_bytes(forms) <= budget.max_bytes:
                 return forms
         if not candidates:
@@ -453,20 +453,20 @@ class _Study:
         for number, step in enumerate(steps, 1):
             with self._report_step(self._step_count, f"size {number} of {len(steps)}"):
                 mixed = self._solve_fitting(step)
-                reached = -math.inf if mixed is None else self._quality_of(mixed)
+                reached = -math.inf if mixed is None else self._measure_decibels(mixed)
                 smaller = [forms for forms in candidates if self._bytes_of(forms) <= step]
                 larger = [forms for forms in uniform if step < self._bytes_of(forms) <= _LOWERED * step]
                 tried = [mixed]
                 for beside, compared in ((smaller, operator.ge), (larger, operator.le)):
-                    best = max(beside, key=self._quality_of, default=None)
-                    if best is not None and self._quality_of(best) > reached:
+                    best = max(beside, key=self._measure_decibels, default=None)
+                    if best is not None and self._measure_decibels(best) > reached:
                         tried.append(self._solve_fitting(step, self._filter_choices(best, compared)))
                 candidates += (made := [forms for forms in tried if forms is not None])
                 if is_enough is not None and any(is_enough(forms) for forms in made):
                     break
         return [forms for forms in dict.fromkeys(candidates) if self._measure_whole(forms).runs]
 
-    def _quality_of(self, forms: tuple[_Format, ...]) -> float:
+    def _measure_decibels(self, forms: tuple[_Format, ...]) -> float:
         """Measure the SQNR of the whole graph in dB; minus infinity if not comparable."""
         decibels = _decibels(self._measure_whole(forms))
         return -math.inf if decibels is None else decibels
@@ -504,7 +504,7 @@ class _Study:
     def _file_bytes(self, forms: tuple[_Format, ...]) -> int:
         """File size of a variant, metadata included."""
         if forms not in self._file_sizes:
-            reasons = {choice.tag: choice.why for choice in self._choices(forms)}
+            reasons = {choice.tag: choice.why for choice in self._list_choices(forms)}
             model = self._graph.model.clone()
             result = self._quantizer(model, self._options(forms), self._graph.modules, reasons=reasons)
             self._file_sizes[forms] = self._bytes_of_file(result.model)
@@ -566,7 +566,9 @@ class _Study:
 
     def _largest_words(self, forms: tuple[_Format, ...], mean_bits: float) -> str:
         """Describe the weights that most exceed a number of bits, and the tensors that belong to no searched module."""
-        choices = sorted(self._choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes)
+        choices = sorted(
+            self._list_choices(forms), key=lambda choice: mean_bits * choice.parameters / 8 - choice.size_bytes
+        )
         words = [f"{choice.tag} {choice.form} {size_words(choice.size_bytes)}" for choice in choices[:_NAMED]]
         remaining_bytes = self._fixed_bytes - self._uncounted_bytes
         if remaining_bytes > 0:
@@ -578,7 +580,7 @@ class _Study:
         forms = [form for form in self._uniform if form.block_size is not None and form.algorithm is None]
         fitting = [form for form in forms if self._bytes_of((form,) * len(self._parts)) <= limit]
         if self._compares_algorithms and fitting:
-            best = max(fitting, key=lambda form: self._quality_of((form,) * len(self._parts)))
+            best = max(fitting, key=lambda form: self._measure_decibels((form,) * len(self._parts)))
             for algorithm in _SINGLE:
                 if algorithm != "hqq" or best.precision == INT4:
                     yield replace(best, algorithm=algorithm)
@@ -672,11 +674,11 @@ class _Study:
             algorithms = {escape(part.module.tag): form.algorithm or self._base.algorithm for part, form in pairs}
         return self._base.model_copy(update={"per_module": rules, "block_sizes": sizes, "algorithms": algorithms})
 
-    def _record(self, budget: BitBudget, chosen: tuple[_Format, ...]) -> BudgetSearch:
+    def _make_record(self, budget: BitBudget, chosen: tuple[_Format, ...]) -> BudgetSearch:
         """Return the record of the search: trials, chosen formats and sizes."""
         trials = [
             BudgetTrial(
-                _name_of(forms),
+                _format_name(forms),
                 self._mean_bits(self._bytes_of(forms)),
                 form.weight_bytes,
                 _decibels(form),
@@ -688,8 +690,8 @@ class _Study:
         return BudgetSearch(
             budget.words,
             self._mean_bits(self._bytes_of(chosen)),
-            _name_of(chosen),
-            self._choices(chosen),
+            _format_name(chosen),
+            self._list_choices(chosen),
             tuple(sorted(trials, key=lambda trial: trial.size_bytes)),
             len(self._stored),
             self._samples.about.count,
@@ -698,10 +700,10 @@ class _Study:
             self._stored.reused,
         )
 
-    def _choices(self, forms: tuple[_Format, ...]) -> tuple[BudgetChoice, ...]:
-        return tuple(self._choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
+    def _list_choices(self, forms: tuple[_Format, ...]) -> tuple[BudgetChoice, ...]:
+        return tuple(self._describe_choice(unit, form) for unit, form in zip(self._units, forms, strict=True))
 
-    def _choice(self, unit: _Unit, form: _Format) -> BudgetChoice:
+    def _describe_choice(self, unit: _Unit, form: _Format) -> BudgetChoice:
         """Describe the format of one unit, with the error of each algorithm if algorithms are compared."""
         if not self._supports(unit.part, form):
             form = _Format(FLOAT32)
@@ -764,7 +766,7 @@ def _sufficient_size(size_bytes: int) -> str:
     return f"{math.ceil(10 * size_bytes / unit) / 10:g}{name}" if size_bytes < 1e5 * unit else f"{size_bytes}B"
 
 
-def _name_of(forms: Sequence[_Format]) -> str:
+def _format_name(forms: Sequence[_Format]) -> str:
     """Return the name of a single format, or ``mixed``."""
     return forms[0].name if len(set(forms)) == 1 else "mixed"
 

@@ -48,7 +48,7 @@ def command(**options: Any) -> None:
     if request.sensitivity:
         _measure(request, options)
         return
-    run_verb(request, options, _described, lambda result: _write_page(result, options))
+    run_verb(request, options, _describe_result, lambda result: _write_page(result, options))
 
 
 def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]:
@@ -62,7 +62,7 @@ def _write_page(result: QuantizedFile, options: Mapping[str, Any]) -> list[Path]
     return _streams.write_answer({"report": [options["report"]]}, texts, overwrite=options["overwrite"])
 
 
-def _described(result: QuantizedFile) -> Document:
+def _describe_result(result: QuantizedFile) -> Document:
     from winml.modelkit.quantize.table import quantization_document  # reads numpy
 
     return quantization_document(result)

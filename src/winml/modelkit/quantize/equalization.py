@@ -366,10 +366,10 @@ def _smoothing_factors(activations: Array, weights: Array, strength: float) -> A
     return _drop_unusable(largest**strength / safe ** (1 - strength), largest, weights)
 
 
-def _drop_unusable(factors: Array, first: Array, second: Array) -> Array:
+def _drop_unusable(factors: Array, activations: Array, weights: Array) -> Array:
     """Replace factors by 1 if a side is zero or the factor is not a positive float32."""
     tiny = float(np.finfo(np.float32).tiny)
-    is_usable = (first > 0) & (second > 0) & np.isfinite(factors) & (factors > tiny) & (factors < 1 / tiny)
+    is_usable = (activations > 0) & (weights > 0) & np.isfinite(factors) & (factors > tiny) & (factors < 1 / tiny)
     return np.where(is_usable, factors, 1.0)
 
 
@@ -377,8 +377,8 @@ def _weight_maxima(slots: tuple[_Slot, ...]) -> Array:
     largest = np.zeros(())
     for slot in slots:
         values = read_once(slot.tensor)
-        others = tuple(axis for axis in range(values.ndim) if axis != slot.axis)
-        largest = np.maximum(largest, np.maximum(values.max(axis=others), -values.min(axis=others)))
+        axes = tuple(axis for axis in range(values.ndim) if axis != slot.axis)
+        largest = np.maximum(largest, np.maximum(values.max(axis=axes), -values.min(axis=axes)))
     return largest.astype(np.float64)
 
 

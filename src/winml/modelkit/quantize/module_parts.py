@@ -57,10 +57,10 @@ def list_parts(
     Raises:
         UsageError: the tree has fewer levels, or the selector names no module or none with a node to quantize.
     """
-    chosen = _chosen_modules(modules, depth, selector)
+    chosen = _select_modules(modules, depth, selector)
     planned = [node for node in plan.nodes if node.mode is not None]
     tags = list(chosen)
-    owners = {node.name: _owner(node.tag, tags) for node in planned}
+    owners = {node.name: _find_owner(node.tag, tags) for node in planned}
     parts: list[ModulePart] = []
     for tag, module in chosen.items():
         nodes = tuple(node for node in planned if address.is_within(node.tag, tag))
@@ -77,9 +77,9 @@ def list_parts(
     return tuple(parts)
 
 
-def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, ModuleAddress]:
+def _select_modules(modules: GraphModules, depth: int | None, selector: str | None) -> dict[str, ModuleAddress]:
     """Return tag → module for the selected modules up to a depth.
-    
+
     Raises:
         UsageError: the tree has fewer levels.
     """
@@ -93,7 +93,7 @@ def _chosen_modules(modules: GraphModules, depth: int | None, selector: str | No
     return {module.tag: module for module in chosen if depth is None or address.depth(module.tag) <= depth}
 
 
-def _owner(tag: str, chosen: Sequence[str]) -> str:
+def _find_owner(tag: str, chosen: Sequence[str]) -> str:
     """Deepest of some modules that contains a node with this tag; empty if none does."""
     return max((other for other in chosen if address.is_within(tag, other)), key=len, default="")
 

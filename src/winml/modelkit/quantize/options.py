@@ -334,21 +334,21 @@ class QuantizeOptions(QuantizeFields, Options):
 
     def _refuse_bits(self, requested: Sequence[tuple[precisions.Precision, precisions.Mode]]) -> None:
         """Refuse activation bits that the provider does not support.
-        
+
         Raises:
             UsageError: names the fitting precisions.
         """
-        taken = placement_for(self.ep).activation_bits
+        supported = placement_for(self.ep).activation_bits
         for precision, mode in requested:
-            if precisions.MODES[mode].needs_ranges and precision.range_bits not in taken:
+            if precisions.MODES[mode].needs_ranges and precision.range_bits not in supported:
                 fitting = ", ".join(
                     name
-                    for name, other in precisions.PRECISIONS.items()
-                    if mode in other.modes and other.activation_bits in taken
+                    for name, candidate in precisions.PRECISIONS.items()
+                    if mode in candidate.modes and candidate.activation_bits in supported
                 )
                 raise UsageError(
                     f"{opt.precision} {precision.name}: {self.ep} supports activations with "
-                    f"{' or '.join(map(str, taken))} bits",
+                    f"{' or '.join(map(str, supported))} bits",
                     hint=f"Use one of {fitting}.",
                 )
 
@@ -365,7 +365,7 @@ class QuantizeOptions(QuantizeFields, Options):
 
     def _refuse_unread(self, modes: Sequence[precisions.Mode]) -> None:
         """Refuse options that no requested mode reads.
-        
+
         Raises:
             UsageError: names the option and the modes that read it.
         """

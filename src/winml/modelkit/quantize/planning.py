@@ -106,7 +106,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
             if mode is not None:
                 others.setdefault((mode, requested), set()).add(node.name)
             continue
-        if mode is not None and (obstacle := _obstacle(node, weight, mode, options, is_inner=is_inner)):
+        if mode is not None and (obstacle := _find_obstacle(node, weight, mode, options, is_inner=is_inner)):
             reason = obstacle + _other_modes(node, requested, mode)
             mode = None
         reason = reason if mode is None else ""
@@ -116,7 +116,7 @@ def plan_quantization(model: ir.Model, options: QuantizeOptions, modules: GraphM
     )
     if not plan.groups():
         raise UsageError(
-            f"no node to quantize: {_reasons(planned)}",
+            f"no node to quantize: {_join_reasons(planned)}",
             hint=f"Exclude fewer modules, include more, or use a different {opt.mode}.",
         )
     return plan
@@ -134,7 +134,7 @@ def refuse_idle_selectors(model: ir.Model, options: QuantizeOptions, modules: Gr
         UsageError: names the selector, and the nearest modules with nodes that are quantized.
     """
     modes = options.modes()
-    by_mode = {mode: _obstacles(model, mode, options) for mode in dict.fromkeys((*modes, "weight-only"))}
+    by_mode = {mode: _find_obstacles(model, mode, options) for mode in dict.fromkeys((*modes, "weight-only"))}
     by_any: dict[str, str] = {}
     for mode in modes:
         for name, obstacle in by_mode[mode].items():
@@ -200,7 +200,7 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
             continue
         sizes[name] = weight.const_value.nbytes
         for mode in by_mode:
-            if not _obstacle(node, weight, mode, options, is_inner=node.graph is not model.graph):
+            if not _find_obstacle(node, weight, mode, options, is_inner=node.graph is not model.graph):
                 by_mode[mode] += sizes[name]
     quantized = {name: size for name, size in sizes.items() if requested[name].mode is not None}
     counted = {name: size for name, size in sizes.items() if name in quantized or requested[name].operator != "Gather"}
@@ -216,7 +216,7 @@ def refuse_small_share(model: ir.Model, options: QuantizeOptions, modules: Graph
     is_separable = all(paths) and not any(modules.does_work_of(name, owners) for name in left)
     raise QuantizeError(
         f"{options.words} quantizes {len(quantized)} of {len(sizes)} nodes with weights, {share:.1%} of their bytes: "
-        f"{_reasons([requested[name] for name in left])}",
+        f"{_join_reasons([requested[name] for name in left])}",
         hint=f"No file was written. Use {opt.mode} {best}, which quantizes {by_mode[best] / total:.0%} of the "
         f"weights.{others if is_separable and len(paths) <= _LISTED_MODULES else ''}",
     )
@@ -231,7 +231,7 @@ _MADE_BY_OPTIMIZER = frozenset({"NhwcFusedConv", "FusedMatMul"})
 """Operators with a weight created by optimization levels above basic and supported only by the float mode."""
 
 
-def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[str, str]:
+def _find_obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[str, str]:
     """Name of a node → reason why a mode cannot change it; empty if it can. Nodes with a weight come first."""
     rules, provider = MODES[mode], placement_for(options.ep)
     weighted: dict[str, str] = {}
@@ -239,11 +239,11 @@ def _obstacles(model: ir.Model, mode: Mode, options: QuantizeOptions) -> dict[st
     for node in all_nodes(model):
         name, weight, is_inner = node.name or "", constant_weight(node), node.graph is not model.graph
         if weight is not None:
-            weighted[name] = _obstacle(node, weight, mode, options, is_inner=is_inner)
+            weighted[name] = _find_obstacle(node, weight, mode, options, is_inner=is_inner)
         elif is_inner:
             continue
         elif rules.changes_every_node:
-            unweighted[name] = _obstacle(node, None, mode, options, is_inner=False)
+            unweighted[name] = _find_obstacle(node, None, mode, options, is_inner=False)
         elif rules.needs_ranges and (
             provider.rule(node) is not None if provider.is_by_unit else node.op_type in COMPANIONS
         ):
@@ -270,7 +270,9 @@ def constant_weight(node: ir.Node) -> ir.Value | None:
     return None
 
 
-def _obstacle(node: ir.Node, weight: ir.Value | None, mode: Mode, options: QuantizeOptions, *, is_inner: bool) -> str:
+def _find_obstacle(
+    node: ir.Node, weight: ir.Value | None, mode: Mode, options: QuantizeOptions, *, is_inner: bool
+) -> str:
     """Reason why a mode cannot quantize a node; empty if it can."""
     rules = MODES[mode]
     if is_inner:
@@ -381,7 +383,7 @@ def refuse_quantized(model: ir.Model, options: QuantizeOptions) -> None:
             )
 
 
-def _reasons(planned: Sequence[PlannedNode]) -> str:
+def _join_reasons(planned: Sequence[PlannedNode]) -> str:
     reasons = dict.fromkeys(node.reason for node in planned if node.reason)
     return "; ".join(reasons) or "no node reads a floating-point weight of two or more dimensions"
 

@@ -188,20 +188,20 @@ def separate_activations(model: ir.Model, operators: Container[str]) -> Counter[
         if not is_fused or activation not in _PARAMETERS:
             continue
         fresh = fresh or FreshNames.of_graph(model.graph)
-        _separate(node, activation, fresh)
+        _separate_activation(node, activation, fresh)
         separated[node.op_type] += 1
     return separated
 
 
-def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
+def _separate_activation(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
     """Replace a fused layer by its operator, additions and activation."""
     graph, output = fused.graph, fused.outputs[0]
     assert isinstance(graph, ir.Graph)  # a node of the main graph
     inputs, added = list(fused.inputs[:_ADDED]), fused.inputs[_ADDED:]
-    attributes = [item for name, item in fused.attributes.items() if not name.startswith("activation")]
+    attributes = [attribute for name, attribute in fused.attributes.items() if not name.startswith("activation")]
     nodes = [ir.Node("", SEPARABLE_LAYERS[fused.op_type], inputs, attributes, name=fused.name)]
     nodes += [ir.node("Add", [nodes[-1].outputs[0], value]) for value in added if value is not None]
-    parameters = _parameters(fused, activation)
+    parameters = _activation_parameters(fused, activation)
     constants = []
     if activation == "Clip":
         for name, number in parameters.items():
@@ -217,10 +217,10 @@ def _separate(fused: ir.Node, activation: str, fresh: FreshNames) -> None:
     ir.convenience.replace_nodes_and_values(graph, fused, [fused], nodes, [output], [nodes[-1].outputs[0]])
 
 
-def _parameters(fused: ir.Node, activation: str) -> dict[str, float]:
+def _activation_parameters(fused: ir.Node, activation: str) -> dict[str, float]:
     """Parameters of the activation of a fused node."""
     names = _PARAMETERS[activation]
     if "activation_params" in fused.attributes:
         return dict(zip(names, fused.attributes["activation_params"].as_floats(), strict=False))
-    given = {name: fused.attributes.get(f"activation_{name}") for name in names}
-    return {name: attribute.as_float() for name, attribute in given.items() if attribute is not None}
+    attributes = {name: fused.attributes.get(f"activation_{name}") for name in names}
+    return {name: attribute.as_float() for name, attribute in attributes.items() if attribute is not None}

@@ -298,16 +298,16 @@ class _Observer:
 
     def reductions(self) -> Session:
         """Open a session whose outputs are the reductions; activations are freed after their last reader."""
-        return self._open(_add_reductions(self._model, self._names, with_sizes=self._with_sizes))
+        return self._open_session(_add_reductions(self._model, self._names, with_sizes=self._with_sizes))
 
     def values(self, names: Sequence[str]) -> Session:
         """Open a session whose outputs are the named values, all in memory after a run."""
         tapped = self._model.clone()
         values = _values_by_name(tapped.graph)
         tapped.graph.outputs[:] = [values[name] for name in names]
-        return self._open(tapped)
+        return self._open_session(tapped)
 
-    def _open(self, model: ir.Model) -> Session:
+    def _open_session(self, model: ir.Model) -> Session:
         return self._sessions.open(model, name=OBSERVED_NAME, optimize=False, prepack=False, in_written_order=True)
 
 

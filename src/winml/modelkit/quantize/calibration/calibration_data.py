@@ -140,10 +140,10 @@ class Calibration:
         if self._sample_feeds is not None:
             data_set = self._sample_feeds.data_set
             return len(data_set) - len(data_set.unreadable)
-        there = len(npz_files(self._path))
+        there = len(npz_files(self._data_path))
         if requested is not None and there < requested:
             raise UsageError(
-                f"{opt.calibration_data} {self._path}: {there} samples, but {opt.samples} requests {requested}",
+                f"{opt.calibration_data} {self._data_path}: {there} samples, but {opt.samples} requests {requested}",
                 hint=f"Add data, or reduce {opt.samples}.",
             )
         return requested or min(there, MOST_SAMPLES)
@@ -172,7 +172,7 @@ class Calibration:
     @property
     def words(self) -> str:
         """Description of the data."""
-        source = self._name if self.has_data else _SOURCES[self._kind]
+        source = self._data_name if self.has_data else _SOURCES[self._kind]
         return f"{count_noun(self.count, 'sample')} of {source}, {self._method_words}"
 
     @property
@@ -198,7 +198,7 @@ class Calibration:
         data_set = None if self._sample_feeds is None else self._sample_feeds.data_set
         split = {"split": data_set.split} if isinstance(data_set, DataSet) else {}
         return {
-            "data": self._name if self.has_data else self._kind,
+            "data": self._data_name if self.has_data else self._kind,
             **split,
             "samples": self.count,
             "method": self._method_words,
@@ -238,7 +238,7 @@ class Calibration:
             reason = error.message.partition(f"{OBSERVED_NAME}: ")[2] or error.message
             hint = "Pass values that are valid for the model; see its code or config."
             raise QuantizeError(
-                f"{opt.calibration_data} {self._name}: the model cannot run on it: {reason}", hint=hint
+                f"{opt.calibration_data} {self._data_name}: the model cannot run on it: {reason}", hint=hint
             ) from error
 
     def read_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
@@ -248,7 +248,7 @@ class Calibration:
             UsageError: data does not fit the inputs, or no values can be drawn for an input.
             InputError: a file is damaged.
         """
-        for number, sample in enumerate(self._samples(inputs)):
+        for number, sample in enumerate(self._iterate_samples(inputs)):
             if not (self.holds_out and number % HELD_OUT == HELD_OUT - 1):
                 yield sample
 
@@ -258,14 +258,14 @@ class Calibration:
         Raises:
             UsageError, InputError: as in :meth:`read_samples`.
         """
-        return itertools.islice(self._samples(inputs), HELD_OUT - 1, None, HELD_OUT)
+        return itertools.islice(self._iterate_samples(inputs), HELD_OUT - 1, None, HELD_OUT)
 
-    def _samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
+    def _iterate_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         """Yield the samples of the user's data, of a decoding model, of processors, or random samples."""
         if self._sample_feeds is not None:
             yield from self._sample_feeds.read(inputs)
         elif self.has_data:
-            for path in itertools.islice(npz_files(self._path), self._total_count):
+            for path in itertools.islice(npz_files(self._data_path), self._total_count):
                 yield load_feeds(path, inputs, opt.calibration_data)
         elif self._kind == "decoding":
             yield from self._decoding_samples()
@@ -336,13 +336,13 @@ class Calibration:
         return SampleFeeds(TextFile(request) if kind == "texts" else open_data_set(request), self.model_folder)
 
     @property
-    def _path(self) -> Path:
+    def _data_path(self) -> Path:
         assert self.options.calibration_data is not None  # checked by the callers
         return Path(self.options.calibration_data)
 
     @property
-    def _name(self) -> str:
-        return self._path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
+    def _data_name(self) -> str:
+        return self._data_path.name if self._sample_feeds is None else self._sample_feeds.data_set.name
 
     def _random_samples(self, inputs: Sequence[InputTensorSpec]) -> Iterator[dict[str, Array]]:
         try:
@@ -405,7 +405,7 @@ class CalibrationStatistics:
         digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         path = Path(named) if named is not None else Path(folder or "") / f"{digest}.json"
         self._stored = ResumableResults(path, request)
-        found = self._stored.read(self._parse)
+        found = self._stored.read(self._load_record)
         if isinstance(found, OtherRequest) and named is not None:
             raise UsageError(
                 f"{opt.calibration_cache} {path}: {_cache_problem(found)}",
@@ -416,7 +416,7 @@ class CalibrationStatistics:
         """Return the range of each value; only missing statistics are measured."""
         method = self.calibration.method
         needs_histogram = method != "minmax"
-        keys = {value.name: _key(value.name, value.form) for value in values}
+        keys = {value.name: _statistics_key(value.name, value.form) for value in values}
         missing = [
             value.name
             for value in values
@@ -432,7 +432,7 @@ class CalibrationStatistics:
 
     def channel_maxima(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, Array]:
         """Return the maximum absolute value of each channel; only missing values are measured."""
-        keys = {name: _key(name, f"axis {axis}") for name, axis in axes.items()}
+        keys = {name: _statistics_key(name, f"axis {axis}") for name, axis in axes.items()}
         missing = {name: axis for name, axis in axes.items() if keys[name] not in self._maxima}
         if missing:
             measured = self.calibration.over_samples(lambda read: measure_channels(model, missing, read))
@@ -469,7 +469,7 @@ class CalibrationStatistics:
             record["channels"] = [float(number) for number in maxima]
         self._stored.write({"calibration": self.as_record(), "modules": by_module})
 
-    def _parse(self, record: Mapping[str, Any]) -> bool:
+    def _load_record(self, record: Mapping[str, Any]) -> bool:
         for tag, values in record["modules"].items():
             for key, value in values.items():
                 self._modules[key] = tag
@@ -480,7 +480,7 @@ class CalibrationStatistics:
         return True
 
 
-def _key(name: str, form: str) -> str:
+def _statistics_key(name: str, form: str) -> str:
     """Return the key of a value's statistics: its name, with the form if any."""
     return f"{name} ({form})" if form else name
 

@@ -40,11 +40,11 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Dro
     """
 
     def scores(session: Session) -> dict[str, float]:
-        texts = itertools.starmap(predicted_text, _texts(session, calibration))
+        texts = itertools.starmap(predicted_text, _read_texts(session, calibration))
         rows = [(text.surprise, len(text.best)) for text in texts]
         return {PERPLEXITY.name: PERPLEXITY.measured(rows, []).value}
 
-    _refuse_others(session)
+    _refuse_unscored_graph(session)
     if next(calibration.held_out_samples(graph_inputs(session)), None) is None:
         raise UsageError(
             f"{opt.max_drop} perplexity: {calibration.words.partition(',')[0]} are too few to hold out a quarter",
@@ -60,9 +60,9 @@ def held_out_evaluator(calibration: Calibration, session: Session, max_drop: Dro
     return VariantEvaluator(target, scores, {"max_drop": max_drop, "data": calibration.request()}), value
 
 
-def _refuse_others(session: Session) -> None:
+def _refuse_unscored_graph(session: Session) -> None:
     """Refuse a graph without token ids as input or scores as output.
-    
+
     Raises:
         UsageError: names inputs and outputs.
     """
@@ -75,7 +75,7 @@ def _refuse_others(session: Session) -> None:
         )
 
 
-def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
+def _read_texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, Array]]:
     """Yield the scores and the tokens of each held-out text, without padding."""
     for feeds in calibration.held_out_samples(graph_inputs(session)):
         scores = session.run(feeds, [SCORES])[SCORES]
@@ -85,10 +85,10 @@ def _texts(session: Session, calibration: Calibration) -> Iterator[tuple[Array, 
                 f"{list(scores.shape)}; perplexity requires scores of every token",
                 hint=f"Export the model with {opt.logits} all, or use {opt.budget} smallest with {opt.min_sqnr}.",
             )
-        yield from zip(*_without_padding(scores, feeds), strict=True)
+        yield from zip(*_remove_padding(scores, feeds), strict=True)
 
 
-def _without_padding(scores: Array, feeds: Arrays) -> tuple[list[Array], list[Array]]:
+def _remove_padding(scores: Array, feeds: Arrays) -> tuple[list[Array], list[Array]]:
     """Return scores and tokens of each row without padding."""
     tokens = feeds[TOKEN_IDS]
     length = tokens.shape[1]

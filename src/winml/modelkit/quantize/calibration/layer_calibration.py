@@ -79,11 +79,11 @@ class LayerCalibration:
         """Return the blocks of weights; blocks that were solved for an earlier graph of the file are reused.
 
         Raises:
-            UsageError, InputError, QuantizeError: as :meth:`_search`.
+            UsageError, InputError, QuantizeError: as :meth:`_search_algorithms`.
         """
         solved = self._solved_weights
         if missing := [weight for weight in weights if weight.request not in solved]:
-            searched = self._search(model, missing)
+            searched = self._search_algorithms(model, missing)
             solved.update({weight.request: searched[weight.key] for weight in missing})
         return {weight.key: solved[weight.request] for weight in weights}
 
@@ -95,7 +95,7 @@ class LayerCalibration:
             if key.name in names and (form.bits, form.block_size, requested) == (bits, block_size, algorithm)
         ]
 
-    def _search(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
+    def _search_algorithms(self, model: ir.Model, weights: Sequence[BlockWeight]) -> dict[WeightKey, SolvedWeight]:
         """Solve the blocks of a model's weights; the model is not changed.
 
         Layers finished by an interrupted run with the same graph, weights, formats and samples are not run again.
@@ -118,7 +118,7 @@ class LayerCalibration:
     def _solved(self, model: ir.Model, weights: Sequence[BlockWeight], walk: _Walk) -> dict[WeightKey, SolvedWeight]:
         cutter = Cutter(model)
         values = walk.values
-        layers = _layers(model, cutter, weights)
+        layers = _cut_layers(model, cutter, weights)
         finished, solved = walk.resume()
         if finished:
             self.resumed.append((finished, len(layers)))
@@ -260,7 +260,7 @@ class _Walk:
 
     def _restore(self, record: Mapping[str, Any]) -> tuple[int, dict[WeightKey, SolvedWeight]]:
         """Restore finished layers from a record; return their number and the solved weights.
-        
+
         Raises:
             ValueError: an array is damaged.
         """
@@ -298,7 +298,7 @@ class _Layer:
     members: frozenset[ir.Node]
 
 
-def _layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> list[_Layer]:
+def _cut_layers(model: ir.Model, cutter: Cutter, weights: Sequence[BlockWeight]) -> list[_Layer]:
     """Cut the graph at positions crossed by few values, after products of at most ``_LAYER_BYTES`` of weights.
 
     Nodes after the last product are omitted.
@@ -350,13 +350,13 @@ class _LayerRun:
         """Yield values of the layer for each sample: name → array."""
         made = {value.name: value for node in self._graph.graph for value in node.outputs}
         passed = [name for name in names if name not in made]  # inputs of the layer are not computed again
-        with _outputs(self._graph, [made[name] for name in names if name in made]) as computed:
-            session = self._session() if computed else None
+        with _compute_outputs(self._graph, [made[name] for name in names if name in made]) as computed:
+            session = self._open_session() if computed else None
             for sample in range(self._values.count):
-                feeds = self._feeds(sample)
+                feeds = self._read_feeds(sample)
                 yield {
                     **{name: feeds[name] for name in passed},
-                    **(self._run(session, feeds, computed) if session is not None else {}),
+                    **(self._run_layer(session, feeds, computed) if session is not None else {}),
                 }
 
     def advance(self, solved: Mapping[WeightKey, SolvedWeight]) -> None:
@@ -367,9 +367,9 @@ class _LayerRun:
             if key.name in initializers:
                 initializers[key.name].const_value = _dequantize_lazily(key, initializers[key.name], found)
         names = [value.name or "" for value in self._layer.cut.outputs]
-        session = self._session()
+        session = self._open_session()
         for sample in range(self._values.count):
-            for name, array in self._run(session, self._feeds(sample), names).items():
+            for name, array in self._run_layer(session, self._read_feeds(sample), names).items():
                 self._values.put(name, sample, array)
 
     def mask(self, sample: int) -> Array | None:
@@ -383,16 +383,16 @@ class _LayerRun:
                 with contextlib.suppress(BufferError):  # a reader holds the buffer
                     value.const_value.release()
 
-    def _feeds(self, sample: int) -> dict[str, Array]:
+    def _read_feeds(self, sample: int) -> dict[str, Array]:
         """Read the inputs of the layer for one sample."""
         return self._values.read([value.name or "" for value in self._layer.cut.inputs], sample)
 
-    def _session(self) -> Session:
+    def _open_session(self) -> Session:
         return self._sessions.open(self._graph, name=_LAYER, prepack=False)
 
-    def _run(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
+    def _run_layer(self, session: Session, feeds: Arrays, names: Sequence[str]) -> dict[str, Array]:
         """Run the layer on one sample.
-        
+
         Raises:
             QuantizeError: the layer cannot run on the calibration data.
         """
@@ -407,7 +407,7 @@ class _LayerRun:
 
 
 @contextlib.contextmanager
-def _outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]:
+def _compute_outputs(model: ir.Model, values: Sequence[ir.Value]) -> Iterator[list[str]]:
     """Set the outputs of a graph to other values until the block ends; yield their names."""
     outputs = model.graph.outputs
     before = list(outputs)

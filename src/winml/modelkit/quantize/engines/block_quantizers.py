@@ -31,7 +31,7 @@ _ALMOST_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 """Added before truncation: rounds halves away from zero like C's ``roundf``, and rounds nothing else up."""
 
 
-def _pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, slice]]:
+def _iterate_pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, slice]]:
     """Yield (columns, blocks) in pieces of ``PIECE_ELEMENTS`` that are contiguous in memory."""
     depth, width = matrix.shape
     count = depth // block_size
@@ -48,7 +48,7 @@ def _pieces(matrix: Array, block_size: int) -> Iterator[tuple[slice, slice]]:
 def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, Array, Array]:
     """Quantize rows, one block each; return steps (one per byte), scales and zero points."""
     most, middle = np.float32(2**bits - 1), np.float32(2 ** (bits - 1))
-    low, high = _extremes(rows)
+    low, high = _find_extremes(rows)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if is_symmetric:
             scales = np.where(np.abs(high) > np.abs(low), high, low) / -middle
@@ -69,7 +69,7 @@ def _round_rows(rows: Array, bits: int, *, is_symmetric: bool) -> tuple[Array, A
     return steps.astype(np.uint8), scales, zero_points.astype(np.uint8)
 
 
-def _extremes(rows: Array) -> tuple[Array, Array]:
+def _find_extremes(rows: Array) -> tuple[Array, Array]:
     """Smallest and largest value of each row, by halving: numpy reduces short rows slowly."""
     low = high = rows
     while low.shape[1] > 1:
@@ -141,7 +141,7 @@ def _round_to_nearest(matrix: Array, form: BlockForm) -> Blocks:
     packed = np.empty((width, count, block_size // form.values_per_byte), np.uint8)
     scales = np.empty((width, count), np.float32)
     zero_points = np.empty((width, count), np.uint8)
-    for columns, blocks in _pieces(matrix, block_size):
+    for columns, blocks in _iterate_pieces(matrix, block_size):
         values = np.ascontiguousarray(matrix[blocks.start * block_size : blocks.stop * block_size, columns].T)
         steps, scale, zero_point = _round_rows(values.reshape(-1, block_size), bits, is_symmetric=form.is_symmetric)
         shape = (columns.stop - columns.start, blocks.stop - blocks.start)

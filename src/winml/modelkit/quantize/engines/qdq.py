@@ -245,10 +245,10 @@ class _Rewriting:
     def _activation_integers(self) -> IntegerRange:
         """Range of the activation integers."""
         if self._task.provider.symmetric_activations:
-            dtype, least = (ir.DataType.INT8 if self._bits == 8 else ir.DataType.INT16), -(2 ** (self._bits - 1))
+            dtype, low = (ir.DataType.INT8 if self._bits == 8 else ir.DataType.INT16), -(2 ** (self._bits - 1))
         else:
-            dtype, least = (ir.DataType.UINT8 if self._bits == 8 else ir.DataType.UINT16), 0
-        return IntegerRange(dtype, least, least + 2**self._bits - 1, is_symmetric=False)
+            dtype, low = (ir.DataType.UINT8 if self._bits == 8 else ir.DataType.UINT16), 0
+        return IntegerRange(dtype, low, low + 2**self._bits - 1, is_symmetric=False)
 
     def _quantize_unit_bias(self, node: ir.Node, constant: QuantizedConstant) -> None:
         """Quantize the bias of an operator to int32 with the product of its input and weight scales."""
@@ -266,22 +266,24 @@ class _Rewriting:
         bias = np.asarray(value.const_value.numpy())
         self._quantize_bias(_Bias(node, constant.index, bias), data_scale.numpy() * scales.const_value.numpy())
 
-    def _register_scale(self, item: QuantizedValue) -> tuple[ir.Value, ir.Value]:
+    def _register_scale(self, value: QuantizedValue) -> tuple[ir.Value, ir.Value]:
         """Add scale and zero point of a value to the graph; a value with shared scale gets those.
-        
+
         Raises:
             QuantizeError: the calibration has no range for the value.
         """
-        if item.same_as:
-            return self._scales[item.same_as]
-        if item.limits is None and item.name not in self._task.ranges:
+        if value.same_as:
+            return self._scales[value.same_as]
+        if value.limits is None and value.name not in self._task.ranges:
             raise QuantizeError(
-                f"no calibration range for value {item.name}", hint="Use calibration data that covers it."
+                f"no calibration range for value {value.name}", hint="Use calibration data that covers it."
             )
-        limits = item.limits or self._task.ranges[item.name]
+        limits = value.limits or self._task.ranges[value.name]
         by_unit = self._task.placement.is_by_unit
         scale, zero_point = self._unit_scale(*limits) if by_unit else scale_of_range(*limits, self._bits)
-        return self._initializer(f"{item.name}_scale", scale), self._initializer(f"{item.name}_zero_point", zero_point)
+        return self._initializer(f"{value.name}_scale", scale), self._initializer(
+            f"{value.name}_zero_point", zero_point
+        )
 
     def _quantize_value(self, value: ir.Value, item: QuantizedValue) -> None:
         """Insert QuantizeLinear and DequantizeLinear after a value and redirect its readers."""
