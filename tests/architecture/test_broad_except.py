@@ -11,7 +11,7 @@ from architecture.sources import functions, modules
 
 BOUNDARIES: dict[str, str] = {
     "compare.verification.generated_text:generated_or_reason": "a foreign generate(); told as the reason",
-    "compare.verification.parts_together:_EncoderDecoderParts._measured_reference": "as above: a foreign forward",
+    "compare.verification.parts_together:_EncoderDecoderParts._make_measured_reference": "as above: a foreign forward",
     "compare.verification.reference_run:run_reference": "said again with inputs and module",
     "compare.verification.reference_run:run_on_arrays": "a foreign forward raises what it likes; said with its values",
     "compare.by_module.first_wrong_module:name_first_wrong_module": "the failure stays as it is; says what went wrong",
