@@ -79,6 +79,8 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_prepared_for_export_scripted_module_is_refused_by_its_path",
     },
     "models.state_restoration": {
+        "._version": "tests/integration/test_export_restoration.py::"
+        "test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told",
         "torch.export._trace": f"{_DYNAMO}/test_capturing.py::"
         "test_capture_that_fails_names_operator_size_line_and_module",
     },

@@ -196,7 +196,8 @@ class _Halving:
         """Insert a Cast that takes over the name of a graph output, for the graph and some readers."""
         maker, name = value.producer(), value.name or ""
         assert maker is not None
-        value.name = self._fresh.take(f"{name}_{'fp16' if dtype == _FLOAT else 'fp32'}")
+        suffix = "_fp16" if dtype == _FLOAT else "_fp32"
+        value.name = self._fresh.take(name + suffix)
         cast = cast_node(value, dtype, maker, self._fresh, name)
         self._graph.insert_after(maker, cast)
         _replace_uses(value, cast.outputs[0], readers)
