@@ -151,7 +151,7 @@ def _make_listener(options: Mapping[str, object], finished_stages: list[str]) ->
     return BuildListener(
         on_stage=None if quiet else show_finished if verbose else show_step,
         on_step=show_step if verbose and not quiet else None,
-        on_kept=finished_stages.append,
+        on_stored=finished_stages.append,
         tell=tell,
     )
 

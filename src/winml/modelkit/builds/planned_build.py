@@ -119,10 +119,10 @@ class _Outline(StageWalk):
         self._doubts: dict[str, _Doubt] = {}
         self._is_exported = False
         self._writes: dict[Path, PlannedFile] = {}
-        self._kept: set[str] = set()
+        self._remaining_names: set[str] = set()
         steps = [PlannedStep(stage.name, self._walk_and_describe(stage)) for stage in self.stages]
         if plan.deploy_only:  # files of stages are removed in the end
-            self._writes, self._kept = {}, set()
+            self._writes, self._remaining_names = {}, set()
         for part in self.parts:
             self._note_part(part)
         self._note_other_files()
@@ -204,7 +204,7 @@ class _Outline(StageWalk):
                 self._note_file(self.folder.path / file.name)
             return f"up to date, {record.reason}"
         if doubt is None:
-            self._kept.update(file.name for file in record.files)
+            self._remaining_names.update(file.name for file in record.files)
             return "up to date"
         condition = f"{doubt.cause} changes its input"
         self._note_stage_files(stage, part, condition)
@@ -227,7 +227,9 @@ class _Outline(StageWalk):
         """Note the files of a finished part, unless they are up to date."""
         doubt, reusable = self._find_doubt(part), self.reusable_model(part)
         if reusable is not None and doubt is None:
-            self._kept.update(file.name for file in (reusable.files if self.plan.deploy_only else reusable.all_files))
+            self._remaining_names.update(
+                file.name for file in (reusable.files if self.plan.deploy_only else reusable.all_files)
+            )
             return
         condition = f"{doubt.cause} changes its input" if reusable is not None and doubt is not None else self._unknown
         model = self.folder.path / self.layout.model_name(part)
@@ -242,7 +244,7 @@ class _Outline(StageWalk):
         """Note the files beside the models, and the build config and manifest."""
         plan, folder = self.plan, self.folder.path
         copied_names = self.companions.outdated()
-        self._kept.update(name for name in self.companions.planned if name not in copied_names)
+        self._remaining_names.update(name for name in self.companions.planned if name not in copied_names)
         for name in copied_names:
             self._note_file(folder / name)
         layout = plan.layout
@@ -278,7 +280,7 @@ class _Outline(StageWalk):
     def _list_removes(self) -> tuple[Path, ...]:
         """Return the files of earlier builds that are neither kept nor written."""
         folder = self.folder
-        current_files = {folder.path / name for name in self._kept} | self._writes.keys()
+        current_files = {folder.path / name for name in self._remaining_names} | self._writes.keys()
         if self.earlier is None:
             return ()
         earlier_files = [folder.path / name for name in self.earlier.files]

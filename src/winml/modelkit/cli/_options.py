@@ -105,45 +105,45 @@ def grouped_argument(name: str, *, help: str, group: str = MODEL, **settings: An
     return click.argument(name, cls=GroupedArgument, field=Field(name, str, None, group, text=help), **settings)
 
 
-def _declared_option(option: Field, config_key: str = "") -> Callable[[_F], _F]:
+def _declared_option(field: Field, config_key: str = "") -> Callable[[_F], _F]:
     """Return the option of the command that a field declares.
 
     Args:
-        option: The field.
+        field: The field.
         config_key: Equivalent key of a build config; empty: no such key.
     """
-    if option.is_argument:
-        type_ = NonEmptyPath() if option.annotation is Path else None
-        return click.argument(option.name, cls=GroupedArgument, field=option, type=type_)
-    default = None if option.read is not None else option.default
-    settings: dict[str, Any] = {"field": option, "config_key": config_key}
-    settings |= {"required": True} if option.is_required else {"default": default}
-    names = [option.name, *([option.short] if option.short else []), *(option.spelling.split() or [option.flag])]
-    kinds = (option.annotation, *get_args(option.annotation))
-    if option.is_switch and not option.spelling and option.default is not False:
-        names[-1] += f"/--no-{option.flag[2:]}"
-    if option.annotation is bool:
+    if field.is_argument:
+        type_ = NonEmptyPath() if field.annotation is Path else None
+        return click.argument(field.name, cls=GroupedArgument, field=field, type=type_)
+    default = None if field.read is not None else field.default
+    settings: dict[str, Any] = {"field": field, "config_key": config_key}
+    settings |= {"required": True} if field.is_required else {"default": default}
+    names = [field.name, *([field.short] if field.short else []), *(field.spelling.split() or [field.flag])]
+    kinds = (field.annotation, *get_args(field.annotation))
+    if field.is_switch and not field.spelling and field.default is not False:
+        names[-1] += f"/--no-{field.flag[2:]}"
+    if field.annotation is bool:
         is_pair = "/" in names[-1]
         return click.option(*names, cls=GroupedOption, is_flag=True, show_default=is_pair, **settings)
-    if option.is_switch:
+    if field.is_switch:
         return click.option(*names, cls=GroupedOption, **settings)
-    if option.is_repeatable:
+    if field.is_repeatable:
         settings["default"] = ()
-        return click.option(*names, cls=GroupedOption, multiple=True, metavar=option.metavar, **settings)
-    metavar = option.metavar
-    if option.choices:
-        settings["type"] = _Choice(option.choices)
+        return click.option(*names, cls=GroupedOption, multiple=True, metavar=field.metavar, **settings)
+    metavar = field.metavar
+    if field.choices:
+        settings["type"] = _Choice(field.choices)
     elif Path in kinds:
         settings["type"] = NonEmptyPath()
     elif float in kinds:
-        minimum = option.minimum if option.above is None else option.above
-        is_limited = minimum is not None or option.maximum is not None
-        limits = click.FloatRange(minimum, option.maximum, min_open=option.above is not None)
+        minimum = field.minimum if field.above is None else field.above
+        is_limited = minimum is not None or field.maximum is not None
+        limits = click.FloatRange(minimum, field.maximum, min_open=field.above is not None)
         settings["type"] = limits if is_limited else float
         metavar = metavar or "NUMBER"
-    elif int in kinds and option.read is None:
-        is_limited = (option.minimum, option.maximum) != (None, None)
-        settings["type"] = click.IntRange(option.minimum, option.maximum) if is_limited else int
+    elif int in kinds and field.read is None:
+        is_limited = (field.minimum, field.maximum) != (None, None)
+        settings["type"] = click.IntRange(field.minimum, field.maximum) if is_limited else int
         metavar = metavar or "N"
     return click.option(*names, cls=GroupedOption, metavar=metavar, show_default=default is not None, **settings)
 

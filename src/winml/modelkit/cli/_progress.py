@@ -102,7 +102,7 @@ steps_paused = _LONG_STEPS.paused
 
 
 @contextmanager
-def shown_wait(description: str) -> Iterator[None]:
+def show_wait(description: str) -> Iterator[None]:
     """Show the progress of long work inside the block; the line is erased from a terminal afterwards.
 
     Args:

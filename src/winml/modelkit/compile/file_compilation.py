@@ -140,7 +140,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     """Sizes of dynamic dimensions in the comparison; several sizes are tried for other dimensions."""
     source: str
     """Name of the source in the metadata of the compiled model."""
-    displayed: str
+    source_path: str
     """Path of the source, for messages."""
     folder: Path = Path()
     """Folder of context files until the compiled model is written; empty in a plan."""
@@ -197,7 +197,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             LimitError: more nodes are outside, or there are more parts, than the options allow.
         """
         result = compile_graph(
-            model, self.options, self.chosen, self.folder, displayed=self.displayed, source=self.source
+            model, self.options, self.chosen, self.folder, source_path=self.source_path, source=self.source
         )
         self._refuse_beyond_limits(result)
         return result
@@ -209,7 +209,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             LimitError: the message names the most frequent operators outside.
         """
         advice = (
-            f"winml inspect {self.displayed} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
+            f"winml inspect {self.source_path} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
             "supported"
         )
         outside, parts = self.options.max_outside, self.options.max_parts
@@ -341,17 +341,17 @@ def _outside_words(outside: Sequence[OutsideNode]) -> str:
     counts = Counter((node.operator, node.dtype, node.reason) for node in outside)
     first_tags = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
     phrases = []
-    for key, count in counts.most_common(_DISPLAYED_OUTSIDE):
+    for key, count in counts.most_common(_MAX_LISTED_OUTSIDE):
         operator, dtype, reason = key
         module_words = f"{'in' if count == 1 else 'first in'} {first_tags[key] or '(no tag)'}"
         phrases.append(
             f"{count} {operator}{f' of {dtype}' if dtype else ''}, {module_words}{f' ({reason})' if reason else ''}"
         )
-    rest_count = len(counts) - _DISPLAYED_OUTSIDE
+    rest_count = len(counts) - _MAX_LISTED_OUTSIDE
     return "; ".join([*phrases, *([f"and {rest_count} more"] if rest_count > 0 else [])])
 
 
-_DISPLAYED_OUTSIDE = 3
+_MAX_LISTED_OUTSIDE = 3
 """Number of outside operators in a message. Chosen: the message stays readable."""
 
 

@@ -85,7 +85,7 @@ def compile_graph(
     chosen: ChosenProvider,
     folder: Path,
     *,
-    displayed: str,
+    source_path: str,
     source: str = "",
 ) -> CompileResult:
     """Return the compiled model; the original model is not changed.
@@ -95,7 +95,7 @@ def compile_graph(
         options: Target and limits.
         chosen: The provider and its options, as chosen from ``options``.
         folder: Folder of context files; must exist until the result is written.
-        displayed: Path of the source, for messages.
+        source_path: Path of the source, for messages.
         source: Name of the source for the metadata of the result; empty to record no source.
 
     Raises:
@@ -105,7 +105,7 @@ def compile_graph(
         StageError: the provider ended its process, or did not finish in time.
     """
     refuse_compiled(model)
-    _refuse_open_sizes(model, chosen, displayed)
+    _refuse_open_sizes(model, chosen, source_path)
     input_file, output_file = folder / _SENT, folder / _RETURNED
     ir.save(model, input_file, external_data=unfinished_data_path(input_file).name)
     is_processor = not chosen.provider.compiles
@@ -121,7 +121,7 @@ def compile_graph(
     contexts = context_nodes(compiled)
     # One node may replace the whole graph, more than the transfer of tags searches.
     _write_absorbed_modules(contexts, model)
-    parts = tuple(_describe_part(node, displayed) for node in contexts)
+    parts = tuple(_describe_part(node, source_path) for node in contexts)
     if not is_processor and not parts:
         raise CompileError(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
@@ -220,7 +220,7 @@ def _walk_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
             yield from attribute.as_graph().all_nodes()
 
 
-def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) -> None:
+def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, source_path: str) -> None:
     """Refuse dynamic dimensions if the provider requires fixed sizes.
 
     Raises:
@@ -230,7 +230,7 @@ def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) 
     if open_axes and not chosen.provider.takes_dynamic:
         name, axes = next(iter(open_axes.items()))
         sums = stated_sums(model.metadata_props)
-        command = fixing_command(displayed, [dimension for dimension in open_axes if dimension not in sums])
+        command = fixing_command(source_path, [dimension for dimension in open_axes if dimension not in sums])
         raise UsageError(
             f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(axes)}",
             hint=f"Fix the sizes first: {command}; then compile fixed.onnx.",

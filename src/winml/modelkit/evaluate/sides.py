@@ -136,14 +136,14 @@ def _join_inputs(ours: InputTensorSpec, theirs: InputTensorSpec, name: str) -> I
     return ours.model_copy(update={"shape": shape})
 
 
-RETAINED_BYTES = 512_000_000
+_MAX_CACHED_BYTES = 512_000_000
 """Maximum bytes of cached arrays and images. Chosen: small relative to the variants judged on them."""
 
 
 class CachedBatches(Preprocessor):
     """A preprocessor for one list of samples, whose batches are reused in later runs."""
 
-    _kept: list[Batch] | None = None
+    _cached_batches: list[Batch] | None = None
 
     @classmethod
     def keeping(cls, preprocessor: Preprocessor) -> CachedBatches:
@@ -164,20 +164,20 @@ class CachedBatches(Preprocessor):
                 graph.
             InputError: a processor fails on a sample.
         """
-        if self._kept is not None:
-            yield from _yield_in_step(self._kept, iter(samples))
+        if self._cached_batches is not None:
+            yield from _yield_in_step(self._cached_batches, iter(samples))
             return
         created: list[Batch] = []
         size = 0
         for batch in super().batches(samples, batch_size):
             size += _batch_bytes(batch)
-            if size <= RETAINED_BYTES:
+            if size <= _MAX_CACHED_BYTES:
                 created.append(batch)
             else:
                 created.clear()
             yield batch
-        if size <= RETAINED_BYTES:
-            self._kept = created
+        if size <= _MAX_CACHED_BYTES:
+            self._cached_batches = created
 
 
 def _yield_in_step(batches: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:

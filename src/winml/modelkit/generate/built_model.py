@@ -66,7 +66,7 @@ _TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 class _Padding:
     """Lengths of the tokens of one side before and after padding."""
 
-    passed_length: int
+    input_length: int
     graph_length: int
 
 
@@ -214,9 +214,9 @@ class WinMLModel:
         for tokens, mask in _MASKS.items():
             if tokens not in shapes or mask not in shapes or arrays[tokens].ndim != 2:
                 continue
-            graph_length, passed_length = shapes[tokens][1], arrays[tokens].shape[1]
-            if isinstance(graph_length, int) and passed_length < graph_length and self.pad_token_id is not None:
-                paddings[tokens] = _Padding(passed_length, graph_length)
+            graph_length, input_length = shapes[tokens][1], arrays[tokens].shape[1]
+            if isinstance(graph_length, int) and input_length < graph_length and self.pad_token_id is not None:
+                paddings[tokens] = _Padding(input_length, graph_length)
         return paddings
 
     def _run_padded(self, arrays: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
@@ -247,10 +247,10 @@ class WinMLModel:
             return
         tokens, sizes = next(iter(padding.items()))
         raise UsageError(
-            f"input {tokens!r} has {sizes.passed_length} tokens, the model was built for {sizes.graph_length}, "
+            f"input {tokens!r} has {sizes.input_length} tokens, the model was built for {sizes.graph_length}, "
             f"and padding affects its outputs: {worst.name} changes by {worst.relative_diff:.1%} with a "
             "different padding value",
-            hint=f"Pass {sizes.graph_length} tokens, or build the model for {sizes.passed_length} tokens, or with a "
+            hint=f"Pass {sizes.graph_length} tokens, or build the model for {sizes.input_length} tokens, or with a "
             "dynamic number of tokens (config={'export': {'dynamic_sequence': True}}).",
         )
 
@@ -273,9 +273,9 @@ class WinMLModel:
         """
         array = arrays[spec.name]
         sizes = padding.get(_tokens_beside(spec.name))
-        if sizes is not None and array.ndim == 2 and array.shape[1] == sizes.passed_length:
+        if sizes is not None and array.ndim == 2 and array.shape[1] == sizes.input_length:
             fill = filler if spec.name in _MASKS else 0
-            array = np.pad(array, ((0, 0), (0, sizes.graph_length - sizes.passed_length)), constant_values=fill)
+            array = np.pad(array, ((0, 0), (0, sizes.graph_length - sizes.input_length)), constant_values=fill)
         fits = len(array.shape) == len(spec.shape) and all(
             not isinstance(size, int) or size == have for size, have in zip(spec.shape, array.shape, strict=True)
         )
@@ -370,7 +370,7 @@ def _remove_padding(name: str, value: Array, padding: Mapping[str, _Padding]) ->
     sizes = padding.get("decoder_input_ids" if is_decoded else "input_ids")
     if rank is None or sizes is None or value.ndim != rank or value.shape[1] != sizes.graph_length:
         return value
-    return np.ascontiguousarray(value[:, : sizes.passed_length])
+    return np.ascontiguousarray(value[:, : sizes.input_length])
 
 
 def _choose_other_filler(arrays: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:

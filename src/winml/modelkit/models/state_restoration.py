@@ -66,7 +66,7 @@ _UNREADABLE = object()
 
 
 @contextmanager
-def process_left_as_found() -> Iterator[None]:
+def restored_process_state() -> Iterator[None]:
     """Restore random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -92,7 +92,7 @@ def _try_read(getter: Callable[[], object]) -> Any:
 
 
 @dataclass
-class LeftAsFound:
+class Restoration:
     """Notes of a state restoration."""
 
     notes: tuple[str, ...] = ()
@@ -100,14 +100,14 @@ class LeftAsFound:
 
 
 @contextmanager
-def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
+def restored_module_state(model: nn.Module) -> Iterator[Restoration]:
     """Restore, in place and at the end, all state of a module and of its submodules.
 
     Attributes, hooks, parameters, buffers and modules are the same objects again; tensors have their values, gradients
     and flags; lists, mappings and sets have their items. Values are restored up to a total of ``LARGEST_COPY_BYTES``; a
     write into a further tensor becomes a note.
     """
-    restoration = LeftAsFound()
+    restoration = Restoration()
     state = _StateRecord()
     for path, module in list(model.named_modules()):
         state.remember_module(path, module)
@@ -141,13 +141,13 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
 
 
 @contextmanager
-def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
+def unchanged_attributes(model: nn.Module) -> Iterator[AttributeState]:
     """Restore, in place and at the end, the state kept by a forward on its modules: every run starts alike.
 
     Some forwards store the size or values of an input, count in a buffer, or replace a module by one for short texts
     (for: BigBird, BigBird-Pegasus), and use this state in later calls.
     """
-    state = StateAsFound(model)
+    state = AttributeState(model)
     try:
         yield state
     finally:
@@ -161,14 +161,14 @@ def shared_state(model: nn.Module) -> dict[str, object]:
     functions in their modules, of hooks, and of functions on modules. Numbers, flags and texts are recorded by value,
     small tensors by their values, containers by their items, objects by their attributes.
     """
-    return _SharedState(model).found
+    return _SharedState(model).fingerprints
 
 
 class _SharedState:
     """Collector of shared state; visits each function and each container once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.found: dict[str, object] = {}
+        self.fingerprints: dict[str, object] = {}
         self._seen: set[int] = set()
         for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
             source = sys.modules.get(kind.__module__)
@@ -184,9 +184,9 @@ class _SharedState:
 
     def _record_value(self, name: str, value: object) -> None:
         if isinstance(value, (*_CONTAINERS, int, float, str, type(None), torch.Tensor)):
-            self.found[name] = _compute_fingerprint(value, _MAX_DEPTH)
+            self.fingerprints[name] = _compute_fingerprint(value, _MAX_DEPTH)
         elif not self._add_function(value) and _is_record(value):
-            self.found[name] = _compute_fingerprint(vars(value), _MAX_DEPTH)
+            self.fingerprints[name] = _compute_fingerprint(vars(value), _MAX_DEPTH)
 
     def _add_function(self, value: object) -> bool:
         """Add the state of a function of the user; return True if the value is a function."""
@@ -260,7 +260,7 @@ def _compute_fingerprint(value: object, depth: int) -> object:
     return type(value).__name__
 
 
-class StateAsFound:
+class AttributeState:
     """The state of a module and of its submodules; values of parameters only if they are small."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -44,21 +44,21 @@ class Assumption(Record):
         return f"{self.kind}{at}{f' ({detail})' if detail else ''}"
 
 
-def branch_taken(source_line: SourceLine) -> Assumption:
+def assume_branch(source_line: SourceLine) -> Assumption:
     """Create the assumption of a line that reads a value, fixed in the trace."""
     file, line = source_line
     message = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
     return Assumption("branch", file=file, line=line, message=message)
 
 
-def values_taken(source_line: SourceLine) -> Assumption:
+def assume_values(source_line: SourceLine) -> Assumption:
     """Create the assumption of a line that converts a tensor to a list or a NumPy array."""
     file, line = source_line
     message = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
     return Assumption("value", file=file, line=line, message=message)
 
 
-def size_taken(source_line: SourceLine, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
+def assume_size(source_line: SourceLine, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
     """Create the assumption of a line that converts a dynamic size to a number, or branches on it.
 
     Args:

@@ -10,14 +10,14 @@ import onnx_ir as ir
 class FreshNames:
     """The names in use in one graph, including newly reserved names."""
 
-    def __init__(self, taken: Iterable[str | None], *, first_number: int = 2) -> None:
+    def __init__(self, used_names: Iterable[str | None], *, first_number: int = 2) -> None:
         """Store the names in use.
 
         Args:
-            taken: The names.
+            used_names: The names.
             first_number: Number behind the first duplicate of a name.
         """
-        self._taken = set(taken)
+        self._used_names = set(used_names)
         self._first_number = first_number
 
     @classmethod
@@ -28,9 +28,9 @@ class FreshNames:
     def take(self, wish: str) -> str:
         """Reserve and return an unused name: the wish, or the wish with a number."""
         name, number = wish, self._first_number
-        while name in self._taken:
+        while name in self._used_names:
             name, number = f"{wish}_{number}", number + 1
-        self._taken.add(name)
+        self._used_names.add(name)
         return name
 
 

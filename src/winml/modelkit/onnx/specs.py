@@ -489,9 +489,11 @@ class DynamicRequest(Options):
         }
         return self.model_copy(update={"origins": {**origins, **axes}})
 
-    def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
+    def origin_of(self, key: str, input_axis: tuple[str, int] | None = None) -> str:
         """Return the origin of a key or an axis, for messages."""
-        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", spell(_OPTION_OF_KEY.get(key, key)))
+        return self.origins.get(
+            key if input_axis is None else f"{input_axis[0]}:{input_axis[1]}", spell(_OPTION_OF_KEY.get(key, key))
+        )
 
 
 class _AxesOption(Options):

@@ -20,7 +20,7 @@ OLDEST_OPSET = 7
 """Specified: the oldest opset that ONNX Runtime supports; operators of older ones broadcast differently."""
 
 
-DISPLAYED = 4
+MAX_LISTED = 4
 """Nodes of a cycle that are named. Chosen: enough to find it."""
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -112,9 +112,9 @@ def _node_words(node: onnx.NodeProto) -> str:
 
 
 def _list_briefly(names: Sequence[str]) -> str:
-    """List up to ``DISPLAYED`` names, and the number of further names."""
-    rest_words = f", and {len(names) - DISPLAYED} more" if len(names) > DISPLAYED else ""
-    return f"{', '.join(names[:DISPLAYED])}{rest_words}"
+    """List up to ``MAX_LISTED`` names, and the number of further names."""
+    rest_words = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{rest_words}"
 
 
 def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:

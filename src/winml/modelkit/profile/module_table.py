@@ -17,15 +17,15 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun
 
-DISPLAYED_OPERATORS = 3
+MAX_LISTED_OPERATORS = 3
 """Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
-_DISPLAYED_FUSED = 3
+_MAX_LISTED_FUSED = 3
 """Maximum number of fused modules listed with a module. Chosen: as for operators."""
-DISPLAYED_BARS = 10
+MAX_BARS = 10
 """Number of classes in the bar chart. Chosen: it fits on a screen below the figures."""
 _LEAST_SHARE = 0.0005
 """Minimum share of the kernel time for a bar of a class. Chosen: smaller shares are printed as 0.0 %."""
-_DISPLAYED_UNATTRIBUTED = 5
+_MAX_UNATTRIBUTED_ROWS = 5
 """Maximum number of nodes without a module in a terminal. Chosen: enough to see a common cause."""
 
 
@@ -193,7 +193,7 @@ def times_document(
                 [*profile.unattributed.items()],
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
-                brief=range(_DISPLAYED_UNATTRIBUTED),
+                brief=range(_MAX_UNATTRIBUTED_ROWS),
                 rest=f"… and {{}} more nodes ({opt.report} lists all)",
             )
             for name, profile in profiles.items()
@@ -308,10 +308,10 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
         return ""
     operators = [f"{name} {ms / time.self_ms:.0%}" for name, ms in time.operators.items() if time.self_ms and ms]
     fused = [address.last_segment(tag) for tag in time.fused_with] if isinstance(time, ModuleTime) else []
-    listed = doc.first_of(operators, DISPLAYED_OPERATORS, "and {} others")
+    listed = doc.first_of(operators, MAX_LISTED_OPERATORS, "and {} others")
     if not fused:
         return listed
-    merged = doc.first_of(fused, _DISPLAYED_FUSED, "{} others")
+    merged = doc.first_of(fused, _MAX_LISTED_FUSED, "{} others")
     return doc.Shortened(f"{listed.short} (fused with {merged.short})", f"{listed.full} (fused with {merged.full})")
 
 
@@ -369,7 +369,7 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     """Build the bars of the classes with the longest self time."""
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
     longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
-    hidden = len(longest[DISPLAYED_BARS:])
+    hidden = len(longest[MAX_BARS:])
     notes = ["self time: without the modules inside", caption, f"the table has {hidden} more" if hidden > 0 else ""]
     return doc.Bars(
         [
@@ -379,7 +379,7 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
                 f"{entry.self_ms:.3f} {profile.unit}, {_share(entry.self_ms, profile):.1%}",
                 f"× {entry.instances}" if entry.instances > 1 else "",
             )
-            for entry in longest[:DISPLAYED_BARS]
+            for entry in longest[:MAX_BARS]
         ],
         heading=f"Self time by class in a {phase}" if phase else "Self time by class",
         caption="; ".join(filter(None, notes)),

@@ -12,7 +12,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import checkpoint_options, model_option, request_options, result_options
 from winml.modelkit.cli._progress import live_progress
-from winml.modelkit.cli._requests import FOR_CHECKPOINTS, found_model, sizes_by_name, stated_fields
+from winml.modelkit.cli._requests import FOR_CHECKPOINTS, resolve_named_model, sizes_by_name, stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
 
@@ -62,7 +62,7 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Make the request from the command line."""
     from winml.modelkit.models.request import ModelRequest
 
-    source = found_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
+    source = resolve_named_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
     sizes: dict[str, Any] = {"seed": options["seed"]}
     if source.path is not None:
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}

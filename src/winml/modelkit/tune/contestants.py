@@ -96,17 +96,19 @@ class Contestants:
             MeasureError: the candidate does not run, or needs fixed sizes.
         """
         self.drop(candidate.name)
-        fidelity: dict[str, Any] = {}
+        fidelity_record: dict[str, Any] = {}
         try:
             costs = self._open_model(candidate, model)
             if samples is not None:
-                fidelity = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
+                fidelity_record = self._open[candidate.name].ask(
+                    "compare", folder=str(self._folder), samples=asdict(samples)
+                )
         except MeasureError:
             self.drop(candidate.name)
             raise
         if costs["peak_bytes"] > available_bytes():  # no memory for a second such process
             self.drop(candidate.name)
-        return {**costs, **fidelity}
+        return {**costs, **fidelity_record}
 
     def begin_race(self, peak_bytes: Mapping[str, int]) -> None:
         """End processes outside of a race, and decide whether all processes of the race stay open, or none.

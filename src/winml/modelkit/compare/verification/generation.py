@@ -233,7 +233,7 @@ def _join_steps(steps: Sequence[TextStep]) -> TextStep:
         np.concatenate(arrays, axis=1) for arrays in zip(*((step.tokens, step.scores) for step in steps), strict=True)
     )
     # Steps read in one run have no further inputs.
-    places = [step.passed_positions for step in steps if step.passed_positions is not None]
+    places = [step.explicit_positions for step in steps if step.explicit_positions is not None]
     return TextStep(tokens, steps[-1].mask, scores, steps[0].told, np.concatenate(places, axis=-1) if places else None)
 
 

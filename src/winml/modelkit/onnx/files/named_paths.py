@@ -17,7 +17,7 @@ import platformdirs
 
 from winml.modelkit.errors import ModelPathError, UsageError, opt
 
-_DISPLAYED_CHARACTERS = 80
+_MAX_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
 
 
@@ -41,7 +41,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         return path
     except (OSError, RuntimeError, ValueError) as error:
         shortened = os.fspath(text)
-        shortened = shortened if len(shortened) <= _DISPLAYED_CHARACTERS else f"{shortened[:_DISPLAYED_CHARACTERS]}…"
+        shortened = shortened if len(shortened) <= _MAX_CHARACTERS else f"{shortened[:_MAX_CHARACTERS]}…"
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ModelPathError(
             f"{shortened}: cannot be a path: {reason}", hint="Pass the path of a file or folder."
