@@ -14,14 +14,14 @@ import pytest
 
 from e2e.workplace import Outcome
 from winml.modelkit.cli.main import main
-from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
+from winml.modelkit.onnx.files.named_paths import pop_read_paths, pop_settled
 
 
 def run_here(*arguments: str | Path, stdin: str = "") -> Outcome:
     """Run ``winml`` in the current directory, and restore the state of this process afterwards."""
     # Files that an earlier test read or found in this process do not belong to this command.
-    taken_settled()
-    taken_read()
+    pop_settled()
+    pop_read_paths()
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", newline="") for _ in range(2))
     threshold, handler = gc.get_threshold(), signal.getsignal(signal.SIGTERM)
     with (

@@ -221,7 +221,7 @@ def test_depth_shows_the_first_levels_and_the_first_module_to_part(exported: Pat
     assert len(shown) < len(whole["modules"])
     assert shown == record["modules"]
     assert whole["first_divergence"] == record["first_divergence"]
-    assert len(shown) == len(displayed_rows(page, "modules")) + len(displayed_rows(page, "missing"))
+    assert len(shown) == len(walk_rows(page, "modules")) + len(walk_rows(page, "missing"))
     told = run_here(*asked, "--verbose").out
     assert all(item["module"] in told for item in shown)
     assert 2 == run_here("compare", plain, wrong, "--depth", "2").code
@@ -241,12 +241,12 @@ def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exp
         modules = json.loads(run_here(*asked).out)["modules"]
         assert has_first == ("outline mark the first module" in page.read_text(encoding="utf-8"))
         without = [item["reason"] for item in modules if item["value"] is None]
-        assert without == [row[-1] for row in displayed_rows(page, "missing")]
-        assert not any("–" in row for row in displayed_rows(page, "modules")[:3])
+        assert without == [row[-1] for row in walk_rows(page, "missing")]
+        assert not any("–" in row for row in walk_rows(page, "modules")[:3])
     assert without
 
 
-def displayed_rows(page: Path, table: str) -> list[list[str]]:
+def walk_rows(page: Path, table: str) -> list[list[str]]:
     """Return the cells of a table on a page; `[]` if the page has no such table."""
     text = page.read_text(encoding="utf-8").replace("<wbr>", "")
     body = text.partition(f'<table id="{table}">')[2].partition("</table>")[0]

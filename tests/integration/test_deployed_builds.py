@@ -146,13 +146,13 @@ def test_deploy_only_is_refused_for_the_cache(source: Path, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("options", "is_told"),
+    ("options", "has_note"),
     [((), True), (("--level", "none"), False), (("--no-optimize",), False), (("--level", "full"), False)],
 )
 def test_build_says_that_nothing_was_optimized_where_nobody_said_anything(
-    source: Path, tmp_path: Path, options: tuple[str, ...], is_told: bool
+    source: Path, tmp_path: Path, options: tuple[str, ...], has_note: bool
 ) -> None:
     """The note lists the available levels."""
     outcome = run_here("build", "-m", source, "-o", tmp_path / "out", "--no-verify", *options)
     notes = [line for line in outcome.out.splitlines() if "optim.level" in line]
-    assert is_told == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)
+    assert has_note == any(all(level in note for level in ("basic", "extended", "full")) for note in notes)

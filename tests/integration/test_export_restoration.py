@@ -24,7 +24,7 @@ from winml.modelkit import (
     WinMLExportConfig,
     export_pytorch,
 )
-from winml.modelkit.models.state_restoration import module_left_as_found
+from winml.modelkit.models.state_restoration import restored_module_state
 
 
 class Block(nn.Module):
@@ -237,7 +237,7 @@ def test_module_with_what_is_gone_or_not_there_yet_is_left_as_found() -> None:
     owner = Record()
     vars(model)["owner"] = weakref.proxy(owner)
     del owner
-    with module_left_as_found(model):
+    with restored_module_state(model):
         vars(model)["last"] = 1
     assert not hasattr(model, "last")
 
@@ -258,7 +258,7 @@ def test_state_that_is_hard_to_put_back_loses_nothing_else() -> None:
         model.register_buffer("count", torch.zeros(1))
     model.register_buffer("last", torch.zeros(1))
     vars(model)["table"] = Frozen(first=1)
-    with module_left_as_found(model) as found:
+    with restored_module_state(model) as found:
         with torch.inference_mode():
             model.count += 1
         model.last += 1
@@ -274,7 +274,7 @@ def test_large_buffer_is_not_copied_and_what_was_written_into_it_is_told(monkeyp
     model.register_buffer("table", torch.zeros(100))
     model.register_buffer("unchanged", torch.zeros(100))
     model.register_buffer("count", torch.zeros(1))
-    with module_left_as_found(model) as found:
+    with restored_module_state(model) as found:
         model.table += 1
         model.count += 1
     assert (1.0, 0.0) == (model.table[0].item(), model.count.item())

@@ -78,7 +78,7 @@ def test_parts_of_a_step_are_told_with_what_is_counted_in_them() -> None:
     with outer.step("load"), StepClock(NAMES).step("trace"):
         for number in (1, 2):
             with part_of_step(f"part {number} of 2"):
-                count_progress(1, 2, "layer 1 of 2", is_told=True)
+                count_progress(1, 2, "layer 1 of 2", notifies_listeners=True)
     one, two = "part 1 of 2", "part 2 of 2"
     assert ["", one, f"{one}, layer 1 of 2", two, f"{two}, layer 1 of 2", "over"] == heard
 
@@ -106,6 +106,6 @@ def test_rest_is_estimated_once_a_share_of_the_work_is_done(done: float, is_esti
     """Start-up time would turn an estimate of a minute into days."""
     heard: list[StepEvent] = []
     with StepClock(("load",), heard.append).step("load"):
-        count_progress(done, 1, "a part", is_told=True)
+        count_progress(done, 1, "a part", notifies_listeners=True)
         (words,) = {event.running.words for event in heard if event.running is not None and event.running.done}
     assert is_estimated == ("left" in words)

@@ -91,8 +91,8 @@ def test_plug_in_that_prints_does_not_write_to_stdout(folder: Path, capsys: pyte
     assert ("", "loaded\n") == capsys.readouterr()
 
 
-@pytest.mark.parametrize(("variable", "is_found"), [(":other", False), ("other::", False), (".:other:", True)])
-def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, variable: str, is_found: bool) -> None:
+@pytest.mark.parametrize(("variable", "is_loaded"), [(":other", False), ("other::", False), (".:other:", True)])
+def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, variable: str, is_loaded: bool) -> None:
     """An empty entry of PYTHONPATH, as an unset variable leaves it, names nothing."""
     _package(tmp_path, "pies", "[winml.numbers]\npie = math:pi\n")
     program = "from winml.modelkit.registries import installed_sources as s; print(s('numbers'))"
@@ -102,7 +102,7 @@ def test_working_directory_adds_plug_ins_only_if_it_is_named(tmp_path: Path, var
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": variable.replace(":", os.pathsep)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert is_found == ("pies 1.0" in done.stdout)
+    assert is_loaded == ("pies 1.0" in done.stdout)
 
 
 def test_reader_of_a_package_reads_configs_of_its_tool(folder: Path) -> None:

@@ -104,14 +104,14 @@ def running_step(step: RunningStep) -> Iterator[None]:
             outer.inner = ""
 
 
-def count_progress(done: float, total: float, counted: str, *, is_told: bool = False) -> None:
+def count_progress(done: float, total: float, counted: str, *, notifies_listeners: bool = False) -> None:
     """Update the progress of the step that runs in this thread; no effect without a step.
 
     Args:
         done: Completed amount of work.
         total: Total amount of work.
         counted: Completed work in words, such as ``layer 3 of 24``.
-        is_told: Notify listeners at once; for long work.
+        notifies_listeners: Notify listeners at once; for long work.
     """
     if (running := _innermost.get()) is None or not total:
         return
@@ -119,7 +119,7 @@ def count_progress(done: float, total: float, counted: str, *, is_told: bool = F
     inner, *outer = running.outward()
     for step in outer:
         step.inner, inner = inner.progress, step
-    for step in running.outward() if is_told else ():
+    for step in running.outward() if notifies_listeners else ():
         step.tell()
 
 
@@ -130,7 +130,7 @@ def part_of_step(words: str) -> Iterator[None]:
     Args:
         words: The part, such as ``step 2 of 3, module 3 of 24``; parts may differ in duration.
     """
-    count_progress(0, 1, words, is_told=True)
+    count_progress(0, 1, words, notifies_listeners=True)
     with running_step(RunningStep()):
         yield
 

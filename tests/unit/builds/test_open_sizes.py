@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from winml.modelkit.builds.build_model import build_in_cache, passed_build_config
+from winml.modelkit.builds.build_model import build_in_cache, to_build_config
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.open_sizes import build_most_open, build_with_open_sizes
 from winml.modelkit.builds.plan import BuildPlan, plan_build
@@ -80,7 +80,7 @@ def test_result_below_its_minimum_sqnr_is_not_exported_at_other_sizes(place: Pat
         tried.append(plan)
         return build_in_cache(plan)
 
-    plan = plan_build(passed_build_config(config), ModelRequest(f"{place / 'nets.py'}:net"))
+    plan = plan_build(to_build_config(config), ModelRequest(f"{place / 'nets.py'}:net"))
     with pytest.raises(VerificationError, match="150 dB") as caught:
         build_most_open(plan, build)
     assert (True, False) == (caught.value.is_quality, caught.value.is_graph_wrong)

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from e2e.in_process import run_here
 from two_parts import export_loaded, two_parts
 from winml.modelkit import CompareOptions, HTPExporter, WinMLExportConfig, compare_models
-from winml.modelkit.builds.compared_models import found_pairs
+from winml.modelkit.builds.compared_models import resolve_pairs
 from winml.modelkit.errors import UsageError
 from winml.modelkit.ort.opened_model import RunOptions
 
@@ -129,12 +129,12 @@ def test_sides_that_do_not_match_are_refused(folders: tuple[Path, Path], tmp_pat
     onnx.save(whole, tmp_path / "whole.onnx")
     names = (str(right), str(tmp_path / "whole.onnx"))
     with pytest.raises(UsageError, match=r"one graph.*encoder, decoder"):
-        found_pairs(*names)
-    assert ["decoder"] == list(found_pairs(*names, ["decoder"]).parts)
+        resolve_pairs(*names)
+    assert ["decoder"] == list(resolve_pairs(*names, ["decoder"]).parts)
     with pytest.raises(UsageError, match="--submodel encoder: neither"):
-        found_pairs(names[1], names[1], ["encoder"])
+        resolve_pairs(names[1], names[1], ["encoder"])
     with pytest.raises(UsageError, match="both models"):
-        found_pairs(str(right), str(right / "net_decoder.onnx"), ["encoder"])
+        resolve_pairs(str(right), str(right / "net_decoder.onnx"), ["encoder"])
 
 
 def test_export_in_the_folder_of_its_checkpoint_leaves_the_checkpoint_meant(
@@ -144,5 +144,5 @@ def test_export_in_the_folder_of_its_checkpoint_leaves_the_checkpoint_meant(
     shutil.copytree(folders[0], tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "bert"}')
     save_file({"weight": np.zeros(1, np.float32)}, tmp_path / "checkpoint" / "model.safetensors")
-    pairs = found_pairs(str(tmp_path / "checkpoint"), str(tmp_path / "checkpoint" / "net_decoder.onnx"))
+    pairs = resolve_pairs(str(tmp_path / "checkpoint"), str(tmp_path / "checkpoint" / "net_decoder.onnx"))
     assert ["model"] == list(pairs.parts)

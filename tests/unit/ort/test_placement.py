@@ -49,7 +49,7 @@ def test_session_of_the_cpu_provider_says_that_it_takes_each_node(tmp_path: Path
     cpu = choose_provider("cpu", None, {})
     found = find_assignment(tmp_path / "Tanh.onnx", cpu)
     assert {("/first", "Relu", True), ("/second", "Tanh", True)} == {
-        (node.name, node.op_type, node.is_taken) for node in found.nodes
+        (node.name, node.op_type, node.is_assigned) for node in found.nodes
     }
     failed = find_assignment(tmp_path / "Erf.onnx", cpu)
     assert ((), True) == (failed.nodes, "Erf" in failed.problem)

@@ -330,14 +330,14 @@ def test_rule_that_no_module_obeys_lowers_no_bar(tmp_path: Path) -> None:
 def test_file_that_is_hardly_smaller_says_so(tmp_path: Path) -> None:
     """Exit code 0 does not tell whether the file became smaller."""
 
-    def is_told(result: QuantizedFile) -> bool:
+    def has_note(result: QuantizedFile) -> bool:
         return any("hardly smaller" in note for note in result.notes)
 
     large = f"m (float[2, 256] x) => (float[2, 256] y) <{weight('w1', 256, 256)}> {{ y = MatMul (x, w1) }}"
-    assert not is_told(quantized(large, tmp_path))
+    assert not has_note(quantized(large, tmp_path))
     kept = f"""m (float[2, 256] x) => (float[2, 8] z) <{weight("w1", 256, 256)}, {weight("w2", 256, 8)}>
         {{ y = MatMul (x, w1)  z = Gemm (y, w2) }}"""
-    assert is_told(quantized(kept, tmp_path, exclude=("/M/MatMul",), overwrite=True))
+    assert has_note(quantized(kept, tmp_path, exclude=("/M/MatMul",), overwrite=True))
 
 
 def test_table_of_four_bits_is_counted_as_the_table_it_stands_for(tmp_path: Path) -> None:

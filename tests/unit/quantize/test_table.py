@@ -14,7 +14,7 @@ from graphs import parse
 from weighted_graphs import weight
 from winml.modelkit import quantize_onnx
 from winml.modelkit.quantize.records import QuantizedFile
-from winml.modelkit.quantize.table import DISPLAYED_MODULES, quantization_document
+from winml.modelkit.quantize.table import MAX_MODULE_ROWS, quantization_document
 from winml.modelkit.report.terminal import print_document
 from winml.modelkit.tags.tagging import NodeTag, write_tag
 
@@ -49,8 +49,8 @@ def test_modules_that_keep_their_bits_come_first(tmp_path: Path) -> None:
     table = printed[printed.index("") + 2 :]
     assert ["fp32", "fp32", "0", "1"] == table[0].split()[1:5]
     assert table[0].startswith("/TransformerForSequenceClassification/TransformerEncoder/TransformerLayer.15")
-    order = [int(line.split()[0].rpartition(".")[2]) for line in table[1:DISPLAYED_MODULES]]
-    assert list(range(DISPLAYED_MODULES - 1)) == order
+    order = [int(line.split()[0].rpartition(".")[2]) for line in table[1:MAX_MODULE_ROWS]]
+    assert list(range(MAX_MODULE_ROWS - 1)) == order
     assert "… and 4 more modules (--verbose shows all)" == table[-1]
     assert LAYERS == len(lines(result, verbose=True)) - printed.index("") - 2
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from winml.modelkit.report.module_tree import (
     FEWEST_FOLDED,
-    DisplayedModule,
     TreeLimits,
-    displayed_modules,
-    displayed_rows,
+    TreeRow,
+    tree_rows,
+    walk_rows,
 )
 
 
@@ -24,12 +24,12 @@ class _Module:
     children: tuple[_Module, ...] = ()
 
 
-def _shown(roots: list[_Module], limits: TreeLimits) -> tuple[DisplayedModule[_Module], ...]:
-    return displayed_modules(roots, lambda module: module.children, lambda module: module.facts, limits)
+def _shown(roots: list[_Module], limits: TreeLimits) -> tuple[TreeRow[_Module], ...]:
+    return tree_rows(roots, lambda module: module.children, lambda module: module.facts, limits)
 
 
 def _words(roots: list[_Module], limits: TreeLimits) -> list[str]:
-    rows = displayed_rows(_shown(roots, limits))
+    rows = walk_rows(_shown(roots, limits))
     return [f"{'  ' * level}{shown.name(lambda module: module.name)}{shown.count_words}" for shown, level in rows]
 
 
@@ -81,7 +81,7 @@ _trees = st.recursive(
 def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _Module) -> None:
     """Counts multiplied from the root down give the whole tree; long runs of equal modules are folded."""
 
-    def count(modules: tuple[DisplayedModule[_Module], ...]) -> int:
+    def count(modules: tuple[TreeRow[_Module], ...]) -> int:
         return sum(shown.count * (1 + count(shown.children)) for shown in modules)
 
     def size(module: _Module) -> int:
@@ -89,7 +89,7 @@ def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _
 
     folded = _shown([model], TreeLimits())
     assert size(model) == count(folded)
-    for shown, _ in displayed_rows(folded):
+    for shown, _ in walk_rows(folded):
         assert shown.count == 1 or shown.count >= FEWEST_FOLDED
         for left, right in pairwise(shown.children):
             together = left.count + right.count

@@ -75,7 +75,7 @@ class BuildListener:
     """Called when a stage starts or ends."""
     on_step: Callable[[StepEvent], None] | None = None
     """Called when a step inside the export starts or ends."""
-    on_kept: Callable[[str], None] | None = None
+    on_stored: Callable[[str], None] | None = None
     """Called with the name of a stage whose result is in the folder and stays there if the build is interrupted."""
     tell: Callable[[str], None] = lambda _words: None
     """Called with a message: the build waits for another one, or a value of the config is not used."""
@@ -161,8 +161,8 @@ class _Build(StageWalk):
                 with self._clock.step(stage.name) as step:
                     self.walk_stage(stage)
                     step.summary = self._stage_summary(stage)
-                if listener.on_kept is not None and any(part.records[-1].files for part in self.parts):
-                    listener.on_kept(stage.name)
+                if listener.on_stored is not None and any(part.records[-1].files for part in self.parts):
+                    listener.on_stored(stage.name)
         except BaseException as error:
             if not any(part.current_files for part in self.parts):
                 folder.forget()  # no stage is finished: the folder is left as before the build

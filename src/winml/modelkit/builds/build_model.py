@@ -76,7 +76,7 @@ def build_hf_model(
         VerificationError: the outputs of a stage's result differ from those of its input.
     """
     check_load_keywords(load, "build_hf_model")
-    build_config = passed_build_config(config, listener, precision=precision)
+    build_config = to_build_config(config, listener, precision=precision)
     with spell_options(_section_keys(build_config)):
         plan = plan_build(
             build_config,
@@ -104,7 +104,7 @@ def build_onnx_model(
     request = ModelRequest(model=os.fspath(model))
     if Path(request.model).suffix.lower() != ".onnx":
         raise UsageError(f"{request.model}: does not end in .onnx", hint="build_hf_model builds PyTorch models.")
-    build_config = passed_build_config(config, listener, precision=precision)
+    build_config = to_build_config(config, listener, precision=precision)
     with spell_options(_section_keys(build_config)):
         plan = plan_build(build_config, request, verify=verify, deploy_only=deploy_only)
         return build_plan(plan, output, rebuild=rebuild, listener=listener)
@@ -206,7 +206,7 @@ def cache_key(plan: BuildPlan, identity: ModelIdentity) -> str:
     )
 
 
-def passed_build_config(
+def to_build_config(
     config: WinMLBuildConfig | Mapping[str, object] | str | os.PathLike[str] | None,
     listener: BuildListener = BuildListener(),  # noqa: B008 - frozen
     *,

@@ -146,7 +146,7 @@ def _listener(options: Mapping[str, object], retained: list[str]) -> BuildListen
     return BuildListener(
         on_stage=None if quiet else show_finished if verbose else show_step,
         on_step=show_step if verbose and not quiet else None,
-        on_kept=retained.append,
+        on_stored=retained.append,
         tell=tell,
     )
 

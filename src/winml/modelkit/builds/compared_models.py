@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.found_models import found_side, part_files, refuse_unknown_parts
+from winml.modelkit.builds.found_models import part_files, refuse_unknown_parts, resolve_side
 from winml.modelkit.errors import ConfigError, UsageError, opt, python_function
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.models.request import ModelRequest
@@ -59,18 +59,18 @@ def compare_models(
             raise ConfigError(unknown_key_message(name, field_names, "compare_models"))
     merged_options = replace(options or flow.CompareOptions(), **changes)
     if isinstance(reference, (str, os.PathLike)) and isinstance(candidate, (str, os.PathLike)):
-        return found_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(merged_options, inputs)
+        return resolve_pairs(os.fspath(reference), os.fspath(candidate), submodel).compare(merged_options, inputs)
     if submodel:
         raise UsageError(f"submodel {submodel[0]}: selects a part of a build folder", hint="Remove it.")
     return flow.compare_models(_resolve_side(reference), _resolve_side(candidate), merged_options, inputs=inputs)
 
 
 def _resolve_side(model: str | os.PathLike[str] | ModelRequest | nn.Module) -> NamedSide | nn.Module:
-    return found_side(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
+    return resolve_side(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
 
 
 @dataclass(frozen=True)
-class FoundPairs:
+class ModelPairs:
     """Two names resolved to pairs of models: one pair, or one for each part."""
 
     names: tuple[str, str]
@@ -133,7 +133,7 @@ class FoundPairs:
         return replace(result, notes=(*result.notes, *self.notes))
 
 
-def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) -> FoundPairs:
+def resolve_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) -> ModelPairs:
     """Resolve two names to pairs of models; part by part if a name is a folder of several parts.
 
     Args:
@@ -153,7 +153,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
                 f"{opt.submodel} {submodel[0]}: neither {reference} nor {candidate} has several parts",
                 hint="Remove it.",
             )
-        return FoundPairs(names, {ONLY_PART: (found_side(reference), found_side(candidate))})
+        return ModelPairs(names, {ONLY_PART: (resolve_side(reference), resolve_side(candidate))})
     parts = next(folder for folder in folders if folder)
     refuse_unknown_parts(submodel, parts, names[folders.index(parts)])
     requested = [part for part in parts if not submodel or part in submodel]
@@ -169,7 +169,7 @@ def found_pairs(reference: str, candidate: str, submodel: Sequence[str] = ()) ->
             hint="Only parts that both models have can be compared.",
         )
     notes = (f"Not compared, in one model only: {', '.join(unmatched)}.",) if unmatched and not submodel else ()
-    return FoundPairs(names, {part: (left[part], right[part]) for part in common}, notes)
+    return ModelPairs(names, {part: (left[part], right[part]) for part in common}, notes)
 
 
 def _find_counterparts(name: str, parts: Mapping[str, Path], requested: Sequence[str]) -> dict[str, NamedSide]:
@@ -178,7 +178,7 @@ def _find_counterparts(name: str, parts: Mapping[str, Path], requested: Sequence
     Raises:
         UsageError: the name is no usable model, or the part of the file is unknown.
     """
-    side = found_side(name)
+    side = resolve_side(name)
     if isinstance(side, ModelRequest):
         return dict.fromkeys(parts, side)
     from winml.modelkit.onnx.bundle import read_part_description  # imports onnx

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winml.modelkit.builds.found_models import found_side
+from winml.modelkit.builds.found_models import resolve_side
 from winml.modelkit.errors import ConfigError, UsageError, opt, python_function, spell_options
 from winml.modelkit.evaluate.options import NO_BASELINE, PYTORCH, EvaluationOptions
 from winml.modelkit.models.checkpoints.adapters import named_adapter
@@ -88,7 +88,7 @@ def named_baseline(name: str | None) -> Path | ModelRequest | None:
     Raises:
         UsageError: the name is neither a file nor a checkpoint.
     """
-    return None if name in (None, PYTORCH, NO_BASELINE) else found_side(str(name))
+    return None if name in (None, PYTORCH, NO_BASELINE) else resolve_side(str(name))
 
 
 def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load: Any) -> Subject:
@@ -105,7 +105,7 @@ def named_subject(name: str, options: EvaluationOptions, run: RunOptions, **load
     """
     from winml.modelkit.evaluate.evaluated_models import Subject
 
-    model = found_side(name)
+    model = resolve_side(name)
     refuse_named_adapters(load)
     if isinstance(model, ModelRequest):
         model = replace(model, task=options.task, **load)

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winml.modelkit.builds.found_models import FoundFolder
+from winml.modelkit.builds.found_models import ModelFolder
 from winml.modelkit.builds.identity import FileRecords
 from winml.modelkit.builds.layouts.layout import find_layout
 from winml.modelkit.builds.manifest_records import TOOL_NAME, BuildManifest, FileRecord, PartRecord, find_manifest
@@ -39,7 +39,7 @@ _LIMITING = ("module", "include")
 _SELECTING = (*_LIMITING, "exclude", "per_module")
 
 
-def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) -> None:
+def refuse_folder_outputs(found: ModelFolder, output: Path, *, overwrite: bool) -> None:
     """Refuse an output folder that cannot be written, before a model is read.
 
     Raises:
@@ -63,7 +63,7 @@ def refuse_folder_outputs(found: FoundFolder, output: Path, *, overwrite: bool) 
 
 
 def transform_folder(
-    found: FoundFolder,
+    found: ModelFolder,
     output: Path,
     changed: Collection[str],
     work: Callable[[str, OutputFiles], RecordT],
@@ -125,7 +125,7 @@ def _final_records(name: str, staged: Iterable[Path]) -> tuple[FileRecord, ...]:
 
 
 def _make_manifest(
-    found: FoundFolder,
+    found: ModelFolder,
     output: Path,
     described: Mapping[str, tuple[FileRecord, ...]],
     started: datetime,
@@ -151,7 +151,7 @@ def _make_manifest(
     )
 
 
-def options_by_part(found: FoundFolder, options: OptionsT) -> dict[str, OptionsT]:
+def options_by_part(found: ModelFolder, options: OptionsT) -> dict[str, OptionsT]:
     """Return part → options; unchanged parts are omitted.
 
     A selector applies to the parts with a module that it matches.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FoundModel:
+class NamedModel:
     """A resolved name, for a command that runs ONNX files."""
 
     name: str
@@ -64,7 +64,7 @@ def source_files(source: Path | ModelRequest) -> tuple[Path, ...]:
     return files_of_model(source)
 
 
-def found_side(name: str) -> Path | ModelRequest:
+def resolve_side(name: str) -> Path | ModelRequest:
     """Resolve a name to an ONNX file, also in a build folder, or to a PyTorch model.
 
     Raises:
@@ -79,7 +79,7 @@ def found_side(name: str) -> Path | ModelRequest:
 
 
 @dataclass(frozen=True)
-class FoundFolder:
+class ModelFolder:
     """The folder of a build or of an export, for a command that transforms its files."""
 
     path: Path
@@ -113,7 +113,7 @@ class FoundFolder:
         return self.parts[part].relative_to(self.path).as_posix()
 
 
-def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
+def read_model_folder(path: Path, submodel: Sequence[str] = ()) -> ModelFolder:
     """Return the parts and companion files in the folder of a build or of an export.
 
     Args:
@@ -138,11 +138,11 @@ def found_folder(path: Path, submodel: Sequence[str] = ()) -> FoundFolder:
     chosen = tuple(part for part in parts if not submodel or part in submodel)
     manifest = _read_manifest(path)
     if manifest is None or not manifest.deploy:
-        return FoundFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
+        return ModelFolder(path, parts, chosen, companion_files(path), None if manifest is None else manifest.layout)
     models = {file.name for part in manifest.parts for file in part.model}
     names = [file.name for file in manifest.deploy if file.name not in models]
     companions = {name: path / name for name in names if name_problem(path, name) is None}
-    return FoundFolder(path, parts, chosen, companions, manifest.layout)
+    return ModelFolder(path, parts, chosen, companions, manifest.layout)
 
 
 def chosen_parts(name: str, submodel: Sequence[str] = (), *, beside_weights: bool = False) -> Mapping[str, Path]:

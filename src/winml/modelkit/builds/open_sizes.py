@@ -15,7 +15,7 @@ from pathlib import Path
 
 from winml.modelkit import errors
 from winml.modelkit.builds.build import identify_plan
-from winml.modelkit.builds.build_model import build_in_cache, cache_key, passed_build_config
+from winml.modelkit.builds.build_model import build_in_cache, cache_key, to_build_config
 from winml.modelkit.builds.config import WinMLBuildConfig, with_values
 from winml.modelkit.builds.manifest_records import BuildResult
 from winml.modelkit.builds.plan import BuildPlan, plan_build
@@ -63,7 +63,7 @@ def build_with_open_sizes(
         WinMLError: see :func:`~winml.modelkit.build_hf_model`; the error of the build with fixed sizes if all choices
             fail.
     """
-    plan = plan_build(passed_build_config(config, precision=precision), request)
+    plan = plan_build(to_build_config(config, precision=precision), request)
     if not _allows_open_sizes(plan, ep):
         return build_in_cache(plan)
     note = cache_root() / "open_sizes" / f"{cache_key(plan, identify_plan(plan))}.json"

@@ -119,10 +119,10 @@ class _Outline(StageWalk):
         self._doubts: dict[str, _Doubt] = {}
         self._is_exported = False
         self._writes: dict[Path, PlannedFile] = {}
-        self._kept: set[str] = set()
+        self._remaining_names: set[str] = set()
         steps = [PlannedStep(stage.name, self._stage_words(stage)) for stage in self.stages]
         if plan.deploy_only:  # files of stages are removed in the end
-            self._writes, self._kept = {}, set()
+            self._writes, self._remaining_names = {}, set()
         for part in self.parts:
             self._note_part(part)
         self._note_other_files()
@@ -202,7 +202,7 @@ class _Outline(StageWalk):
                 self._add(self.folder.path / file.name)
             return f"up to date, {record.reason}"
         if doubt is None:
-            self._kept.update(file.name for file in record.files)
+            self._remaining_names.update(file.name for file in record.files)
             return "up to date"
         condition = f"{doubt.cause} changes its input"
         self._write_stage(stage, part, condition)
@@ -223,7 +223,9 @@ class _Outline(StageWalk):
         """Note the files of a finished part, unless they are up to date."""
         doubt, reusable = self._find_doubt(part), self.reusable_model(part)
         if reusable is not None and doubt is None:
-            self._kept.update(file.name for file in (reusable.files if self.plan.deploy_only else reusable.all_files))
+            self._remaining_names.update(
+                file.name for file in (reusable.files if self.plan.deploy_only else reusable.all_files)
+            )
             return
         condition = f"{doubt.cause} changes its input" if reusable is not None and doubt is not None else self._unknown
         model = self.folder.path / self.layout.model_name(part)
@@ -238,7 +240,7 @@ class _Outline(StageWalk):
         """Note the files beside the models, and the build config and manifest."""
         plan, folder = self.plan, self.folder.path
         copied_names = self.companions.outdated()
-        self._kept.update(name for name in self.companions.planned if name not in copied_names)
+        self._remaining_names.update(name for name in self.companions.planned if name not in copied_names)
         for name in copied_names:
             self._add(folder / name)
         layout = plan.layout
@@ -271,7 +273,7 @@ class _Outline(StageWalk):
     def _list_removes(self) -> tuple[Path, ...]:
         """Return the files of earlier builds that this build neither keeps nor writes."""
         folder = self.folder
-        current_files = {folder.path / name for name in self._kept} | self._writes.keys()
+        current_files = {folder.path / name for name in self._remaining_names} | self._writes.keys()
         if self.earlier is None:
             return ()
         earlier_files = [folder.path / name for name in self.earlier.files]

@@ -132,7 +132,7 @@ class StageStore:
 _FROM_CACHE = "from the cache"
 """Reason in the record of a result that another folder's build made."""
 
-_DISPLAYED_LENGTH = 24
+_MAX_VALUE_LENGTH = 24
 """Maximum characters of a value in messages; longer values such as digests are omitted."""
 
 
@@ -370,7 +370,7 @@ def _changed_keys(before: Mapping[str, object], after: Mapping[str, object], pre
 
 
 def _is_short(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= _DISPLAYED_LENGTH
+    return isinstance(value, str) and len(value) <= _MAX_VALUE_LENGTH
 
 
 def _value_words(value: object) -> str:

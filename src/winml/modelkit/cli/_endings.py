@@ -192,10 +192,10 @@ def _committed_words() -> str:
 
 def tell_settled() -> None:
     """Report how leftovers of killed commands were settled, and leftovers that remain."""
-    from winml.modelkit.onnx.files.named_paths import taken_read, taken_settled
+    from winml.modelkit.onnx.files.named_paths import pop_read_paths, pop_settled
 
-    notes = taken_settled()
-    if paths := taken_read():
+    notes = pop_settled()
+    if paths := pop_read_paths():
         from winml.modelkit.onnx.files.recovery import unfinished_notes
 
         notes += unfinished_notes(paths)

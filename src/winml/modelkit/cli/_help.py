@@ -73,9 +73,9 @@ class GroupedOption(click.Option):
     def remarks(self, ctx: click.Context, *, is_brief: bool = False) -> str:
         """Return the default, the limits of numbers, and whether the option is repeatable or required."""
         default = _help_words(self.field.default_words, ctx) or self.get_help_extra(ctx).get("default", "")
-        is_shown = default and not (is_brief and " " in default)
+        shows_default = default and not (is_brief and " " in default)
         remarks = (
-            f"default: {default}" if is_shown else "",
+            f"default: {default}" if shows_default else "",
             "" if is_brief else self._range_words(),
             "repeatable" if self.multiple and not is_brief else "",
             "required" if self.required else "",

@@ -101,7 +101,7 @@ steps_paused = _LONG_STEPS.paused
 
 
 @contextmanager
-def shown_wait(words: str) -> Iterator[None]:
+def show_wait(words: str) -> Iterator[None]:
     """Show the progress of long work inside the block; the line is erased from a terminal afterwards.
 
     Args:

@@ -23,7 +23,7 @@ from winml.modelkit.words import size_words
 
 if TYPE_CHECKING:
     from winml.modelkit.builds.config import WinMLBuildConfig
-    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.export.config import WinMLExportConfig
     from winml.modelkit.models.request import ModelRequest
     from winml.modelkit.progress import StepEvent
@@ -269,7 +269,7 @@ def model_name(options: Mapping[str, Any], taken: str) -> str:
     return models[0]
 
 
-def found_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = FOR_CHECKPOINTS) -> FoundModel:
+def resolve_named_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = FOR_CHECKPOINTS) -> NamedModel:
     """Find the ONNX file or checkpoint of a name, with all checks that need no heavy import.
 
     Args:
@@ -280,19 +280,19 @@ def found_model(name: str, options: Mapping[str, Any], refused: Iterable[str] = 
     Raises:
         UsageError: nothing exists at the path, or an option does not apply to an ONNX file.
     """
-    from winml.modelkit.builds.found_models import FoundModel, onnx_file
+    from winml.modelkit.builds.found_models import NamedModel, onnx_file
     from winml.modelkit.models.request import resolve_source
 
     path = onnx_file(name)
     if path is not None:
         refuse_checkpoint_options(path, options, refused)
-        return FoundModel(name, path)
+        return NamedModel(name, path)
     request = model_request({**options, "model": name})
     resolve_source(request)
-    return FoundModel(name, request=request)
+    return NamedModel(name, request=request)
 
 
-def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, Any]]:
+def runnable_model(options: Mapping[str, Any]) -> tuple[NamedModel, dict[str, Any]]:
     """Return the model, and the fields of ``RunOptions`` for its inputs.
 
     Names and paths are checked here, before any heavy import.
@@ -309,14 +309,14 @@ def runnable_model(options: Mapping[str, Any]) -> tuple[FoundModel, dict[str, An
     input_data = Path(options["input_data"]) if options["input_data"] else None
     refuse_missing_values(input_data)
     common = {"shown": name, "seed": options["seed"], "input_data": input_data}
-    model = found_model(name, options)
+    model = resolve_named_model(name, options)
     if model.path is None:
         return model, {"is_exported": True, **common}
     sizes = sizes_by_name({**options, "batch_size": None})
     return model, {"sizes": sizes, "batch_size": options["batch_size"], **common}
 
 
-def exported_path(model: FoundModel, on_step: Callable[[StepEvent], None] | None) -> Path:
+def exported_path(model: NamedModel, on_step: Callable[[StepEvent], None] | None) -> Path:
     """Return the ONNX file of a model; after an export, report on stderr the size of the result in the cache.
 
     Args:
@@ -366,7 +366,7 @@ def refuse_checkpoint_options(
             raise UsageError(f"{flag} does not apply to ONNX files such as {path}", hint=hint)
 
 
-def files_read(model: FoundModel, options: Mapping[str, Any]) -> tuple[Path, ...]:
+def files_read(model: NamedModel, options: Mapping[str, Any]) -> tuple[Path, ...]:
     """Return the files that a verb reads: files of the model and of its options; none of them may be replaced.
 
     Raises:

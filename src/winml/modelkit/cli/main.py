@@ -111,7 +111,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, is_requested: bo
 )
 @click.option("-q", "--quiet", is_flag=True, help="Same as after the verb: print errors only.")
 @click.option("-v", "--verbose", is_flag=True, help="Same as after the verb: show more detail.")
-def _winml(**_given: bool) -> None:
+def _winml(**_flags: bool) -> None:
     """Convert PyTorch models to ONNX for deployment. Every node is tagged with its module."""
 
 

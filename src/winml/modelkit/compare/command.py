@@ -11,7 +11,7 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import request_options, result_options
-from winml.modelkit.cli._progress import shown_wait
+from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
 from winml.modelkit.compare.verb import CompareRequest, plan_comparison, run_comparison
@@ -46,7 +46,7 @@ def command(**options: Any) -> None:
     request = CompareRequest(**stated_fields(CompareRequest, options))
     plan = plan_comparison(request)
     end_dry_run(plan, options)
-    with library_output_to_stderr(), shown_wait("comparing"):
+    with library_output_to_stderr(), show_wait("comparing"):
         result = run_comparison(plan, request)
     _show(result, plan.files, request.depth, options)
     if not result.is_within:

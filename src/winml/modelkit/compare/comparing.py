@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from winml.modelkit.models.live_module import ExampleInputs
     from winml.modelkit.models.parts import LoadedModel, ModelPart
 
-_DISPLAYED_NODES = 3
+_MAX_LISTED_NODES = 3
 """Maximum number of nodes in a message; more would hide the rest of the message."""
 
 Comparable: TypeAlias = "Path | ModelRequest | nn.Module"
@@ -164,10 +164,10 @@ def _opened_in_torch(
             yield side
         return
     from winml.modelkit.models.live_module import loaded_from_module
-    from winml.modelkit.models.state_restoration import module_left_as_found
+    from winml.modelkit.models.state_restoration import restored_module_state
 
     # Deciding the inputs of a live module may run the module as well.
-    with module_left_as_found(model):
+    with restored_module_state(model):
         part = loaded_from_module(model, inputs).only_part
         with opened_torch_side(part, type(model).__name__) as side:
             yield side
@@ -596,7 +596,7 @@ def _refuse_random_outputs(pair: SidePair, worst: OutputFidelity, tolerance: flo
             continue
         again = measure_fidelity([side.outputs(values)], [side.outputs(values)], 0.0).worst
         if again.problem or again.relative_error > tolerance:
-            drawn = f": {', '.join(nodes[:_DISPLAYED_NODES])}" if nodes else ", or keeps state between calls"
+            drawn = f": {', '.join(nodes[:_MAX_LISTED_NODES])}" if nodes else ", or keeps state between calls"
             raise UsageError(
                 f"{side.shown} returns different outputs for the same inputs: it generates random numbers{drawn}",
                 hint="Compare deterministic models: disable dropout, or make the noise an input.",

@@ -9,7 +9,7 @@ import click
 from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import option, request_options, result_options
-from winml.modelkit.cli._progress import shown_wait
+from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._requests import stated_fields
 from winml.modelkit.cli._streams import json_text, page_text, show_result, write_answer
 from winml.modelkit.compare.diff_verb import DiffRequest, plan_diff, run_diff
@@ -41,7 +41,7 @@ def command(**options: Any) -> None:
     """
     plan = plan_diff(DiffRequest(**stated_fields(DiffRequest, options)))
     end_dry_run(plan, options)
-    with shown_wait("comparing"):
+    with show_wait("comparing"):
         diff = run_diff(plan)
     from winml.modelkit.compare.diff_table import diff_document
 

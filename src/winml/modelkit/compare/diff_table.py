@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from winml.modelkit.compare import records
-from winml.modelkit.compare.table import DISPLAYED_BARS
+from winml.modelkit.compare.table import MAX_BARS
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import count_words, first_words, size_words
 
-DISPLAYED_ROWS = 20
+MAX_ROWS = 20
 """Default number of rows. Chosen: a table that fits on a screen and in a comment."""
 _STATUSES = ("changed", "added", "removed", "renamed")
-DISPLAYED_OPERATORS = 8
+MAX_LISTED_OPERATORS = 8
 """Maximum number of operators in a line. Chosen: they fit on it."""
 _NUMBER = re.compile(r"\.\d+(?=/|$)")
 """Number of a module among its siblings, in a tag."""
@@ -32,7 +32,7 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
     """
     modules = sorted(diff.modules, key=_weight_of_change, reverse=True) if by_change else diff.modules
     rows = _rows(modules, folds=folds)
-    hidden = sum(row.modules for row in rows[DISPLAYED_ROWS:])
+    hidden = sum(row.modules for row in rows[MAX_ROWS:])
     weights = [
         (
             f"{weight.renamed_from} → {weight.name}" if weight.renamed_from else weight.name,
@@ -55,7 +55,7 @@ def diff_document(diff: records.StructureDiff, *, folds: bool = True, by_change:
                 name="modules",
                 heading="Modules that differ",
                 is_searched=True,
-                brief=range(DISPLAYED_ROWS),
+                brief=range(MAX_ROWS),
                 rest=f"{hidden} more modules changed less."
                 if by_change
                 else f"… and {hidden} more modules ({opt.verbose} shows all)",
@@ -94,7 +94,7 @@ def _diff_figures(diff: records.StructureDiff) -> Iterator[doc.Figure]:
 
 
 def _diff_bars(diff: records.StructureDiff) -> Iterator[doc.Block]:
-    changes = sorted(diff.operators.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:DISPLAYED_BARS]
+    changes = sorted(diff.operators.items(), key=lambda item: -abs(item[1][1] - item[1][0]))[:MAX_BARS]
     yield doc.Bars(
         [
             doc.Bar(name, after - before, f"{after - before:+d}", f"{before} → {after}")
@@ -184,7 +184,7 @@ def _cells(module: records.ChangedModule) -> tuple[doc.Cell, ...]:
 
 def _operator_words(operators: Mapping[str, tuple[int, int]]) -> str:
     words = [f"{name} {after - before:+d}" for name, (before, after) in operators.items()]
-    return first_words(words, DISPLAYED_OPERATORS, "others")
+    return first_words(words, MAX_LISTED_OPERATORS, "others")
 
 
 def _weight_of_change(module: records.ChangedModule) -> int:

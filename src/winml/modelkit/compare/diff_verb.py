@@ -34,7 +34,7 @@ def plan_diff(request: DiffRequest) -> AnswerPlan[tuple[Path, Path]]:
         ModelPathError: a folder has no ONNX file.
         UsageError, OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
-    before, after = _found(request.before), _found(request.after)
+    before, after = _find_onnx_file(request.before), _find_onnx_file(request.after)
     step = PlannedStep("comparing", f"{before} and {after}, by module, without running them")
     return plan_answer("diff", (before, after), request, reads=(before, after), steps=(step,))
 
@@ -51,7 +51,7 @@ def run_diff(plan: AnswerPlan[tuple[Path, Path]]) -> StructureDiff:
     return diff_models(*plan.subject)
 
 
-def _found(path: Path) -> Path:
+def _find_onnx_file(path: Path) -> Path:
     """Return the ONNX file of a path; for a build folder, its model."""
     from winml.modelkit.builds.found_models import onnx_file
 

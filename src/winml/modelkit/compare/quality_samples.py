@@ -22,7 +22,12 @@ from winml.modelkit.ort.graph_inputs import graph_inputs
 from winml.modelkit.ort.opened_model import RunOptions, Values, values_for, with_fitting_sizes, with_whole_prompts
 from winml.modelkit.ort.sessions import Session
 from winml.modelkit.samples.data_sets import DataSetRequest, open_data_set
-from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values, with_fixed_sizes
+from winml.modelkit.samples.generated_samples import (
+    decoding_samples,
+    generate_samples,
+    has_processors,
+    with_fixed_sizes,
+)
 
 MOST_SAMPLES = 16
 """Default number of samples. Chosen: the ends of the interval are not single samples, in a second or two."""
@@ -114,9 +119,9 @@ def quality_values(session: Session, request: SampleRequest) -> SampleValues:
     note = ""
     if run.decoding is None and request.folder is not None and has_processors(inputs, request.folder):
         try:
-            made = made_values(inputs, request.folder, request.samples, run)
-            session.run(made[0].feeds)
-            return SampleValues(made, "processor", run.seed)
+            samples = generate_samples(inputs, request.folder, request.samples, run)
+            session.run(samples[0].feeds)
+            return SampleValues(samples, "processor", run.seed)
         except WinMLError as error:
             note = (
                 f"Compared on random values, since the model cannot run on samples of its processor: {error.message}."

@@ -15,9 +15,9 @@ from winml.modelkit.tags import address
 from winml.modelkit.version import __version__
 from winml.modelkit.words import count_noun, decibel_words, percent_words
 
-DISPLAYED_BARS = 10
+MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
-DISPLAYED_MODULES = 12
+MAX_MODULE_ROWS = 12
 """Default number of rows of the module table. Chosen: the output fits on a screen."""
 LEAST, MOST = 1e-8, 1.0
 """Chosen: ends of the color scale: below rounding of float32, and an error as large as the value."""
@@ -158,7 +158,7 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
     modules, first = result.modules_within(depth), result.first_divergence
     compared = [module for module in modules if module.fidelity is not None]
     wrong = [module for module in compared if module.own_error or (module.fidelity and module.fidelity.problem)]
-    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:DISPLAYED_MODULES]
+    worst = sorted(wrong, key=lambda module: -(module.own_error or 0.0))[:MAX_MODULE_ROWS]
     places = {id(module): number for number, module in enumerate(compared)}
     brief = list(dict.fromkeys(places[id(module)] for module in (*worst, first) if id(module) in places))
     outline = "" if first is None else "; ▶ and an outline mark the first module that diverges"
@@ -181,7 +181,7 @@ def _module_blocks(result: records.ModelComparison, depth: int | None) -> Iterat
                 f"{module.own_error:.1e}",
                 f"{module.identity.class_name}{', first to diverge' if module is first else ''}",
             )
-            for module in erring[:DISPLAYED_BARS]
+            for module in erring[:MAX_BARS]
             if module.own_error
         ],
         heading="Modules with the largest own error",

@@ -15,7 +15,7 @@ from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_a
 from winml.modelkit.verbs.file_to_file import read_sizes
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.compared_models import FoundPairs
+    from winml.modelkit.builds.compared_models import ModelPairs
     from winml.modelkit.compare.records import ModelComparison
 
 MOST_SAMPLES = 16
@@ -72,7 +72,7 @@ class CompareRequest(ModuleAnswerRequest, DataSetFields):
     """Input or output A of REFERENCE corresponds to B of CANDIDATE."""
 
 
-def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
+def plan_comparison(request: CompareRequest) -> AnswerPlan[ModelPairs]:
     """Plan a comparison. Nothing is written, and no model is loaded.
 
     Raises:
@@ -80,13 +80,13 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
         InputError: a file of a folder is damaged.
         OutputExistsError, WriteError: as :func:`winml.modelkit.verbs.answers.plan_answer` raises.
     """
-    from winml.modelkit.builds.compared_models import found_pairs
+    from winml.modelkit.builds.compared_models import resolve_pairs
     from winml.modelkit.builds.found_models import source_files
     from winml.modelkit.compare.comparing import value_files
 
     if not request.by_module:
         refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", f"Add {opt.by_module}, or omit {{}}.")
-    found = found_pairs(request.reference, request.candidate, request.submodel)
+    found = resolve_pairs(request.reference, request.candidate, request.submodel)
     if request.node_data and not any(isinstance(side, Path) for side in found.sides):
         raise UsageError(f"{opt.node_data} requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
     stated = stated_options(request)
@@ -111,7 +111,7 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[FoundPairs]:
     )
 
 
-def run_comparison(plan: AnswerPlan[FoundPairs], request: CompareRequest) -> ModelComparison:
+def run_comparison(plan: AnswerPlan[ModelPairs], request: CompareRequest) -> ModelComparison:
     """Recover files of killed commands, then compare.
 
     Raises:

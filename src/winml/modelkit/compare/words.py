@@ -93,8 +93,8 @@ def samples_words(samples: QualitySamples) -> str:
     >>> samples_words(QualitySamples("processor", 16, 0))
     '16 samples of its processor, seed 0'
     """
-    words, is_made = _SOURCES[samples.source]
-    return f"{count_noun(samples.count, 'sample')} {words}{f', seed {samples.seed}' if is_made else ''}"
+    words, is_generated = _SOURCES[samples.source]
+    return f"{count_noun(samples.count, 'sample')} {words}{f', seed {samples.seed}' if is_generated else ''}"
 
 
 def difference_words(verification: VerificationInfo) -> str:
@@ -143,7 +143,7 @@ def at_root_words(coverage: Coverage) -> str:
     return f"{coverage.at_root} at the root ({coverage.at_root_percent:.0f} %)"
 
 
-_DISPLAYED_FIXED = 2
+_MAX_LISTED_FIXED = 2
 """Maximum number of inputs in the sentence; the notes list all."""
 
 
@@ -189,8 +189,8 @@ def _assumed_words(verification: VerificationInfo) -> str:
 def _fixed_words(verification: VerificationInfo) -> str:
     """Describe the fixed input values that the result is limited to."""
     fixed = [f"{value.name} fixed to {value.traced}" for value in verification.fixed]
-    if len(fixed) > _DISPLAYED_FIXED:
-        fixed = [*fixed[:_DISPLAYED_FIXED], f"{len(fixed) - _DISPLAYED_FIXED} more inputs fixed"]
+    if len(fixed) > _MAX_LISTED_FIXED:
+        fixed = [*fixed[:_MAX_LISTED_FIXED], f"{len(fixed) - _MAX_LISTED_FIXED} more inputs fixed"]
     return f" with {' and '.join(fixed)}" if fixed else ""
 
 

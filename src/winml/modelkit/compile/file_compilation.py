@@ -324,15 +324,15 @@ def _outside_words(outside: Sequence[OutsideNode]) -> str:
     counts = Counter((node.operator, node.dtype, node.reason) for node in outside)
     first_tags = {(node.operator, node.dtype, node.reason): node.tag for node in reversed(outside)}
     words = []
-    for key, count in counts.most_common(_DISPLAYED_OUTSIDE):
+    for key, count in counts.most_common(_MAX_LISTED_OUTSIDE):
         operator, dtype, reason = key
         where = f"{'in' if count == 1 else 'first in'} {first_tags[key] or '(no tag)'}"
         words.append(f"{count} {operator}{f' of {dtype}' if dtype else ''}, {where}{f' ({reason})' if reason else ''}")
-    rest_count = len(counts) - _DISPLAYED_OUTSIDE
+    rest_count = len(counts) - _MAX_LISTED_OUTSIDE
     return "; ".join([*words, *([f"and {rest_count} more"] if rest_count > 0 else [])])
 
 
-_DISPLAYED_OUTSIDE = 3
+_MAX_LISTED_OUTSIDE = 3
 """Number of outside operators in a message. Chosen: the message stays readable."""
 
 

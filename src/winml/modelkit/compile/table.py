@@ -8,7 +8,7 @@ from winml.modelkit.compare.words import comparison_words, coverage_words
 from winml.modelkit.compile.records import CompilableProvider, CompiledFile
 from winml.modelkit.errors import opt
 from winml.modelkit.report import document as doc
-from winml.modelkit.transform.table import DISPLAYED_ROWS, written_fields
+from winml.modelkit.transform.table import MAX_ROWS, written_fields
 from winml.modelkit.words import count_noun
 
 
@@ -35,13 +35,13 @@ def compilation_document(result: CompiledFile) -> doc.Document:
                     for part in result.parts
                     for position, module in enumerate(part.modules)
                 ],
-                brief=range(DISPLAYED_ROWS),
+                brief=range(MAX_ROWS),
                 rest=rest,
             ),
             doc.Table(
                 doc.columns(("left to the CPU provider", "name"), "operator", "dtype", ("module", "name"), "reason"),
                 [(node.name, node.operator, node.dtype, node.tag, node.reason) for node in result.outside],
-                brief=range(DISPLAYED_ROWS),
+                brief=range(MAX_ROWS),
                 rest=rest,
             ),
         ]

@@ -11,7 +11,7 @@ from winml.modelkit.cli._errors import NEGATIVE_RESULT, WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import model_argument, reading_options, request_options, result_options
 from winml.modelkit.cli._progress import live_progress, show_step
-from winml.modelkit.cli._requests import found_model, model_name, stated_fields
+from winml.modelkit.cli._requests import model_name, resolve_named_model, stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, page_text, show_answer
 from winml.modelkit.evaluate.verb import EvalRequest, plan_evaluation, run_evaluation
 
@@ -60,7 +60,7 @@ def _read_request(options: Mapping[str, Any]) -> EvalRequest:
     # The other options of the command have other meanings than those of a checkpoint, such as --batch-size.
     load = {key: options[key] for key in ("model_class", "revision", "trust_remote_code", "adapter")}
     return EvalRequest(
-        model=found_model(name, {"task": options["task"], **load}, load),
+        model=resolve_named_model(name, {"task": options["task"], **load}, load),
         task=options["task"],
         load=load,
         **stated_fields(EvalRequest, options),

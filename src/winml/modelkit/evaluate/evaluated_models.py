@@ -38,7 +38,7 @@ def _other_baseline_hint() -> str:
     )
 
 
-_DISPLAYED = 6
+_MAX_LISTED_LABELS = 6
 """Maximum number of labels per model in a message. Chosen: enough to identify them."""
 
 
@@ -106,8 +106,8 @@ def _labels(config: Any) -> dict[int, str]:
 
 
 def _label_words(labels: Mapping[int, str]) -> str:
-    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_DISPLAYED])
-    return words if len(labels) <= _DISPLAYED else f"{words} and {len(labels) - _DISPLAYED} more"
+    words = ", ".join(f"{number} {name}" for number, name in sorted(labels.items())[:_MAX_LISTED_LABELS])
+    return words if len(labels) <= _MAX_LISTED_LABELS else f"{words} and {len(labels) - _MAX_LISTED_LABELS} more"
 
 
 @dataclass(frozen=True)

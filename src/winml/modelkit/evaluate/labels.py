@@ -18,7 +18,7 @@ from winml.modelkit.words import first_words
 
 _GENERIC = re.compile(r"label[_ ]?\d+", re.IGNORECASE)
 """Specified: default class name of transformers."""
-_DISPLAYED = 12
+_MAX_LISTED_LABELS = 12
 """Maximum number of labels in a message. Chosen: two lines."""
 _LONGEST_VALUE = 60
 """Maximum characters of a value in a message. Chosen: half a line."""
@@ -113,7 +113,7 @@ def _match_named(
         reported = f"The config names no classes: digits in column {column} are used as class indices."
         return {label: int(name) for label, name in spoken.items()}, (reported,)
     if names is not None and len(names) <= len(model):
-        listed = first_words(names, _DISPLAYED)
+        listed = first_words(names, _MAX_LISTED_LABELS)
         reported = f"The config names no classes: the labels of column {column} are used in their order: {listed}."
         return {label: int(label) for label in spoken}, (reported,)
     return None, ()
@@ -165,7 +165,7 @@ def _unknown_labels(labels: Sequence[object], found: LabelMap) -> UsageError:
             hint=f"Use a different {opt.split}.",
         )
     return UsageError(
-        f"the labels of column {found.column} do not match the model: {first_words(labels, _DISPLAYED)}; "
-        f"the config has {first_words(found.model, _DISPLAYED) or 'none'}",
+        f"the labels of column {found.column} do not match the model: {first_words(labels, _MAX_LISTED_LABELS)}; "
+        f"the config has {first_words(found.model, _MAX_LISTED_LABELS) or 'none'}",
         hint="Use the names of id2label in the dataset, or the names of the dataset in the config.",
     )

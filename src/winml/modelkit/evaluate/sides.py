@@ -132,14 +132,14 @@ def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> 
     return first.model_copy(update={"shape": shape})
 
 
-RETAINED_BYTES = 512_000_000
+MAX_CACHED_BYTES = 512_000_000
 """Maximum bytes of cached arrays and images. Chosen: small relative to the variants judged on them."""
 
 
 class CachedBatches(Preprocessor):
     """A preprocessor for one list of samples, whose batches are reused in later runs."""
 
-    _kept: list[Batch] | None = None
+    _cached_batches: list[Batch] | None = None
 
     @classmethod
     def keeping(cls, preprocessor: Preprocessor) -> CachedBatches:
@@ -160,20 +160,20 @@ class CachedBatches(Preprocessor):
                 graph.
             InputError: a processor fails on a sample.
         """
-        if self._kept is not None:
-            yield from _yield_in_step(self._kept, iter(samples))
+        if self._cached_batches is not None:
+            yield from _yield_in_step(self._cached_batches, iter(samples))
             return
         created: list[Batch] = []
         held = 0
         for batch in super().batches(samples, batch_size):
             held += _held_bytes(batch)
-            if held <= RETAINED_BYTES:
+            if held <= MAX_CACHED_BYTES:
                 created.append(batch)
             else:
                 created.clear()
             yield batch
-        if held <= RETAINED_BYTES:
-            self._kept = created
+        if held <= MAX_CACHED_BYTES:
+            self._cached_batches = created
 
 
 def _yield_in_step(retained: Iterable[Batch], samples: Iterator[Sample]) -> Iterator[Batch]:

@@ -15,7 +15,7 @@ from winml.modelkit.verbs.answers import AnswerPlan, PageAnswerRequest, plan_ans
 from winml.modelkit.verbs.running import ProviderFields
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.evaluate.options import EvaluationOptions
     from winml.modelkit.evaluate.records import Evaluation
     from winml.modelkit.profile.latency import Progress
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class EvalRequest(PageAnswerRequest, ProviderFields, DataSetFields):
     """Request of ``winml eval``."""
 
-    model: FoundModel
+    model: NamedModel
     task: str | None = None
     load: dict[str, object] = field(default_factory=dict)
     """Option name → value for loading a checkpoint."""

@@ -32,7 +32,7 @@ from winml.modelkit.models.caches.inputs import PAST_KEY
 from winml.modelkit.models.live_module import ExampleInputs, loaded_from_module, refuse_programs
 from winml.modelkit.models.parts import LoadedModel, ModelPart
 from winml.modelkit.models.request import CHECKPOINT_KINDS, ModelRequest
-from winml.modelkit.models.state_restoration import module_left_as_found, process_left_as_found
+from winml.modelkit.models.state_restoration import restored_module_state, restored_process_state
 from winml.modelkit.onnx.files.named_paths import restored_working_directory
 from winml.modelkit.onnx.files.output_files import OutputFiles, recover
 from winml.modelkit.ort.execution_providers import refuse_dynamic
@@ -199,16 +199,16 @@ class HTPExporter:
         if target.functions is not None:
             refuse_old_runtime()
         clock = StepClock(STEPS, self.on_step)
-        with ExitStack() as left_as_found:
-            left_as_found.enter_context(process_left_as_found())
-            left_as_found.enter_context(restored_working_directory())
+        with ExitStack() as restorations:
+            restorations.enter_context(restored_process_state())
+            restorations.enter_context(restored_working_directory())
             with clock.step("model preparation") as step:
                 # Deciding the inputs of a live module may run the module as well.
                 if live_module is not None:
-                    module_state = left_as_found.enter_context(module_left_as_found(live_module))
+                    module_state = restorations.enter_context(restored_module_state(live_module))
                 loaded, exporter = load()
                 if live_module is None:
-                    module_state = left_as_found.enter_context(module_left_as_found(loaded.model))
+                    module_state = restorations.enter_context(restored_module_state(loaded.model))
                 self._refuse_options(loaded, target)
                 parameter_count = sum(parameter.numel() for parameter in loaded.model.parameters())
                 step.summary = f"{loaded.info.class_name}, {count_words(parameter_count)} parameters"
@@ -217,7 +217,7 @@ class HTPExporter:
                 all_parts = calls_of_all_parts(loaded, self.seed)
             result = ExportResult(loaded.info, (), started, __version__, loaded.model_notes)
             if loaded.info.source_kind in CHECKPOINT_KINDS:
-                left_as_found.enter_context(local_files_only())
+                restorations.enter_context(local_files_only())
             with OutputFiles() as files:
                 handover = self.handover
                 if handover is None and request is not None and loaded.info.source_format is not None:

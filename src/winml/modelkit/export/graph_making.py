@@ -210,7 +210,7 @@ _LATER_CALLS = 8
 """Chosen: number of calls after which a call counter is detected; only a forward that changes state in each call is
 called so often.
 """
-_DISPLAYED_CHANGES = 4
+_MAX_LISTED_CHANGES = 4
 _ABSENT = object()
 
 
@@ -458,7 +458,7 @@ def make_tagged_graph(
         assumed=(
             *capture.assumed,
             *bounded_sums,
-            *_find_retained_state(prepared, inputs, draw, first.changes),
+            *_find_state_between_calls(prepared, inputs, draw, first.changes),
             *map(_shared_state_written, first.shared),
         ),
         dimensions=dimensions,
@@ -619,7 +619,7 @@ def _parameter_kinds(model: torch.nn.Module) -> set[tuple[int, type]]:
     return {(id(parameter), type(parameter)) for parameter in model.parameters()}
 
 
-def _find_retained_state(
+def _find_state_between_calls(
     prepared: PreparedPart, inputs: InputDraws, draw: Draw, changes: Sequence[str]
 ) -> tuple[Assumption, ...]:
     """Return an assumption on state retained between calls, if PyTorch's outputs change in a later call."""
@@ -635,7 +635,7 @@ def _find_retained_state(
         return ()
     if not _differs_later(prepared, draw, first):
         return ()
-    names = ", ".join(changes[:_DISPLAYED_CHANGES]) + (", …" if len(changes) > _DISPLAYED_CHANGES else "")
+    names = ", ".join(changes[:_MAX_LISTED_CHANGES]) + (", …" if len(changes) > _MAX_LISTED_CHANGES else "")
     note = f"The forward keeps state between calls ({names}), so in PyTorch a later call returns different outputs."
     words = f"{note} The file always returns the outputs of a first call."
     return (Assumption("first_call", value=", ".join(changes), message=words),)

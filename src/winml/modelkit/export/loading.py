@@ -89,7 +89,7 @@ def load_weightless(resolved: ResolvedModel, request: ModelRequest) -> LoadedMod
     )
     notes = (*resolved.notes_on_codes, *weight_notes, *dtype_notes(model, request))
     info = model_info(resolved, request)
-    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
+    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, requested_names=request.submodel)
 
 
 def _reads_by_reference(resolved: ResolvedModel, request: ModelRequest) -> bool:
@@ -259,7 +259,9 @@ def _load(
             parts = tuple(
                 replace(item, notes=seen.notes) for item, seen in zip(complete.parts, loaded.parts, strict=True)
             )
-            return LoadedModel.of_parts(loaded.info, parts, loaded.model_notes, [note], wanted=loaded.wanted), use
+            return LoadedModel.of_parts(
+                loaded.info, parts, loaded.model_notes, [note], requested_names=loaded.requested_names
+            ), use
     return loaded, use
 
 
@@ -293,8 +295,8 @@ def _closing_sizes_by_default(loaded: LoadedModel) -> dict[str, int]:
     ``{}`` if the model has no cache or no dynamic size, or if the user requested a dynamic size.
     """
     parts = loaded.requested_parts
-    is_asked = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
-    if is_asked or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
+    is_size_requested = any(item.name not in part.open_by_default for part in parts for item in part.dimensions)
+    if is_size_requested or all(part.cache is None for part in parts) or all(not part.dimensions for part in parts):
         return {}
     return closing_sizes(parts) or {}
 

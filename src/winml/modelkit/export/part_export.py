@@ -49,7 +49,7 @@ from winml.modelkit.models.caches.finding import no_cache_hint
 from winml.modelkit.models.checkpoints.merging import adapter_merged
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.request import ModelRequest, processor_folder
-from winml.modelkit.models.state_restoration import process_left_as_found
+from winml.modelkit.models.state_restoration import restored_process_state
 from winml.modelkit.models.tensors import to_numpy
 from winml.modelkit.onnx.cutting import Cutter
 from winml.modelkit.onnx.files.companions import (
@@ -452,17 +452,17 @@ def _samples(run: ExportRun, part: ModelPart) -> tuple[Sequence[Arrays], Quality
     # Samples can only be made for checkpoints with a processor.
     from winml.modelkit.compare.quality_samples import default_samples
     from winml.modelkit.ort.opened_model import RunOptions
-    from winml.modelkit.samples.generated_samples import has_processors, made_values
+    from winml.modelkit.samples.generated_samples import generate_samples, has_processors
 
     inputs = part.inputs
     if not has_processors(inputs, folder):
         return None
     weights_bytes = sum(value.numel() * value.element_size() for value in part.module.parameters())
     try:
-        made = made_values(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
+        sample_values = generate_samples(inputs, folder, default_samples(weights_bytes), RunOptions("", seed=run.seed))
     except WinMLError:
         return None
-    return [values.feeds for values in made], QualitySamples("processor", len(made), run.seed)
+    return [values.feeds for values in sample_values], QualitySamples("processor", len(sample_values), run.seed)
 
 
 def _measured_text(run: ExportRun, prepared: PreparedPart, fidelity: FidelityInfo) -> FidelityInfo:
@@ -617,7 +617,7 @@ def words_of_text_together(
         WinMLError: the model cannot be loaded.
     """
     request = configured_request(request, config)
-    with process_left_as_found(), restored_working_directory():
+    with restored_process_state(), restored_working_directory():
         loaded, _ = load_for_export(request, config)
         decoder = next((part for part in loaded.parts if decodes_for_others(part, loaded.parts)), None)
         if decoder is None or decoder.name not in paths:

@@ -12,7 +12,7 @@ from winml.modelkit.export.records import ExportedPart, ExportResult, NodeRecord
 from winml.modelkit.onnx.bundle import PartDescription
 from winml.modelkit.onnx.specs import DynamicDimension, InputTensorSpec, OutputTensorSpec
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules
+from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows
 from winml.modelkit.tags import address
 from winml.modelkit.tags.tree import ModuleNode
 from winml.modelkit.transform.table import written_fields
@@ -146,7 +146,7 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
 def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
     size_of = part.module_sizes()
 
-    def branch(displayed: DisplayedModule[ModuleNode]) -> doc.Branch:
+    def branch(displayed: TreeRow[ModuleNode]) -> doc.Branch:
         return doc.Branch(
             displayed.name(lambda node: address.last_segment(node.tag)),
             displayed.name(lambda node: node.path),
@@ -154,7 +154,7 @@ def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
             tuple(map(branch, displayed.children)),
         )
 
-    (root,) = displayed_modules(
+    (root,) = tree_rows(
         [part.tree.root],
         lambda node: part.tree.children(node.path),
         lambda node: (node.class_name, size_of(node)),

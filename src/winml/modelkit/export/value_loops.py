@@ -77,7 +77,7 @@ class ValueLoops(ABC):
                 (torch, "nonzero", self._places),
                 (torch.Tensor, "__iter__", self._rounds),
                 (torch, "where", _counted),
-                (torch.Tensor, "numel", self._taken_as_filled),
+                (torch.Tensor, "numel", self._numel_if_filled),
             ):
                 stack.enter_context(call_replaced(owner, name, patch))
             yield
@@ -131,7 +131,7 @@ class ValueLoops(ABC):
             yield self.place(place, device)
         self._last_round = around
 
-    def _taken_as_filled(self, original: Callable[..., object], values: torch.Tensor) -> Any:
+    def _numel_if_filled(self, original: Callable[..., object], values: torch.Tensor) -> Any:
         # A check for an empty loop body: the graph always runs it, on zero rows if empty.
         return self.size_if_filled(values) if getattr(values, _COUNTED, False) else original(values)
 

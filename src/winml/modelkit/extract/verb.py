@@ -12,7 +12,7 @@ from winml.modelkit.file_names import EXTRACT_MANIFEST_NAME
 from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, planned_file
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.extract.extraction import ExtractOptions, PlannedCuts
     from winml.modelkit.extract.records import ExtractResult
     from winml.modelkit.progress import StepEvent
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ExtractRequest:
     """Request of ``winml extract`` for one graph."""
 
-    model: FoundModel
+    model: NamedModel
     run: Mapping[str, Any]
     """Fields of ``RunOptions`` for the run of the whole model."""
     protected: tuple[Path, ...]

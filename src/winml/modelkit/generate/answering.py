@@ -41,7 +41,7 @@ _BEFORE_TEXT = 4
 """Specified by Whisper: tokens of start, language, task and times."""
 _UNLIMITED = 1 << 20
 """Chosen: maximum tokens of a text that states no limit."""
-_SHOWN_VALUES = 8
+_MAX_LISTED_VALUES = 8
 """Values of a tensor in an answer. Chosen: they fit on a line."""
 
 
@@ -573,11 +573,11 @@ def tensor_answer(model: Any, tensors: Arrays, names: Iterable[str] | None = Non
     """
     with torch.inference_mode():
         output = model(**{name: torch.as_tensor(array) for name, array in tensors.items()})
-    wanted = None if names is None else set(names)
+    selected_names = None if names is None else set(names)
     arrays = {
         name: to_numpy(value)
         for name, value in output.items()
-        if isinstance(value, torch.Tensor) and (wanted is None or name in wanted)
+        if isinstance(value, torch.Tensor) and (selected_names is None or name in selected_names)
     }
     return Answer("tensors", *_tensors(arrays))
 
@@ -593,7 +593,7 @@ def _tensors(arrays: Arrays) -> tuple[tuple[AnswerEntry, ...], Arrays]:
                 dtype=str(array.dtype),
                 minimum=float(numbers.min()) if array.size else None,
                 maximum=float(numbers.max()) if array.size else None,
-                values=tuple(numbers.reshape(-1)[:_SHOWN_VALUES].tolist()),
+                values=tuple(numbers.reshape(-1)[:_MAX_LISTED_VALUES].tolist()),
             )
         )
     return tuple(entries), arrays

@@ -66,7 +66,7 @@ _TOKEN_COPIES = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"
 class _Padding:
     """Lengths of the tokens of one side before and after padding."""
 
-    passed_length: int
+    input_length: int
     graph_length: int
 
 
@@ -123,7 +123,7 @@ class WinMLModel:
         self.main_input_name = self.inputs[0].name if self.inputs else ""
         described = described_model(Path(path))
         self.task: str | None = described.get("task")
-        self._passed_pad_token_id = pad_token_id
+        self._pad_token_argument = pad_token_id
         model_class = _model_class(described.get("class", ""))
         self._output_class = _output_class(model_class)
         self.input_modalities: Any = getattr(model_class, "input_modalities", ())
@@ -151,7 +151,7 @@ class WinMLModel:
     @functools.cached_property
     def pad_token_id(self) -> int | None:
         """Padding token of short rows, if the graph takes a fixed number of tokens; None: such rows are refused."""
-        passed = self._passed_pad_token_id
+        passed = self._pad_token_argument
         return passed if passed is not None else pad_token_beside(Path(self.path), self.config)
 
     def __call__(self, *tensors: Any, **named: Any) -> ModelOutput:
@@ -214,9 +214,9 @@ class WinMLModel:
         for tokens, mask in _MASKS.items():
             if tokens not in shapes or mask not in shapes or passed[tokens].ndim != 2:
                 continue
-            graph_length, passed_length = shapes[tokens][1], passed[tokens].shape[1]
-            if isinstance(graph_length, int) and passed_length < graph_length and self.pad_token_id is not None:
-                paddings[tokens] = _Padding(passed_length, graph_length)
+            graph_length, input_length = shapes[tokens][1], passed[tokens].shape[1]
+            if isinstance(graph_length, int) and input_length < graph_length and self.pad_token_id is not None:
+                paddings[tokens] = _Padding(input_length, graph_length)
         return paddings
 
     def _run_padded(self, passed: Arrays, padding: Mapping[str, _Padding], filler: int) -> dict[str, Array]:
@@ -246,10 +246,10 @@ class WinMLModel:
             return
         tokens, side = next(iter(padding.items()))
         raise UsageError(
-            f"input {tokens!r} has {side.passed_length} tokens, the model was built for {side.graph_length}, "
+            f"input {tokens!r} has {side.input_length} tokens, the model was built for {side.graph_length}, "
             f"and padding affects its outputs: {worst.name} changes by {worst.relative_diff:.1%} with a "
             "different padding value",
-            hint=f"Pass {side.graph_length} tokens, or build the model for {side.passed_length} tokens, or with a "
+            hint=f"Pass {side.graph_length} tokens, or build the model for {side.input_length} tokens, or with a "
             "dynamic number of tokens (config={'export': {'dynamic_sequence': True}}).",
         )
 
@@ -272,9 +272,9 @@ class WinMLModel:
         """
         array = passed[item.name]
         side = padding.get(_tokens_beside(item.name))
-        if side is not None and array.ndim == 2 and array.shape[1] == side.passed_length:
+        if side is not None and array.ndim == 2 and array.shape[1] == side.input_length:
             fill = filler if item.name in _MASKS else 0
-            array = np.pad(array, ((0, 0), (0, side.graph_length - side.passed_length)), constant_values=fill)
+            array = np.pad(array, ((0, 0), (0, side.graph_length - side.input_length)), constant_values=fill)
         fits = len(array.shape) == len(item.shape) and all(
             not isinstance(size, int) or size == have for size, have in zip(item.shape, array.shape, strict=True)
         )
@@ -367,7 +367,7 @@ def _without_padding(name: str, value: Array, padding: Mapping[str, _Padding]) -
     side = padding.get("decoder_input_ids" if is_decoded else "input_ids")
     if rank is None or side is None or value.ndim != rank or value.shape[1] != side.graph_length:
         return value
-    return np.ascontiguousarray(value[:, : side.passed_length])
+    return np.ascontiguousarray(value[:, : side.input_length])
 
 
 def _other_filler(passed: Arrays, padding: Mapping[str, _Padding], filler: int | None) -> int:

@@ -12,7 +12,7 @@ import click
 
 from winml.modelkit.cli._errors import WinMLCommand, report_error
 from winml.modelkit.cli._options import declared_options_of, grouped_argument, option, reference_option, result_options
-from winml.modelkit.cli._progress import shown_wait
+from winml.modelkit.cli._progress import show_wait
 from winml.modelkit.cli._streams import library_output_to_stderr, print_json, tell
 from winml.modelkit.errors import UsageError, VerificationError
 from winml.modelkit.fields import GENERATION, INPUTS, MODEL, fields_of
@@ -302,7 +302,7 @@ def _write(
     results = []
     with wait, library_output_to_stderr():
         if not options["quiet"]:
-            wait.enter_context(shown_wait("generating"))
+            wait.enter_context(show_wait("generating"))
         texts = write_texts(
             prompts,
             provider,

@@ -17,7 +17,7 @@ from winml.modelkit.cli._options import (
     result_options,
     source_options,
 )
-from winml.modelkit.cli._requests import found_model, model_name, refuse_checkpoint_options, stated_fields
+from winml.modelkit.cli._requests import model_name, refuse_checkpoint_options, resolve_named_model, stated_fields
 from winml.modelkit.cli._streams import json_text, library_output_to_stderr, show_result
 from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.generate.run_verb import RunRequest, plan_run, run_model, run_schema
@@ -100,7 +100,7 @@ def _read_request(options: Mapping[str, Any]) -> RunRequest:
     if files:
         refuse_checkpoint_options(next(iter(files.values())), options, loading)
     else:
-        found = found_model(name, options, loading)
+        found = resolve_named_model(name, options, loading)
         checkpoint = found.request
         files = {} if found.path is None else {ONLY_PART: found.path}
     return RunRequest(

@@ -15,7 +15,7 @@ from winml.modelkit.generate.records import (
 from winml.modelkit.report import document as doc
 from winml.modelkit.words import shape_words, size_words
 
-_DISPLAYED_CHARACTERS = 40
+_MAX_CHARACTERS = 40
 """Maximum characters of a text beside its result. Chosen: the result fits on the same line."""
 
 
@@ -81,7 +81,7 @@ def _short(text: str) -> str:
     'one two'
     """
     line = " ".join(text.split())
-    return line if len(line) <= _DISPLAYED_CHARACTERS else f"{line[:_DISPLAYED_CHARACTERS]}…"
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…"
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -19,7 +19,7 @@ from winml.modelkit.cli._options import (
     source_options,
     tree_options,
 )
-from winml.modelkit.cli._progress import show_step, shown_wait
+from winml.modelkit.cli._progress import show_step, show_wait
 from winml.modelkit.cli._requests import exported_path, model_request, refuse_checkpoint_options
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.errors import UsageError
@@ -191,7 +191,7 @@ def _inspect_files(parts: Mapping[str, Path], options: Mapping[str, Any], file_o
         from winml.modelkit.builds.folder_transformation import part_modules, parts_with_module
 
         names = parts_with_module(part_modules(parts), options["module"])
-    with shown_wait("inspecting"):
+    with show_wait("inspecting"):
         numbered = counted(names, "part") if of_several else names
         files = {part: _inspect_file(parts[part], file_options) for part in numbered}
     show_parts(
@@ -285,13 +285,13 @@ def _inspect_model(model: str | None, options: Mapping[str, Any]) -> None:
         record = {"kind": "tasks", "tasks": {task: list(classes) for task, classes in tasks.items()}}
         show_result(record, options, lambda: tasks_document(tasks))
         return
-    with library_output_to_stderr(), shown_wait("inspecting"):
+    with library_output_to_stderr(), show_wait("inspecting"):
         inspection = inspect_model(request, model_type=options["model_type"], hierarchy=options["hierarchy"])
         fit = None
         if options["ep"] is not None:
-            from winml.modelkit.builds.found_models import FoundModel
+            from winml.modelkit.builds.found_models import NamedModel
 
-            fit = _provider_fit(exported_path(FoundModel(request.model, request=request), show_step), options)
+            fit = _provider_fit(exported_path(NamedModel(request.model, request=request), show_step), options)
     output = {**inspection.as_record(), "execution_provider": None if fit is None else fit.as_record()}
     limits = _tree_limits(options)
     show_result(output, options, lambda: _add_fit(model_inspection_document(inspection, limits), fit))

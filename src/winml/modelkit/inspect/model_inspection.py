@@ -48,7 +48,7 @@ from winml.modelkit.words import count_words, size_words
 _TORCH_LOG = "torch._subclasses.fake_tensor"
 """Logger to which torch writes a traceback before it raises the error that is handled here."""
 
-_DISPLAYED = 160
+_MAX_ERROR_LENGTH = 160
 """Maximum number of characters of a torch message."""
 
 
@@ -98,7 +98,7 @@ def run_weightless(
     except Exception as error:
         path = module_of_error(error, model)
         where = "" if path is None else f" in module {path or '(the root)'}"
-        return WeightlessRun(None, {}, f"{type(error).__name__}{where}: {first_line(error)[:_DISPLAYED]}")
+        return WeightlessRun(None, {}, f"{type(error).__name__}{where}: {first_line(error)[:_MAX_ERROR_LENGTH]}")
     return WeightlessRun(trace, outputs)
 
 

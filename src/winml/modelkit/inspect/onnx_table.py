@@ -11,7 +11,7 @@ from winml.modelkit.inspect.onnx_inspection import OnnxInspection, ValueInfo
 from winml.modelkit.metadata_keys import QUANTIZATION_KEY
 from winml.modelkit.onnx.module_costs import Cost, ModuleCost
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules, displayed_rows
+from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows, walk_rows
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun, count_words, shape_words, size_words
 
@@ -22,10 +22,10 @@ _UNKNOWN = "?"
 """Text in number columns if a number depends on a shape that is not static, or a file is missing."""
 _TOP_OPERATORS = 8
 """Number of operators without ``--verbose``. Chosen: they fit on a line."""
-_DISPLAYED_MODULES = 3
+_MAX_LISTED_MODULES = 3
 """Modules of a finding unless all are asked for. Chosen: they fit on a line."""
 
-_SAID_BY = {"provider": "the provider itself", "kernels": "its list of kernels", "document": "its documentation"}
+_BASIS_WORDS = {"provider": "the provider itself", "kernels": "its list of kernels", "document": "its documentation"}
 
 
 def onnx_inspection_document(inspection: OnnxInspection, limits: TreeLimits | None = None) -> doc.Document:
@@ -170,7 +170,7 @@ def _module_table(inspection: OnnxInspection, limits: TreeLimits) -> doc.Table:
     for name, kind in costs:
         columns += [doc.Column(name, kind), doc.Column("own", kind, is_dim=True, key=f"own {name}")]
     rows: list[list[doc.Cell]] = []
-    for row, level in displayed_rows(_displayed_tree(inspection.modules, limits)):
+    for row, level in walk_rows(_module_rows(inspection.modules, limits)):
         segment = row.name(lambda module: address.last_segment(module.tag)) + row.count_words
         path = row.name(lambda module: module.path)
         rows.append([doc.Nested(segment, segment, level), path, *_cost_cells(row.item.total, row.item.own)])
@@ -185,14 +185,14 @@ def _cost_cells(total: Cost, own: Cost) -> Iterator[doc.Cell]:
     yield from (_UNKNOWN if cost.macs is None else cost.macs for cost in (total, own))
 
 
-def _displayed_tree(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[DisplayedModule[ModuleCost], ...]:
+def _module_rows(modules: Sequence[ModuleCost], limits: TreeLimits) -> tuple[TreeRow[ModuleCost], ...]:
     """Return the displayed tree; a module whose parent is not displayed is at the top level."""
     tags = {module.tag for module in modules}
     children: dict[str, list[ModuleCost]] = {}
     for module in modules:
         parent = module.tag.rpartition(address.SEPARATOR)[0]
         children.setdefault(parent if parent in tags else "", []).append(module)
-    return displayed_modules(
+    return tree_rows(
         children.get("", []),
         lambda module: children.get(module.tag, []),
         lambda module: (module.class_name, module.total, module.own),
@@ -238,7 +238,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
     output = f"{verb} all {fit.nodes} nodes" if fit.runs_all else f"{verb} {fit.taken} of {fit.nodes} nodes"
     fields: list[doc.Field] = [
         ("provider", f"{fit.name}, for the {fit.device}: {output}"),
-        ("said by", f"{_SAID_BY[fit.basis]} ({fit.source})"),
+        ("said by", f"{_BASIS_WORDS[fit.basis]} ({fit.source})"),
         *(("limit", f"{limit.count} {limit.operator}: {limit.limit}") for limit in fit.limits),
         *doc.note_fields(fit.notes),
     ]
@@ -255,7 +255,7 @@ def provider_fit_document(fit: ProviderFit) -> doc.Document:
                         finding.reason,
                         doc.first_of(
                             [f"{module or '(the root)'} {count}" for module, count in finding.modules.items()],
-                            _DISPLAYED_MODULES,
+                            _MAX_LISTED_MODULES,
                             "and {} more",
                         ),
                     ]

@@ -198,7 +198,7 @@ class _NodeChecks:
             self._add_finding("graph", "the whole graph", assignment.problem)
             return self.by_document(self.table)
         for entry in assignment.nodes:
-            if not entry.is_taken:
+            if not entry.is_assigned:
                 facts = self.facts.node_called(entry.name, entry.op_type, entry.domain)
                 self._add_refused_node(facts, assignment.reasons.get(entry.name, "") if entry.name else "")
         missing = len(self.facts.nodes) - len(assignment.nodes)
@@ -206,7 +206,7 @@ class _NodeChecks:
             self.notes.append(
                 f"ONNX Runtime folds or fuses {missing} nodes of the file before it assigns nodes to providers."
             )
-        supported = sum(node.is_taken for node in assignment.nodes)
+        supported = sum(node.is_assigned for node in assignment.nodes)
         version = (
             f"{self.chosen.provider.name} {provider_version(self.chosen.provider)}, ONNX Runtime {ort.__version__}"
         )

@@ -11,7 +11,7 @@ from winml.modelkit.file_names import ONLY_PART
 from winml.modelkit.inspect.records import InspectedModel, StoredBits, StoredParameter
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.report import document as doc
-from winml.modelkit.report.module_tree import DisplayedModule, TreeLimits, displayed_modules
+from winml.modelkit.report.module_tree import TreeLimits, TreeRow, tree_rows
 from winml.modelkit.tags import address
 from winml.modelkit.tags.torch_modules import TracedModule
 from winml.modelkit.tags.tree import ModuleNode, ModuleTree
@@ -22,7 +22,7 @@ _Module = ModuleNode | TracedModule
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 """Index of a layer or an expert in the name of a parameter."""
-_FIRST_DISPLAYED = 4
+_MAX_FIRST_VALUES = 4
 """Number of displayed first values, with equal values counted once. Chosen: a grid has three."""
 
 
@@ -77,9 +77,9 @@ def _range_words(spec: InputTensorSpec) -> str:
     bounds = spec.as_record().get("value_range")
     words = "" if bounds is None else f", values {bounds[0]} to {bounds[1]}"
     first_values = [
-        f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_FIRST_DISPLAYED]
+        f"{count} times {value}" if count > 1 else str(value) for value, count in spec.first_values[:_MAX_FIRST_VALUES]
     ]
-    ellipsis = ", …" if len(spec.first_values) > _FIRST_DISPLAYED else ""
+    ellipsis = ", …" if len(spec.first_values) > _MAX_FIRST_VALUES else ""
     return f"{words}, first {', '.join(first_values)}{ellipsis}" if first_values else words
 
 
@@ -145,7 +145,7 @@ def _module_tree(tree: ModuleTree, never_ran: tuple[TracedModule, ...], limits: 
         return [*tree.children(module.path), *never_ran_below.get(module.path, ())]
 
     roots: list[_Module] = [tree.root]
-    (root,) = displayed_modules(roots, children_of, _module_facts, limits)
+    (root,) = tree_rows(roots, children_of, _module_facts, limits)
     return doc.Tree(_module_branch(root))
 
 
@@ -161,7 +161,7 @@ def _nearest_traced_path(tree: ModuleTree, path: str) -> str:
     return path
 
 
-def _module_branch(row: DisplayedModule[_Module]) -> doc.Branch:
+def _module_branch(row: TreeRow[_Module]) -> doc.Branch:
     node, children = row.item, tuple(map(_module_branch, row.children))
     path = row.name(lambda module: module.path) if node.path else ""
     if isinstance(node, TracedModule):

@@ -31,7 +31,7 @@ from winml.modelkit.models.parts import LoadedModel, ModelInfo, ModelPart
 from winml.modelkit.onnx.specs import DTYPES, DynamicRequest, InputTensorSpec
 from winml.modelkit.tags.torch_modules import uncompiled
 
-_DISPLAYED_MODULES = 3
+_MAX_LISTED_MODULES = 3
 
 ExampleInputs = torch.Tensor | Sequence[Any] | Mapping[str, Any]
 """Example values: by name, in the order of the forward's parameters, or a single tensor.
@@ -177,7 +177,7 @@ def training_notes(model: nn.Module) -> tuple[str, ...]:
     modules = [] if model.training else [path for path, module in model.named_modules() if module.training]
     if not modules:
         return ()
-    names = ", ".join(modules[:_DISPLAYED_MODULES]) + (", …" if len(modules) > _DISPLAYED_MODULES else "")
+    names = ", ".join(modules[:_MAX_LISTED_MODULES]) + (", …" if len(modules) > _MAX_LISTED_MODULES else "")
     verb = "is" if len(modules) == 1 else "are"
     return (f"{names} {verb} in training mode inside a model in evaluation mode: exported in evaluation mode.",)
 

@@ -67,7 +67,7 @@ def load_resolved(resolved: ResolvedModel, request: ModelRequest, progress: Prog
     if branches := tuple(swappable_branches(parts[0].model, resolved.adapters)):
         parts = tuple(replace(part, branches=branches, adapters=resolved.swappable) for part in parts)
     info = model_info(resolved, request)
-    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, wanted=request.submodel)
+    return LoadedModel.of_parts(info, parts, resolved.checkpoint.notes, notes, requested_names=request.submodel)
 
 
 def _build_random_parts(

@@ -146,7 +146,7 @@ class LoadedModel:
     """Parts (at least one), in the order in which they run."""
     model_notes: tuple[str, ...] = ()
     """Sentences for the user about the whole model."""
-    wanted: tuple[str, ...] = ()
+    requested_names: tuple[str, ...] = ()
     """Names of the requested parts; `()`: all."""
 
     @classmethod
@@ -157,7 +157,7 @@ class LoadedModel:
         before: Sequence[str] = (),
         after: Sequence[str] = (),
         *,
-        wanted: tuple[str, ...] = (),
+        requested_names: tuple[str, ...] = (),
     ) -> LoadedModel:
         """Return a model; notes go to the part if there is only one.
 
@@ -166,16 +166,16 @@ class LoadedModel:
             parts: Its parts.
             before: Notes on the model that precede the notes on inputs.
             after: Notes that follow them.
-            wanted: Names of the requested parts; empty: all.
+            requested_names: Names of the requested parts; empty: all.
         """
         if len(parts) > 1:
-            return cls(info, parts, (*before, *after), wanted)
+            return cls(info, parts, (*before, *after), requested_names)
         return cls(info, (replace(parts[0], notes=(*before, *parts[0].notes, *after)),))
 
     @property
     def requested_parts(self) -> tuple[ModelPart, ...]:
         """The requested parts."""
-        return tuple(part for part in self.parts if not self.wanted or part.name in self.wanted)
+        return tuple(part for part in self.parts if not self.requested_names or part.name in self.requested_names)
 
     @property
     def only_part(self) -> ModelPart:

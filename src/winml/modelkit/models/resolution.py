@@ -431,7 +431,7 @@ def _manifest_inputs(
 
 
 _EXAMPLE_INPUTS = "example_inputs"
-_DISPLAYED_FUNCTIONS = 8
+_MAX_LISTED_FUNCTIONS = 8
 """Functions of a script named in a message. Chosen: they fit on one line."""
 
 _ResultT = TypeVar("_ResultT")
@@ -610,7 +610,7 @@ def _functions_hint(name: str, holder: object) -> str:
     home = getattr(holder, "__name__", None)
     names = [key for key, value in public.items() if getattr(value, "__module__", None) == home]
     names = [key for key in names if not key.startswith(_EXAMPLE_INPUTS)]
-    listing = f" It has: {', '.join(names[:_DISPLAYED_FUNCTIONS])}." if names else ""
+    listing = f" It has: {', '.join(names[:_MAX_LISTED_FUNCTIONS])}." if names else ""
     return f"Pass a function in it that returns the model.{listing}"
 
 

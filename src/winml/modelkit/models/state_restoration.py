@@ -66,7 +66,7 @@ _UNREADABLE = object()
 
 
 @contextmanager
-def process_left_as_found() -> Iterator[None]:
+def restored_process_state() -> Iterator[None]:
     """Restore random generators (of torch, numpy and Python) and the settings of torch at the end of the block."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     device_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
@@ -92,7 +92,7 @@ def _try_read(read: Callable[[], object]) -> Any:
 
 
 @dataclass
-class LeftAsFound:
+class Restoration:
     """Notes of a state restoration."""
 
     notes: tuple[str, ...] = ()
@@ -100,14 +100,14 @@ class LeftAsFound:
 
 
 @contextmanager
-def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
+def restored_module_state(model: nn.Module) -> Iterator[Restoration]:
     """Restore, in place and at the end, all state of a module and of its submodules.
 
     Attributes, hooks, parameters, buffers and modules are the same objects again; tensors have their values, gradients
     and flags; lists, mappings and sets have their items. Values are restored up to a total of ``LARGEST_COPY_BYTES``; a
     write into a further tensor becomes a note.
     """
-    restoration = LeftAsFound()
+    restoration = Restoration()
     state = _StateRecord()
     for path, module in list(model.named_modules()):
         state.remember_module(path, module)
@@ -141,13 +141,13 @@ def module_left_as_found(model: nn.Module) -> Iterator[LeftAsFound]:
 
 
 @contextmanager
-def unchanged_attributes(model: nn.Module) -> Iterator[StateAsFound]:
+def unchanged_attributes(model: nn.Module) -> Iterator[AttributeState]:
     """Restore, in place and at the end, the state that a forward keeps on its modules, so that every run starts alike.
 
     Some forwards store the size or values of an input, count in a buffer, or replace a module by one for short texts
     (for: BigBird, BigBird-Pegasus), and use this state in later calls.
     """
-    state = StateAsFound(model)
+    state = AttributeState(model)
     try:
         yield state
     finally:
@@ -258,7 +258,7 @@ def _fingerprint(value: object, depth: int) -> object:
     return type(value).__name__
 
 
-class StateAsFound:
+class AttributeState:
     """The state of a module and of its submodules; values of parameters only if they are small."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -275,11 +275,11 @@ class StateAsFound:
         self._copies, uncopied = _copies([*self._state.tensors, *small])
         uncopied += [parameter for parameter in parameters if _size_bytes(parameter) > _SMALL_BYTES]
         self._versions = [(tensor, _version(tensor)) for tensor in uncopied]
-        self._is_kept = False
+        self._keeps_changes = False
 
     def keep(self) -> None:
         """Keep the current state at the end of the block."""
-        self._is_kept = True
+        self._keeps_changes = True
 
     def changes(self) -> tuple[str, ...]:
         """Return the paths of changed attributes: ``encoder.cached``."""
@@ -296,7 +296,7 @@ class StateAsFound:
 
     def put_back(self) -> None:
         """Restore the state, unless the current state is to be kept."""
-        if not self._is_kept:
+        if not self._keeps_changes:
             self._restore()
 
     @contextmanager

@@ -297,7 +297,7 @@ class _Simplification:
     possibly_empty: frozenset[str]
     contents: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Type, shape and elements of a tensor of sizes → the first that has them."""
-    made: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
+    first_outputs: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
     """Operator, inputs and attributes → output of the first such node."""
     constants: dict[tuple[object, ...], ir.Value] = field(default_factory=dict)
 
@@ -448,7 +448,9 @@ def _replace_repetition(work: _Simplification, node: ir.Node) -> bool:
         return False
     attributes = tuple(sorted((name, str(item.value)) for name, item in node.attributes.items()))
     inputs = tuple(work.identity_of(value) for value in node.inputs)
-    return _redirect_uses(work.made.setdefault((node.op_type, inputs, attributes), node.outputs[0]), node.outputs[0])
+    return _redirect_uses(
+        work.first_outputs.setdefault((node.op_type, inputs, attributes), node.outputs[0]), node.outputs[0]
+    )
 
 
 def _redirect_uses(first: ir.Value, value: ir.Value) -> bool:

@@ -44,21 +44,21 @@ class Assumption(Record):
         return f"{self.kind}{at}{f' ({detail})' if detail else ''}"
 
 
-def branch_taken(place: Place) -> Assumption:
+def assume_branch(place: Place) -> Assumption:
     """Create the assumption of a line that reads a value, which the trace fixes."""
     file, line = place
     words = f"{file}:{line} reads the value of a tensor: the graph contains the branch taken for the traced inputs."
     return Assumption("branch", file=file, line=line, message=words)
 
 
-def values_taken(place: Place) -> Assumption:
+def assume_values(place: Place) -> Assumption:
     """Return the assumption of a line that makes a list or an array of NumPy of a tensor."""
     file, line = place
     words = f"{file}:{line} converts a tensor to Python values: the graph contains those of the traced inputs."
     return Assumption("value", file=file, line=line, message=words)
 
 
-def size_taken(place: Place, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
+def assume_size(place: Place, value: str | None = None, sizes: Iterable[str] = ()) -> Assumption:
     """Create the assumption of a line that converts a dynamic size to a number, or branches on it.
 
     Args:

@@ -17,7 +17,7 @@ class FreshNames:
             taken: The names.
             first_number: Number behind the first duplicate of a name.
         """
-        self._taken = set(taken)
+        self._used_names = set(taken)
         self._first_number = first_number
 
     @classmethod
@@ -28,9 +28,9 @@ class FreshNames:
     def take(self, wish: str) -> str:
         """Reserve and return an unused name: the wish, or the wish with a number."""
         name, number = wish, self._first_number
-        while name in self._taken:
+        while name in self._used_names:
             name, number = f"{wish}_{number}", number + 1
-        self._taken.add(name)
+        self._used_names.add(name)
         return name
 
 

@@ -134,8 +134,8 @@ class _Names:
     """Restores the names of nodes and values from their function, unless a name is in use."""
 
     def __init__(self, graph: ir.Graph, nodes: Sequence[ir.Node], inlined: Collection[ir.Node]) -> None:
-        passed_through = set(inlined)
-        others = [node for node in nodes if node not in passed_through]
+        inlined_set = set(inlined)
+        others = [node for node in nodes if node not in inlined_set]
         renamed = {value for node in inlined for value in _renamed_values(node)}
         original_names = (value.name for node in nodes for value in node.outputs if value not in renamed)
         self.nodes = FreshNames(node.name for node in others)

@@ -185,15 +185,15 @@ def _absolute_scopes(scopes: Iterable[Scope]) -> list[Scope]:
     """Return scopes with module paths instead of names; the outermost module that all nodes share is the root."""
     scopes = list(scopes)
     has_root = len({scope[0] for scope in scopes if scope}) == 1
-    scopes_found: list[Scope] = []
+    absolute_scopes: list[Scope] = []
     for scope in scopes:
         path, levels = "", [("", scope[0][1] if has_root else "")] if scope else []
         for name, class_name in scope[1:] if has_root else scope:
             path = f"{path}.{name}" if path and name else path or name
             if path and path != levels[-1][0]:
                 levels.append((path, class_name))
-        scopes_found.append(tuple(levels))
-    return scopes_found
+        absolute_scopes.append(tuple(levels))
+    return absolute_scopes
 
 
 def _namespace_scopes(namespaces: Sequence[str]) -> list[Scope]:

@@ -87,8 +87,8 @@ def read_facts(model: onnx.ModelProto) -> GraphFacts:
     metadata = {item.key: item.value for item in model.metadata_props}
     tree = read_tree([node.proto for node in contents.nodes], metadata, model.graph.name.strip("/") or "graph")
     paths = {module.tag: module.path or module.tag for module in tree.modules}
-    made = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
-    types, notes = read_value_types(model, made, "some types are unknown")
+    computed_names = {name for node in contents.nodes if node.place == "graph" for name in node.proto.output if name}
+    types, notes = read_value_types(model, computed_names, "some types are unknown")
     places = _open_places(model.graph)
     nodes = []
     scopes: dict[str, str] = {}

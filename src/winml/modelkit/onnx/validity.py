@@ -20,7 +20,7 @@ OLDEST_OPSET = 7
 """Specified: the oldest opset that ONNX Runtime supports; operators of older ones broadcast differently."""
 
 
-DISPLAYED = 4
+MAX_LISTED = 4
 """Nodes of a cycle that are named. Chosen: enough to find it."""
 
 _Item = TypeVar("_Item", bound=Hashable)
@@ -34,14 +34,14 @@ def cycle_words(model: onnx.ModelProto) -> str | None:
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         loop, _ = _loop_and_free_names(nodes)
         if loop:
-            return f"nodes form a cycle: {_shown([_node_words(node) for node in loop])}"
+            return f"nodes form a cycle: {_list_names([_node_words(node) for node in loop])}"
     functions = {(function.domain, function.name): function for function in model.functions}
 
     def called(key: tuple[str, str]) -> Iterator[tuple[str, str]]:
         return (call for call in _calls(functions[key].node) if call in functions)
 
     if calls := find_loop(functions, called):
-        return f"functions call themselves: {_shown(['::'.join(key) for key in calls])}"
+        return f"functions call themselves: {_list_names(['::'.join(key) for key in calls])}"
     return None
 
 
@@ -108,9 +108,9 @@ def _node_words(node: onnx.NodeProto) -> str:
     return f"{node.name or 'a node without a name'} ({node.op_type}{place})"
 
 
-def _shown(names: Sequence[str]) -> str:
-    more = f", and {len(names) - DISPLAYED} more" if len(names) > DISPLAYED else ""
-    return f"{', '.join(names[:DISPLAYED])}{more}"
+def _list_names(names: Sequence[str]) -> str:
+    more = f", and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{more}"
 
 
 def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
@@ -127,7 +127,7 @@ def refuse_invalid(model: onnx.ModelProto, path: Path) -> None:
     _refuse_unknown_opset(model, path)
     problem = next(_undefined_reads(model.graph, frozenset()), None)
     for function in model.functions:
-        known_names = {*function.input, *_names_made_by(function.node)}
+        known_names = {*function.input, *_output_names(function.node)}
         problem = problem or next(_undefined_inputs(function.node, known_names), None)
         problem = problem or _undefined_output(function.output, known_names)
     refuse_cycles(model, path)
@@ -172,7 +172,7 @@ def _undefined_reads(graph: onnx.GraphProto, outer: frozenset[str]) -> Iterator[
         *(value.name for value in graph.input),
         *(tensor.name for tensor in graph.initializer),
         *(tensor.values.name for tensor in graph.sparse_initializer),
-        *_names_made_by(graph.node),
+        *_output_names(graph.node),
     }
     yield from _undefined_inputs(graph.node, known_names)
     if problem := _undefined_output((value.name for value in graph.output), known_names):
@@ -192,5 +192,5 @@ def _undefined_output(names: Iterable[str], known_names: set[str]) -> str:
     return next((f"its output is {name!r}" for name in names if name not in known_names), "")
 
 
-def _names_made_by(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+def _output_names(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
     return (name for node in nodes for name in node.output if name)

@@ -57,7 +57,7 @@ class _Part:
     nodes: list[ir.Node]
     read: Mapping[str, ir.Value]
     """Values of the original that the nodes read and do not make: inputs and weights of the part."""
-    made: Mapping[str, ir.Value]
+    outputs_by_name: Mapping[str, ir.Value]
     """Values of the original produced by the nodes and read outside: outputs of the part."""
     model: ir.Model
 
@@ -89,12 +89,12 @@ class _Part:
             inner.replace_all_uses_with(value)
         for node in nodes:
             for value in node.outputs:
-                if value.name and value.name not in self.made:
+                if value.name and value.name not in self.outputs_by_name:
                     value.name = outside.take(value.name)
             node.name = outside.take(node.name or node.op_type)
         graph.insert_after(self.nodes[-1], nodes)
         for value in outputs:
-            _replace_made_value(self.made[str(value.name)], values.get(value, value), graph)
+            _replace_output(self.outputs_by_name[str(value.name)], values.get(value, value), graph)
         graph.remove(self.nodes, safe=True)
         drop_unused_initializers(graph, self.read.values())
         for domain, version in rewritten.opset_imports.items():
@@ -114,7 +114,7 @@ class _Part:
         return new
 
 
-def _replace_made_value(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
+def _replace_output(old: ir.Value, new: ir.Value, graph: ir.Graph) -> None:
     """Redirect all readers of an original value to the new value, which gets its name."""
     if new.producer() is None or new.name != old.name:
         # The computed value is an existing value: an output of a graph still needs a separate name.

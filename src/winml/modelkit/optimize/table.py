@@ -12,9 +12,9 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.transform.table import written_fields
 from winml.modelkit.words import count_noun, size_words
 
-_DISPLAYED_CHECKED = 3
+_MAX_LISTED_MODULES = 3
 """Maximum number of modules per capability without ``--verbose``. Chosen: they fit on a line."""
-DISPLAYED_MODULES = 12
+MAX_MODULE_ROWS = 12
 """Maximum number of rows of the module table without ``--verbose``. Chosen: the whole summary fits on a screen."""
 
 
@@ -56,7 +56,7 @@ def _effect_words(entry: CheckedCapability) -> str:
 
 def _module_list(modules: Mapping[str, int]) -> doc.Shortened:
     return doc.first_of(
-        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], _DISPLAYED_CHECKED, "and {} more"
+        [f"{tag or '(no tag)'} {count}" for tag, count in modules.items()], _MAX_LISTED_MODULES, "and {} more"
     )
 
 
@@ -95,7 +95,7 @@ def optimization_document(result: OptimizedFile) -> doc.Document:
                     ]
                     for change in result.module_changes()
                 ],
-                brief=range(DISPLAYED_MODULES),
+                brief=range(MAX_MODULE_ROWS),
                 rest=f"… and {{}} more modules ({opt.verbose} shows all)",
             ),
         ]

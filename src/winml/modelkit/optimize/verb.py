@@ -15,7 +15,7 @@ from winml.modelkit.optimize.declared_options import OptimizeFields
 from winml.modelkit.verbs.file_to_file import WeightsRequest
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.builds.found_models import ModelFolder
     from winml.modelkit.optimize.file_optimization import SingleOptimization
     from winml.modelkit.optimize.options import OptimizeOptions
     from winml.modelkit.optimize.records import OptimizedFile
@@ -60,7 +60,7 @@ class OptimizeRequest(WeightsRequest["OptimizeOptions", "OptimizedFile"]):
         folder = model if model.name else model.absolute()  # the working directory is "."
         return folder.with_name(f"{folder.name}{OPTIMIZED_SUFFIX}")
 
-    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+    def task(self, source: Path, output: Path, folder: ModelFolder | None = None) -> GraphFileTask:
         """Return the task, with the functions of modules."""
         task = super().task(source, output, folder)
         return replace(task, skip_normalization=self.skip_normalization, functions=self.functions)

@@ -182,9 +182,9 @@ def _reading_nodes(name: str, tensor: StoredTensor) -> Iterator[onnx.NodeProto]:
         steps.append(("Transpose", {"perm": list(tensor.permutation)}))
     value = f"{name}:stored"
     for number, (operator, attributes) in enumerate(steps, 1):
-        made = name if number == len(steps) else f"{name}:{operator}"
-        yield onnx.helper.make_node(operator, [value], [made], f"{name}:{operator}", **attributes)
-        value = made
+        output = name if number == len(steps) else f"{name}:{operator}"
+        yield onnx.helper.make_node(operator, [value], [output], f"{name}:{operator}", **attributes)
+        value = output
 
 
 def session_of_graph(model: ir.Model, path: Path, *, prepack: bool = True, optimize: bool = True) -> Session:

@@ -239,7 +239,7 @@ class AssignedNode:
     name: str
     op_type: str
     domain: str
-    is_taken: bool
+    is_assigned: bool
     """True if the provider runs it; else the CPU provider does."""
 
 

@@ -17,15 +17,15 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import count_noun
 
-DISPLAYED_OPERATORS = 3
+MAX_LISTED_OPERATORS = 3
 """Maximum number of operators per module in a terminal. Chosen: they fit on one line."""
-_DISPLAYED_FUSED = 3
+_MAX_LISTED_FUSED = 3
 """Maximum number of fused modules listed with a module. Chosen: as for operators."""
-DISPLAYED_BARS = 10
+MAX_BARS = 10
 """Number of classes in the bar chart. Chosen: it fits on a screen below the figures."""
 _LEAST_SHARE = 0.0005
 """Minimum share of the kernel time for a bar of a class. Chosen: smaller shares are printed as 0.0 %."""
-_DISPLAYED_UNATTRIBUTED = 5
+_MAX_UNATTRIBUTED_ROWS = 5
 """Maximum number of nodes without a module in a terminal. Chosen: enough to see a common cause."""
 
 
@@ -192,7 +192,7 @@ def times_document(
                 [*profile.unattributed.items()],
                 name=f"unattributed{name}",
                 heading="Nodes without a module",
-                brief=range(_DISPLAYED_UNATTRIBUTED),
+                brief=range(_MAX_UNATTRIBUTED_ROWS),
                 rest=f"… and {{}} more nodes ({opt.report} lists all)",
             )
             for name, profile in profiles.items()
@@ -305,10 +305,10 @@ def _operator_cell(row: TimedRow[_TimeT]) -> doc.Cell:
         return ""
     operators = [f"{name} {ms / time.self_ms:.0%}" for name, ms in time.operators.items() if time.self_ms and ms]
     fused = [address.last_segment(tag) for tag in time.fused_with] if isinstance(time, ModuleTime) else []
-    listed = doc.first_of(operators, DISPLAYED_OPERATORS, "and {} others")
+    listed = doc.first_of(operators, MAX_LISTED_OPERATORS, "and {} others")
     if not fused:
         return listed
-    others = doc.first_of(fused, _DISPLAYED_FUSED, "{} others")
+    others = doc.first_of(fused, _MAX_LISTED_FUSED, "{} others")
     return doc.Shortened(f"{listed.short} (fused with {others.short})", f"{listed.full} (fused with {others.full})")
 
 
@@ -364,7 +364,7 @@ def _time_boxes(profile: ModuleProfile, caption: str) -> doc.Boxes:
 def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
     longest = sorted(profile.by_class(), key=lambda entry: entry.self_ms, reverse=True)
     longest = [entry for entry in longest if _share(entry.self_ms, profile) >= _LEAST_SHARE]
-    others = len(longest[DISPLAYED_BARS:])
+    others = len(longest[MAX_BARS:])
     words = ["self time: without the modules inside", caption, f"the table has {others} more" if others > 0 else ""]
     return doc.Bars(
         [
@@ -374,7 +374,7 @@ def _class_bars(profile: ModuleProfile, phase: str, caption: str) -> doc.Bars:
                 f"{entry.self_ms:.3f} {profile.unit}, {_share(entry.self_ms, profile):.1%}",
                 f"× {entry.instances}" if entry.instances > 1 else "",
             )
-            for entry in longest[:DISPLAYED_BARS]
+            for entry in longest[:MAX_BARS]
         ],
         heading=f"Self time by class in a {phase}" if phase else "Self time by class",
         caption="; ".join(filter(None, words)),

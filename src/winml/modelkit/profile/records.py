@@ -24,7 +24,7 @@ from winml.modelkit.words import time_words
 
 SCHEMA_VERSION = 2
 """Version of the JSON format, specified in docs/reference/formats.md."""
-_DISPLAYED_RUNS = 3
+_MAX_LISTED_RUNS = 3
 """Maximum number of models or modules in a note on their runs. Chosen: they fit on two lines."""
 
 
@@ -288,8 +288,8 @@ def busy_notes(latencies: Mapping[str, LatencyResult]) -> Iterator[str]:
 
 
 def _join_times(times: Sequence[str]) -> str:
-    more = len(times) - _DISPLAYED_RUNS
-    return ", ".join([*times[:_DISPLAYED_RUNS], *([f"{more} more"] if more > 0 else [])])
+    more = len(times) - _MAX_LISTED_RUNS
+    return ", ".join([*times[:_MAX_LISTED_RUNS], *([f"{more} more"] if more > 0 else [])])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from winml.modelkit.verbs.answers import AnswerPlan, ModuleAnswerRequest, plan_a
 from winml.modelkit.verbs.running import MEASUREMENT, LatencyFields, ProviderFields
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundModel
+    from winml.modelkit.builds.found_models import NamedModel
     from winml.modelkit.ort.opened_model import RunOptions
     from winml.modelkit.profile.latency import LatencyOptions
     from winml.modelkit.profile.perf import Baseline
@@ -33,7 +33,7 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
 
     name: str
     """The model as written by the user."""
-    models: Mapping[str, FoundModel]
+    models: Mapping[str, NamedModel]
     """Part → its model; only ``model`` for a model of one part."""
     values: Mapping[str, Mapping[str, Any]]
     """Part → fields of ``RunOptions`` that determine its inputs."""
@@ -64,7 +64,7 @@ class PerfRequest(ModuleAnswerRequest, ProviderFields, LatencyFields, InputField
 class PerfSubject:
     """Models to measure, and options of the measurement."""
 
-    models: Mapping[str, FoundModel]
+    models: Mapping[str, NamedModel]
     runs: Mapping[str, RunOptions]
     """Part → run options."""
     latency: LatencyOptions
@@ -80,7 +80,7 @@ def plan_perf(request: PerfRequest) -> AnswerPlan[PerfSubject]:
     """
     _refuse_combinations(request)
     request.refuse_unknown_provider()
-    latency, baseline = request.latency, _found_baseline(request)
+    latency, baseline = request.latency, _resolve_baseline(request)
     exported = [model.request for model in request.models.values() if model.path is None]
     from winml.modelkit.ort.opened_model import RunOptions
 
@@ -174,7 +174,7 @@ def _refuse_of_several_parts(request: PerfRequest) -> None:
         )
 
 
-def _found_baseline(request: PerfRequest) -> Baseline | None:
+def _resolve_baseline(request: PerfRequest) -> Baseline | None:
     name = request.baseline
     if name is None:
         return None

@@ -54,8 +54,8 @@ def make_masks_finite(model: ir.Model) -> None:
 
 def mask_values(model: ir.Model) -> frozenset[str]:
     """Names of the values between a mask or the scores and the Softmax, which depend on the mask."""
-    made = {value.name for node in _softmaxes(model) for item in _masking_nodes(node) for value in item.outputs}
-    return frozenset(name for name in made if name)
+    mask_names = {value.name for node in _softmaxes(model) for item in _masking_nodes(node) for value in item.outputs}
+    return frozenset(name for name in mask_names if name)
 
 
 def narrow_masks(

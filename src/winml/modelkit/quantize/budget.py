@@ -460,8 +460,8 @@ class _Study:
                     best = max(beside, key=self._quality_of, default=None)
                     if best is not None and self._quality_of(best) > reached:
                         tried.append(self._solve_fitting(step, self._filter_choices(best, compared)))
-                candidates += (made := [forms for forms in tried if forms is not None])
-                if is_enough is not None and any(is_enough(forms) for forms in made):
+                candidates += (measured_forms := [forms for forms in tried if forms is not None])
+                if is_enough is not None and any(is_enough(forms) for forms in measured_forms):
                     break
         return [forms for forms in dict.fromkeys(candidates) if self._measure_whole(forms).runs]
 

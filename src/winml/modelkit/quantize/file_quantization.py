@@ -290,12 +290,12 @@ class Quantization(graph_file.FileWork[QuantizeResult, QuantizedFile]):
         from winml.modelkit.onnx.contents import read_contents
         from winml.modelkit.onnx.module_costs import weights_cost  # needed only for a limit
 
-        limit_words = budget.kept_by(
+        limit_words = budget.within_limit_words(
             lambda: self._file_bytes(model.clone()),
             lambda: weights_cost(read_contents(to_weightless(model).proto)).bits,
         )
         if limit_words and not self.may_stay_float:
-            budget.refuse_kept([limit_words])
+            budget.refuse_met_limit([limit_words])
         return bool(limit_words)
 
     def _stay_float(self) -> None:

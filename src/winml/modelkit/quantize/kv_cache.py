@@ -34,7 +34,7 @@ from winml.modelkit.words import count_noun
 _OPERATOR, _DOMAIN = "GroupQueryAttention", "com.microsoft"
 _PAST, _PRESENT, _SCALES = (3, 4), (1, 2), (12, 13)
 """Specified: input and output positions of keys and values, and input positions of their scales."""
-_TAKEN = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
+_CACHE_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 """Specified by ONNX Runtime 1.31: activation types for which the CPU kernel supports an integer cache."""
 _LARGEST = 127 / 1.25
 """Code of the largest measured value; the kernel's maximum is 127. Chosen: a quarter of headroom for values that
@@ -60,7 +60,7 @@ def attentions_over_cache(graph: ir.Graph) -> Iterator[CachedStates]:
             continue
         key, value = (node.inputs[place] for place in _PAST)
         present = (node.outputs[_PRESENT[0]], node.outputs[_PRESENT[1]])
-        if key is None or value is None or node.outputs[0].dtype not in _TAKEN:
+        if key is None or value is None or node.outputs[0].dtype not in _CACHE_DTYPES:
             continue
         are_free = all(_is_free_past(past, node) for past in (key, value))
         if are_free and all(output.is_graph_output() and not output.uses() for output in present):
@@ -69,7 +69,7 @@ def attentions_over_cache(graph: ir.Graph) -> Iterator[CachedStates]:
 
 def _is_free_past(past: ir.Value, attention: ir.Node) -> bool:
     """Return True if a past state is a float graph input read only by the attention and Shape nodes."""
-    if not past.is_graph_input() or past.dtype not in _TAKEN or past.shape is None or len(past.shape) != 4:
+    if not past.is_graph_input() or past.dtype not in _CACHE_DTYPES or past.shape is None or len(past.shape) != 4:
         return False
     return all(reader is attention or reader.op_type == "Shape" for reader in past.consumers())
 

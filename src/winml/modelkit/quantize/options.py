@@ -47,7 +47,7 @@ class BitBudget:
         """Option that states the limit."""
         return spell("max_drop" if self.max_drop is not None else "budget" if self.max_bytes is None else "max_size")
 
-    def kept_by(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:
+    def within_limit_words(self, size_bytes: Callable[[], int], mean_bits: Callable[[], float | None]) -> str:
         """Describe the size or bits of a file within the limit; empty if it exceeds the limit or no limit is stated.
 
         Args:
@@ -59,7 +59,7 @@ class BitBudget:
         bits = None if self.mean_bits is None else mean_bits()
         return f"{bits:.2f} bits per parameter" if bits and bits <= (self.mean_bits or 0) else ""
 
-    def refuse_kept(self, found: Sequence[str]) -> NoReturn:
+    def refuse_met_limit(self, found: Sequence[str]) -> NoReturn:
         """Refuse a limit that every source is within already.
 
         Args:

@@ -45,8 +45,8 @@ class OperatorRule:
     def indices(self, node: ir.Node) -> tuple[int, ...]:
         """Indices of the quantized inputs of a node."""
         count = len(node.inputs)
-        wanted = range(count) if self.inputs is None else self.inputs
-        return tuple(index for index in wanted if index < count and node.inputs[index] is not None)
+        positions = range(count) if self.inputs is None else self.inputs
+        return tuple(index for index in positions if index < count and node.inputs[index] is not None)
 
     def role(self, index: int) -> Role:
         """Role of a constant at an input."""

@@ -227,7 +227,7 @@ _LISTED_MODULES = 4
 
 SEPARABLE_LAYERS: Mapping[str, str] = {"FusedConv": "Conv", "FusedGemm": "Gemm"}
 """Operator of ONNX Runtime with a fused activation → ONNX operator with the weight."""
-_MADE_BY_OPTIMIZER = frozenset({"NhwcFusedConv", "FusedMatMul"})
+_FUSED_OPERATORS = frozenset({"NhwcFusedConv", "FusedMatMul"})
 """Operators with a weight created by optimization levels above basic and supported only by the float mode."""
 
 
@@ -311,7 +311,7 @@ def _other_modes(node: ir.Node, requested: Precision, mode: Mode) -> str:
     """Modes of the precision that support an operator which the requested mode does not."""
     if node.op_type in MODES[mode].operators:
         return ""
-    if node.op_type in _MADE_BY_OPTIMIZER:
+    if node.op_type in _FUSED_OPERATORS:
         return f" (optimize with {opt.level} basic instead)"
     operator = SEPARABLE_LAYERS.get(node.op_type, node.op_type)
     others = [f"{opt.mode} {other}" for other in requested.modes if operator in MODES[other].operators]

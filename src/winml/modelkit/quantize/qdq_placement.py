@@ -97,14 +97,16 @@ def place_quantized_values(graph: ir.Graph, chosen: frozenset[str], allowed: fro
 
 
 def _in_order(
-    graph: ir.Graph, made: Mapping[ir.Value, QuantizedValue], read: Mapping[ir.Value, set[str]]
+    graph: ir.Graph, quantized_values: Mapping[ir.Value, QuantizedValue], read: Mapping[ir.Value, set[str]]
 ) -> tuple[QuantizedValue, ...]:
     """Values produced by integer kernels and values read quantized, in graph order."""
     order = dict.fromkeys([*graph.inputs, *(value for node in graph for value in node.outputs)])
     return tuple(
-        made[value] if value in made else QuantizedValue(value.name or "", frozenset(read[value]))
+        quantized_values[value]
+        if value in quantized_values
+        else QuantizedValue(value.name or "", frozenset(read[value]))
         for value in order
-        if value in made or value in read
+        if value in quantized_values or value in read
     )
 
 
@@ -147,7 +149,7 @@ class _Placing:
     def __init__(self, chosen: frozenset[str], allowed: frozenset[str]) -> None:
         self._chosen = chosen
         self._allowed = allowed
-        self._made: dict[ir.Value, QuantizedValue] = {}
+        self._quantized_values: dict[ir.Value, QuantizedValue] = {}
         """Values produced by integer kernels."""
         self._read: defaultdict[ir.Value, set[str]] = defaultdict(set)
         self._companions: set[str] = set()
@@ -159,7 +161,7 @@ class _Placing:
                 self._place_layer(node)
             elif node.name in self._allowed:
                 self._place_companion(node)
-        values = _in_order(graph, self._made, self._read)
+        values = _in_order(graph, self._quantized_values, self._read)
         return QdqPlacement(values, frozenset(self._companions), frozenset(self._bias_additions))
 
     def _place_layer(self, node: ir.Node) -> None:
@@ -177,11 +179,13 @@ class _Placing:
             self._make(node)
 
     def _place_companion(self, node: ir.Node) -> None:
-        if node.op_type in _ONE_BY_ONE and node.inputs[0] in self._made and len(node.outputs) == 1:
-            source = self._made[node.inputs[0]]
+        if node.op_type in _ONE_BY_ONE and node.inputs[0] in self._quantized_values and len(node.outputs) == 1:
+            source = self._quantized_values[node.inputs[0]]
             value = node.outputs[0]
-            self._made[value] = QuantizedValue(value.name or "", None, same_as=source.same_as or source.name)
-        elif node.op_type in _JOINING and all(value in self._made for value in node.inputs):
+            self._quantized_values[value] = QuantizedValue(
+                value.name or "", None, same_as=source.same_as or source.name
+            )
+        elif node.op_type in _JOINING and all(value in self._quantized_values for value in node.inputs):
             self._make(node)
         else:
             return
@@ -196,7 +200,7 @@ class _Placing:
             if reader.op_type in ACTIVATIONS and uses[0].idx == 0 and reader.name in self._allowed:
                 self._companions.add(reader.name or "")
                 value = reader.outputs[0]
-        self._made[value] = QuantizedValue(value.name or "", None)
+        self._quantized_values[value] = QuantizedValue(value.name or "", None)
 
 
 def place_units(model: ir.Model, names: frozenset[str], placement: Placement, bits: int) -> QdqPlacement:
@@ -218,7 +222,7 @@ class _PlacingUnits:
         self._names = names
         self._placement = placement
         self._bits = bits
-        self._made: dict[ir.Value, QuantizedValue] = {}
+        self._quantized_values: dict[ir.Value, QuantizedValue] = {}
         """Values produced by units."""
         self._read: defaultdict[ir.Value, set[str]] = defaultdict(set)
         """Value → names of the units that read it."""
@@ -234,7 +238,7 @@ class _PlacingUnits:
             rule = None if cutter.is_constant(node) else self._placement.rule(node)
             if rule is not None and node.name in self._names and self._is_unit(node, rule):
                 self._place(node, rule)
-        values = _in_order(self._graph, self._made, self._read)
+        values = _in_order(self._graph, self._quantized_values, self._read)
         return QdqPlacement(values, frozenset(self._companions), constants=tuple(self._constants), is_by_unit=True)
 
     def _is_unit(self, node: ir.Node, rule: OperatorRule) -> bool:
@@ -272,9 +276,9 @@ class _PlacingUnits:
         first = node.inputs[0]
         name = value.name or ""
         if rule.result != "own" and first is not None:
-            source = self._made.get(first)
+            source = self._quantized_values.get(first)
             known = source.same_as or source.name if source is not None else first.name or ""
-            self._made[value] = QuantizedValue(name, None, same_as=known)
+            self._quantized_values[value] = QuantizedValue(name, None, same_as=known)
             return
         uses = list(value.uses())
         if len(uses) == 1 and not value.is_graph_output() and rule.takes_activation:
@@ -284,7 +288,7 @@ class _PlacingUnits:
                 self._merged.add(value)
                 return
         limits = self._placement.limits(node.op_type, self._bits)
-        self._made[value] = QuantizedValue(name, None, limits=limits)
+        self._quantized_values[value] = QuantizedValue(name, None, limits=limits)
 
 
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

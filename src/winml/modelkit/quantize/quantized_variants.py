@@ -370,14 +370,14 @@ class SharedStarts:
             return
         names = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
         tapped = model.clone()
-        made = {value.name: value for node in tapped.graph for value in node.outputs}
-        tapped.graph.outputs[:] = [made[name] for name in names]
+        values_by_name = {value.name: value for node in tapped.graph for value in node.outputs}
+        tapped.graph.outputs[:] = [values_by_name[name] for name in names]
         try:
             session = sessions.open(tapped, threads=threads, name="the float graph")
             samples = [session.run(feeds[0])]
             places = _fit_positions(places, samples[0], _STORED_BYTES // len(feeds))
-            wanted = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
-            samples += [session.run(item, wanted) for item in feeds[1:]] if wanted else []
+            crossing_names = list(dict.fromkeys(name for crossing in places.values() for name in crossing))
+            samples += [session.run(item, crossing_names) for item in feeds[1:]] if crossing_names else []
         except StageError:  # variants are run from the inputs
             return
         for count, crossing in places.items():

@@ -59,7 +59,7 @@ from winml.modelkit.version import __version__
 
 
 @dataclass(frozen=True)
-class FoundList:
+class ExcludeTrial:
     """Result of a search for excluded modules."""
 
     excluded: tuple[ModulePart, ...]
@@ -86,9 +86,9 @@ class _ExcludeSearch:
     costs_bytes: Callable[[ModulePart], int]
     """Returns the additional size of the model if a part stays float."""
     trials: list[Trial] = field(default_factory=list)
-    _lists: list[FoundList] = field(default_factory=list)
+    _lists: list[ExcludeTrial] = field(default_factory=list)
 
-    def find(self) -> FoundList:
+    def find(self) -> ExcludeTrial:
         """Find a list that meets the target and from which no module can be removed; else the list of best quality."""
         if self._try(0, "all modules quantized").is_met:
             return self._lists[-1]
@@ -96,7 +96,7 @@ class _ExcludeSearch:
             return max(self._lists, key=lambda found: self.target.quality(found.form))
         return self._remove_needless(self._bisect())
 
-    def _bisect(self) -> FoundList:
+    def _bisect(self) -> ExcludeTrial:
         too_few, exclusion = 0, self._lists[-1]
         while len(exclusion.excluded) - too_few > 1:
             count = (too_few + len(exclusion.excluded)) // 2
@@ -107,7 +107,7 @@ class _ExcludeSearch:
                 too_few = count
         return exclusion
 
-    def _remove_needless(self, found: FoundList) -> FoundList:
+    def _remove_needless(self, found: ExcludeTrial) -> ExcludeTrial:
         # Among modules of equal size, the less sensitive module is removed first.
         ranked = sorted(enumerate(found.excluded), key=lambda item: (self.costs_bytes(item[1]), item[0]), reverse=True)
         for _, unit in ranked:
@@ -119,12 +119,12 @@ class _ExcludeSearch:
             found = tried if tried.is_met else found
         return found
 
-    def _try(self, count: int, words: str) -> FoundList:
+    def _try(self, count: int, words: str) -> ExcludeTrial:
         return self._try_units(tuple(self.units[:count]), words)
 
-    def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> FoundList:
+    def _try_units(self, excluded: tuple[ModulePart, ...], words: str) -> ExcludeTrial:
         form = self.measure(excluded)
-        exclusion = FoundList(excluded, form, self.target.is_met(form))
+        exclusion = ExcludeTrial(excluded, form, self.target.is_met(form))
         self._lists.append(exclusion)
         self.trials.append(Trial(len(excluded), words, form, exclusion.is_met))
         return exclusion
@@ -473,7 +473,7 @@ class _Study:
             trials=tuple(search.trials),
         )
 
-    def _measure_judged(self, found: FoundList, units: Sequence[ModulePart]) -> MeasuredVariant:
+    def _measure_judged(self, found: ExcludeTrial, units: Sequence[ModulePart]) -> MeasuredVariant:
         """Measure the variant of a list on the samples that it is judged on."""
         return self._measure_excluding(found.excluded, units, self.forms)
 

@@ -14,9 +14,9 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.tags import address
 from winml.modelkit.words import size_words
 
-DISPLAYED_BARS = 10
+MAX_BARS = 10
 """Number of modules in the bar chart. Chosen: it fits on a screen below the figures."""
-_DISPLAYED_RANKED = 20
+_MAX_RANKED_ROWS = 20
 """Default number of rows of the ranking. Chosen: the whole output fits on a screen."""
 _BEST_DB = 60.0
 """Chosen: the lightest colour; above it, the noise is a millionth of the signal power."""
@@ -58,7 +58,7 @@ def sensitivity_document(result: sensitivity_records.QuantizationSensitivity) ->
                 list(map(_module_row, modules)),
                 name="modules",
                 heading="Modules, each quantized alone",
-                brief=range(_DISPLAYED_RANKED),
+                brief=range(_MAX_RANKED_ROWS),
                 rest=f"… and {{}} more modules ({opt.verbose} shows all)",
                 is_searched=True,
             ),
@@ -115,7 +115,7 @@ def _error_bars(modules: Sequence[sensitivity_records.ModuleSensitivity]) -> doc
                 f"{error:.1e}",
                 f"{module.class_name}, {module.sqnr_db:.1f} dB" if module.sqnr_db is not None else module.class_name,
             )
-            for module, error in sorted(measured, key=lambda entry: -entry[1])[:DISPLAYED_BARS]
+            for module, error in sorted(measured, key=lambda entry: -entry[1])[:MAX_BARS]
         ],
         heading="Most sensitive modules",
         caption="relative error of the worst output with this module alone quantized; innermost measured modules",

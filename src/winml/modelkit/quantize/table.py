@@ -15,7 +15,7 @@ from winml.modelkit.tags import address
 from winml.modelkit.transform.table import written_fields
 from winml.modelkit.words import size_words
 
-DISPLAYED_MODULES = 12
+MAX_MODULE_ROWS = 12
 """Default number of rows of the module table, modules with unquantized nodes first. Chosen: the summary fits on a
 screen."""
 
@@ -63,7 +63,7 @@ def quantization_document(result: QuantizedFile) -> doc.Document:
                 ],
                 name="modules",
                 heading="Precision by module",
-                brief=range(DISPLAYED_MODULES),
+                brief=range(MAX_MODULE_ROWS),
                 rest=f"… and {{}} more modules ({opt.verbose} shows all)",
             ),
         ]

@@ -17,7 +17,7 @@ from winml.modelkit.report.plan import Plan, PlannedStep, interruptions_beside, 
 from winml.modelkit.verbs.file_to_file import FilePlan, WeightsRequest
 
 if TYPE_CHECKING:
-    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.builds.found_models import ModelFolder
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
     from winml.modelkit.quantize.file_quantization import Quantization
@@ -119,7 +119,7 @@ class QuantizeRequest(WeightsRequest["QuantizeOptions", "QuantizedFile"], Sensit
         """Return the plan for one file, with the files of the calibration."""
         return self._completed(super().plan_file())
 
-    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+    def task(self, source: Path, output: Path, folder: ModelFolder | None = None) -> GraphFileTask:
         """Return the task; samples of a part are made by the processors of its folder."""
         task = super().task(source, output, folder)
         return task if folder is None else replace(task, processors=folder.path)
@@ -188,7 +188,7 @@ def _refuse_nothing_to_do(plan: FilePlan[QuantizedFile], budget: BitBudget | Non
         return
     found = [_within_limit(part.task.source, part.checked, budget) for part in plan.parts.values()]
     if found and all(found):
-        budget.refuse_kept(found)
+        budget.refuse_met_limit(found)
 
 
 def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget) -> str:
@@ -199,7 +199,7 @@ def _within_limit(source: Path, checked: CheckedSource | None, budget: BitBudget
 
     if checked is None:
         return ""
-    return budget.kept_by(
+    return budget.within_limit_words(
         lambda: sum(path.stat().st_size for path in (source, *checked.data)),
         lambda: weights_cost(read_contents(read_structure(source))).bits,
     )

@@ -27,7 +27,7 @@ class TreeLimits:
 
 
 @dataclass(frozen=True)
-class DisplayedModule(Generic[_Item]):
+class TreeRow(Generic[_Item]):
     """An entry of a displayed tree: a module, or the first of several equal modules."""
 
     item: _Item
@@ -35,7 +35,7 @@ class DisplayedModule(Generic[_Item]):
     """Last of several equal modules; else the module itself."""
     count: int
     """Number of equal modules."""
-    children: tuple[DisplayedModule[_Item], ...]
+    children: tuple[TreeRow[_Item], ...]
     hidden: int
     """Number of omitted modules below the last displayed level."""
 
@@ -62,9 +62,9 @@ class _TreeFolder(Generic[_Item]):
     numbers: dict[Hashable, int] = field(default_factory=dict)
     """Displayed facts of a module and the numbers of its children → number. Equal numbers mean equal modules."""
 
-    def fold(self, items: Sequence[_Item], level: int) -> tuple[tuple[DisplayedModule[_Item], ...], tuple[int, ...]]:
+    def fold(self, items: Sequence[_Item], level: int) -> tuple[tuple[TreeRow[_Item], ...], tuple[int, ...]]:
         """Return the displayed modules of one level, and the number of each module."""
-        rows: list[DisplayedModule[_Item]] = []
+        rows: list[TreeRow[_Item]] = []
         numbers: list[int] = []
         for item in items:
             children, child_rows = self.fold(self.children_of(item), level + 1)
@@ -72,12 +72,10 @@ class _TreeFolder(Generic[_Item]):
             numbers.append(number)
             is_last_level = self.limits.depth is not None and level >= self.limits.depth
             hidden = sum(child.count * (1 + child.hidden) for child in children) if is_last_level else 0
-            rows.append(DisplayedModule(item, item, 1, () if is_last_level else children, hidden))
+            rows.append(TreeRow(item, item, 1, () if is_last_level else children, hidden))
         return tuple(self._fold_runs(rows, numbers)), tuple(numbers)
 
-    def _fold_runs(
-        self, modules: Sequence[DisplayedModule[_Item]], numbers: Sequence[int]
-    ) -> Iterator[DisplayedModule[_Item]]:
+    def _fold_runs(self, modules: Sequence[TreeRow[_Item]], numbers: Sequence[int]) -> Iterator[TreeRow[_Item]]:
         start = 0
         while start < len(modules):
             stop = start + 1
@@ -85,18 +83,18 @@ class _TreeFolder(Generic[_Item]):
                 stop += 1
             first = modules[start]
             if self.limits.folds and stop - start >= FEWEST_FOLDED:
-                yield DisplayedModule(first.item, modules[stop - 1].item, stop - start, first.children, first.hidden)
+                yield TreeRow(first.item, modules[stop - 1].item, stop - start, first.children, first.hidden)
             else:
                 yield from modules[start:stop]
             start = stop
 
 
-def displayed_modules(
+def tree_rows(
     roots: Sequence[_Item],
     children_of: Callable[[_Item], Sequence[_Item]],
     facts_of: Callable[[_Item], Hashable],
     limits: TreeLimits,
-) -> tuple[DisplayedModule[_Item], ...]:
+) -> tuple[TreeRow[_Item], ...]:
     """Select the modules of a tree to display.
 
     Args:
@@ -108,10 +106,8 @@ def displayed_modules(
     return _TreeFolder(children_of, facts_of, limits).fold(roots, 1)[0]
 
 
-def displayed_rows(
-    modules: Sequence[DisplayedModule[_Item]], level: int = 0
-) -> Iterator[tuple[DisplayedModule[_Item], int]]:
+def walk_rows(modules: Sequence[TreeRow[_Item]], level: int = 0) -> Iterator[tuple[TreeRow[_Item], int]]:
     """Yield displayed modules in preorder, each with its level from 0."""
     for module in modules:
         yield module, level
-        yield from displayed_rows(module.children, level + 1)
+        yield from walk_rows(module.children, level + 1)

@@ -121,7 +121,9 @@ def with_fixed_sizes(inputs: Sequence[InputTensorSpec], sizes: Mapping[str, int]
     ]
 
 
-def made_values(inputs: Sequence[InputTensorSpec], folder: Path, count: int, run: RunOptions) -> tuple[Values, ...]:
+def generate_samples(
+    inputs: Sequence[InputTensorSpec], folder: Path, count: int, run: RunOptions
+) -> tuple[Values, ...]:
     """Return samples: generated sentences, images and recordings as arrays of the processors in a folder.
 
     Raises:
@@ -303,7 +305,7 @@ def encoder_feeds(inputs: Sequence[InputTensorSpec], processors: Path, sizes: Ma
     """Return the inputs of an encoder: a generated sample if its processor exists, else random values."""
     run = RunOptions("", sizes=sizes, seed=seed)
     if has_processors(inputs, processors):
-        return made_values(inputs, processors, 1, run)[0].feeds
+        return generate_samples(inputs, processors, 1, run)[0].feeds
     return random_values(inputs, run).feeds
 
 

@@ -274,10 +274,10 @@ def _cut_depth(content: Mapping[str, Any], alike: int) -> dict[str, object]:
     }
     smaller = dict(content)
     for depth in sorted(set(counts.values())):
-        retained_layers = _layers_to_keep(content, depth, alike)
-        smaller |= {key: len(retained_layers) for key, value in counts.items() if value == depth}
+        remaining_layers = _layers_to_keep(content, depth, alike)
+        smaller |= {key: len(remaining_layers) for key, value in counts.items() if value == depth}
         smaller |= {
-            key: _cut_layer_setting(key, value, depth, retained_layers)
+            key: _cut_layer_setting(key, value, depth, remaining_layers)
             for key, value in content.items()
             if key not in counts
         }
@@ -309,8 +309,8 @@ def _layers_to_keep(content: Mapping[str, Any], depth: int, alike: int) -> list[
     layers_of_kind: dict[tuple[str, ...], list[int]] = {}
     for layer in range(depth):
         layers_of_kind.setdefault(tuple(_layer_settings(content, depth, layer)), []).append(layer)
-    retained_layers = {layer for layers in list(layers_of_kind.values())[:_MOST_KINDS] for layer in layers[:alike]}
-    return sorted(retained_layers | set(range(depth)[:2])) if len(retained_layers) < 2 else sorted(retained_layers)
+    remaining_layers = {layer for layers in list(layers_of_kind.values())[:_MOST_KINDS] for layer in layers[:alike]}
+    return sorted(remaining_layers | set(range(depth)[:2])) if len(remaining_layers) < 2 else sorted(remaining_layers)
 
 
 def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Iterator[str]:
@@ -328,20 +328,20 @@ def _layer_settings(content: Mapping[str, Any], depth: int, layer: int) -> Itera
             yield repr(layer >= depth - value)
 
 
-def _cut_layer_setting(key: str, value: Any, depth: int, retained_layers: Sequence[int]) -> Any:
+def _cut_layer_setting(key: str, value: Any, depth: int, remaining_layers: Sequence[int]) -> Any:
     """Return the setting of ``depth`` layers, reduced to the kept layers; other values are returned unchanged."""
     if _is_list_per_layer(value, depth):
-        return [value[layer] for layer in retained_layers]
+        return [value[layer] for layer in remaining_layers]
     if _is_object_by_layer(value, depth):
         return {
-            str(retained_layers.index(int(key))): item for key, item in value.items() if int(key) in retained_layers
+            str(remaining_layers.index(int(key))): item for key, item in value.items() if int(key) in remaining_layers
         }
     if _is_indices(key, value, depth):
-        return [retained_layers.index(layer) for layer in value if layer in retained_layers]
+        return [remaining_layers.index(layer) for layer in value if layer in remaining_layers]
     if _FIRST_LAYERS.search(key) and _is_count(value) and value <= depth:
-        return sum(layer < value for layer in retained_layers)
+        return sum(layer < value for layer in remaining_layers)
     if _LAST_LAYERS.search(key) and _is_count(value):
-        return sum(layer >= depth - value for layer in retained_layers)
+        return sum(layer >= depth - value for layer in remaining_layers)
     return value
 
 

@@ -12,7 +12,7 @@ from winml.modelkit.report import document as doc
 from winml.modelkit.sweep.records import CellResult, SweepResult, measure_names, settings_words, sweep_summary
 from winml.modelkit.words import decibel_words, size_words
 
-_DISPLAYED = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
+_MAIN_COLUMNS = ("latency_p50_ms", "model_bytes", "sqnr_db", "coverage_percent", "relative_diff")
 """Chosen: measures printed in a terminal, if a cell has them; the files contain all measures."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """Prefixes of a text that a spreadsheet would evaluate."""
@@ -84,7 +84,7 @@ def _measure_words(name: str, value: Any) -> str:
 
 def sweep_document(result: SweepResult) -> doc.Document:
     """Describe the cells, the overall result, and the locations of the files."""
-    main_columns = {*_DISPLAYED, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
+    main_columns = {*_MAIN_COLUMNS, *result.plan.get("min", {}), *result.plan.get("max", {}), "seconds"}
     settings, measures = _setting_names(result), (*measure_names(result.cells), "seconds", "peak_bytes")
     configurations = tuple(dict.fromkeys(settings_words(cell.settings) for cell in result.cells))
     columns = [

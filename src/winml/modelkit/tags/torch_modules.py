@@ -24,7 +24,7 @@ TorchModules = TorchModuleRule | tuple[str, ...]
 """
 RULES: tuple[TorchModuleRule, ...] = get_args(TorchModuleRule)
 
-_DISPLAYED_CLASSES = 8
+_MAX_LISTED_CLASSES = 8
 """Maximum number of classes named in a note. Chosen: they fit on one line."""
 
 
@@ -121,8 +121,8 @@ def torch_module_notes(modules: Iterable[TracedModule], torch_modules: TorchModu
         classes = sorted(
             {module.class_name for module in called if module.is_torch_nn and module.path in chosen - {""}}
         )
-        class_names = ", ".join(classes[:_DISPLAYED_CLASSES])
-        more = f" and {len(classes) - _DISPLAYED_CLASSES} more" if len(classes) > _DISPLAYED_CLASSES else ""
+        class_names = ", ".join(classes[:_MAX_LISTED_CLASSES])
+        more = f" and {len(classes) - _MAX_LISTED_CLASSES} more" if len(classes) > _MAX_LISTED_CLASSES else ""
         reason = f"only the root is above them; {opt.torch_module} none excludes them"
         return (f"Classes of torch.nn in the hierarchy: {class_names}{more} ({reason}).",) if classes else ()
     if torch_modules in ("none", "all"):

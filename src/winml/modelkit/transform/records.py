@@ -189,7 +189,7 @@ class RetaggedModel(Record):
         return self.coverage.sources
 
 
-DISPLAYED = 3
+MAX_LISTED = 3
 """Number of modules named in notes; the JSON names all. Chosen: the notes fit on a screen."""
 
 _IDENTITY = entry(inline=True, keys=("module", "tag", "class"))
@@ -244,9 +244,9 @@ class ModuleFunctions(Record):
                 f"IR version {self.raised_from} was raised to {FIRST_IR_VERSION}, the first that supports functions of "
                 "modules."
             )
-        for item in self.left_out[:DISPLAYED]:
+        for item in self.left_out[:MAX_LISTED]:
             yield f"{item.module.words} is not a function: {item.reason}."
-        if len(self.left_out) > DISPLAYED:
-            yield f"{len(self.left_out) - DISPLAYED} more modules are not functions; reasons: {opt.format} json."
-        for part in self.partly_outside[:DISPLAYED]:
+        if len(self.left_out) > MAX_LISTED:
+            yield f"{len(self.left_out) - MAX_LISTED} more modules are not functions; reasons: {opt.format} json."
+        for part in self.partly_outside[:MAX_LISTED]:
             yield f"{part.module.words}: outside its function, between nodes of other modules: {', '.join(part.nodes)}."

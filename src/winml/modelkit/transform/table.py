@@ -10,7 +10,7 @@ from winml.modelkit.tags.carry.matching import Way
 from winml.modelkit.transform.records import PinnedModel, RetaggedModel, WrittenFile
 from winml.modelkit.words import size_words
 
-DISPLAYED_ROWS = 12
+MAX_ROWS = 12
 """Rows of a table without ``--verbose``. Chosen: the whole summary fits on a screen."""
 
 

@@ -12,7 +12,7 @@ from winml.modelkit.cli._errors import WinMLCommand
 from winml.modelkit.cli._folders import end_dry_run
 from winml.modelkit.cli._options import checkpoint_options, model_option, request_options, result_options
 from winml.modelkit.cli._progress import live_progress
-from winml.modelkit.cli._requests import FOR_CHECKPOINTS, found_model, sizes_by_name, stated_fields
+from winml.modelkit.cli._requests import FOR_CHECKPOINTS, resolve_named_model, sizes_by_name, stated_fields
 from winml.modelkit.cli._streams import library_output_to_stderr, show_result
 from winml.modelkit.tune.verb import TuneRequest, plan_tuning, run_tuning
 
@@ -46,13 +46,13 @@ def command(**options: Any) -> None:
         plan = plan_tuning(request)
     end_dry_run(plan, options)
     from winml.modelkit.cli._progress import show_step
-    from winml.modelkit.onnx.files.named_paths import taken_read
+    from winml.modelkit.onnx.files.named_paths import pop_read_paths
 
     try:
         with library_output_to_stderr(), live_progress(quiet=options["quiet"], counted="turn") as progress:
             result = run_tuning(plan, request, None if options["quiet"] else show_step, progress)
     except KeyboardInterrupt:
-        taken_read()  # the build of a candidate is internal; the folder of the tuning is named
+        pop_read_paths()  # the build of a candidate is internal; the folder of the tuning is named
         words = f"measurements are saved in {options['output']}; the same command resumes there"
         raise Interrupted(words) from None
     _show(result, options)
@@ -62,7 +62,7 @@ def _read_request(options: Mapping[str, Any]) -> TuneRequest:
     """Make the request from the command line."""
     from winml.modelkit.models.request import ModelRequest
 
-    source = found_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
+    source = resolve_named_model(options["model"], options, (*FOR_CHECKPOINTS, *_DYNAMIC))
     sizes: dict[str, Any] = {"seed": options["seed"]}
     if source.path is not None:
         sizes |= {"sizes": sizes_by_name({**options, "batch_size": None}), "batch_size": options["batch_size"]}

@@ -13,7 +13,7 @@ from winml.modelkit.tune.records import TunedCandidate, TuneResult
 from winml.modelkit.words import count_noun, decibel_words, size_words
 
 _GRADES: Mapping[str, doc.Grade] = {"won": "best", "right": "good", "slower": "fair"}
-_MOST_DISPLAYED_DB = 80.0
+_MAX_BAR_DB = 80.0
 """Chosen: maximum bar length; above this SQNR, noise is rounding noise."""
 
 
@@ -178,7 +178,7 @@ def _dot(item: TunedCandidate) -> doc.Dot:
         low=None if latency.ratio is None else latency.ratio.low,
         high=None if latency.ratio is None else latency.ratio.high,
         size=facts.size_bytes,
-        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, _MOST_DISPLAYED_DB),
+        bar=0.0 if facts.sqnr_db is None else min(facts.sqnr_db, _MAX_BAR_DB),
         value_words=_ratio_words(item),
         bar_words=doc.MISSING if facts.sqnr_db is None else decibel_words(facts.sqnr_db),
         lines=(

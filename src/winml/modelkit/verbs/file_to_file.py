@@ -21,7 +21,7 @@ from winml.modelkit.words import size_words
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from winml.modelkit.builds.found_models import FoundFolder
+    from winml.modelkit.builds.found_models import ModelFolder
     from winml.modelkit.onnx.files.output_files import OutputFiles
     from winml.modelkit.options import Options
     from winml.modelkit.progress import StepEvent
@@ -125,7 +125,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         """Return the output path if no output is specified; `None` if an output is required."""
         return None
 
-    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+    def task(self, source: Path, output: Path, folder: ModelFolder | None = None) -> GraphFileTask:
         """Return paths and settings for one file; ``folder`` is the build folder with the file, if any."""
         from winml.modelkit.transform.graph_file import GraphFileTask
 
@@ -156,7 +156,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
             return f"the weights take {size_words(task.external_from_bytes)} or more"
         return "the weights do not fit into the model"
 
-    def find_source(self) -> FoundFolder | Path:
+    def find_source(self) -> ModelFolder | Path:
         """Return the specified file, existing or not, or the build folder; a file on the Hub is fetched.
 
         Raises:
@@ -168,9 +168,9 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
         if model is None:
             raise UsageError("no model is specified", hint=f"Specify an ONNX file with {opt.model}.")
         if model.is_dir():
-            from winml.modelkit.builds.found_models import found_folder
+            from winml.modelkit.builds.found_models import read_model_folder
 
-            return found_folder(model, self.submodel)
+            return read_model_folder(model, self.submodel)
         if self.submodel:
             raise UsageError(
                 f"{opt.submodel} {self.submodel[0]} requires a build folder, and {model} is not one",
@@ -227,7 +227,7 @@ class FileRequest(ABC, Generic[OptionsT, RecordT]):
             parts={ONLY_PART: part},
         )
 
-    def _plan_folder(self, build: FoundFolder) -> FilePlan[RecordT]:
+    def _plan_folder(self, build: ModelFolder) -> FilePlan[RecordT]:
         from winml.modelkit.builds.folder_transformation import options_by_part, refuse_folder_outputs
         from winml.modelkit.onnx.files.placing import external_files
 
@@ -298,7 +298,7 @@ class WeightsRequest(FileRequest[OptionsT, RecordT]):
     external_data: bool | None = declare(None, OUTPUT, default_words="external if they are large, which loads faster")
     """Store the weights in an external data file, or inside the ONNX file."""
 
-    def task(self, source: Path, output: Path, folder: FoundFolder | None = None) -> GraphFileTask:
+    def task(self, source: Path, output: Path, folder: ModelFolder | None = None) -> GraphFileTask:
         """Return the paths and settings, including the storage of weights."""
         from winml.modelkit.transform.graph_file import EXTERNAL_BYTES
 
@@ -331,7 +331,7 @@ class FilePlan(Plan, Generic[RecordT]):
 
     parts: Mapping[str, _PlannedPart[RecordT]]
     """Name of a part → its planned transformation; a single file is one part."""
-    folder: FoundFolder | None = None
+    folder: ModelFolder | None = None
     """The build folder with the parts; `None` for a single file."""
     output: Path = Path()
     """The folder to write; unused for a single file."""

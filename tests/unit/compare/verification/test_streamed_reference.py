@@ -16,7 +16,7 @@ from winml.modelkit.compare.verification.input_draws import InputDraws
 from winml.modelkit.compare.verification.reference_run import PreparedPart, prepared_part, run_reference, with_values
 from winml.modelkit.compare.verification.sizes import Draw
 from winml.modelkit.compare.verification.streamed_reference import (
-    RETAINED_BYTES,
+    MAX_RESIDENT_BYTES,
     WeightRequest,
     asking,
     stream_parameters,
@@ -32,7 +32,7 @@ from winml.modelkit.models.resolution import resolve_model
 
 _ROWS = 700
 """Size of the vocabulary; tables and products with it exceed the weights that are kept."""
-_WIDTH = RETAINED_BYTES // _ROWS // 4 // 8 * 8 + 32
+_WIDTH = MAX_RESIDENT_BYTES // _ROWS // 4 // 8 * 8 + 32
 
 
 def _checkpoint(architecture: str, folder: Path, **changes: Any) -> Path:

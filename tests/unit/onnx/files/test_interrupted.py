@@ -14,7 +14,7 @@ import pytest
 from winml.modelkit.errors import OutputExistsError
 from winml.modelkit.file_names import BUILD_MANIFEST_NAME, JOURNAL_NAME, OWNER_LOCK_NAME, PARTIAL_PREFIX, is_output_name
 from winml.modelkit.onnx.files.foreign_files import COMPANION_NAMES
-from winml.modelkit.onnx.files.named_paths import taken_settled
+from winml.modelkit.onnx.files.named_paths import pop_settled
 from winml.modelkit.onnx.files.output_files import OutputFiles, refuse_existing
 from winml.modelkit.onnx.files.recovery import (
     MOVED_ASIDE,
@@ -201,11 +201,11 @@ def test_file_that_the_user_deleted_does_not_come_back(tmp_path: Path, killed: P
 def test_what_is_settled_is_told(tmp_path: Path, killed: Path) -> None:
     """The message names the folder and the files, and appears once."""
     assert killed.exists()
-    taken_settled()
+    pop_settled()
     settle_interrupted(tmp_path)
-    (words,) = taken_settled()
+    (words,) = pop_settled()
     assert f"{tmp_path}: an earlier command was killed; put in place a.json, b.json" == words
-    assert () == taken_settled()
+    assert () == pop_settled()
 
 
 def _replace_and_die(target: Path, number: int) -> None:
@@ -250,11 +250,11 @@ def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: in
     assert ["model.onnx"] == [path.name for path in tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(("content", "is_told"), [('{"status": "unfinished"}', True), ('{"status": "done"}', False)])
-def test_reader_is_told_of_an_unfinished_build(tmp_path: Path, content: str, is_told: bool) -> None:
+@pytest.mark.parametrize(("content", "has_note"), [('{"status": "unfinished"}', True), ('{"status": "done"}', False)])
+def test_reader_is_told_of_an_unfinished_build(tmp_path: Path, content: str, has_note: bool) -> None:
     """A killed build leaves models of the build before."""
     (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
-    assert is_told == bool(unfinished_notes([tmp_path / "model.onnx"]))
+    assert has_note == bool(unfinished_notes([tmp_path / "model.onnx"]))
     (tmp_path / BUILD_MANIFEST_NAME).write_text("{damaged")
     assert () == unfinished_notes([tmp_path])
 

@@ -14,9 +14,9 @@ from e2e.in_process import run_here
 from graphs import parse
 from winml.modelkit.errors import InputError, ModelPathError
 from winml.modelkit.onnx.files.graph_reading import load_by_reference
-from winml.modelkit.onnx.files.reading import RETAINED_BYTES, read_referring, read_structure
+from winml.modelkit.onnx.files.reading import MIN_SKIPPED_BYTES, read_referring, read_structure
 
-LARGE = RETAINED_BYTES
+LARGE = MIN_SKIPPED_BYTES
 
 
 def _model_with_large_tensors() -> onnx.ModelProto:
@@ -63,7 +63,7 @@ def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the expected structure, made by removing the values."""
 
     def strip(tensor: onnx.TensorProto) -> None:
-        if tensor.ByteSize() >= RETAINED_BYTES:
+        if tensor.ByteSize() >= MIN_SKIPPED_BYTES:
             for field in ("raw_data", "float_data", "int32_data", "int64_data"):
                 tensor.ClearField(field)
 
@@ -157,7 +157,7 @@ def test_read_structure_with_damage_inside_is_refused(tmp_path: Path) -> None:
 
 def test_read_structure_of_messages_without_end_is_refused(tmp_path: Path) -> None:
     """Graphs inside graphs inside graphs end the reading, not the process."""
-    inner = bytes(RETAINED_BYTES)
+    inner = bytes(MIN_SKIPPED_BYTES)
     for _ in range(300):
         for key in (b"\x32", b"\x2a", b"\x0a"):  # graph in attribute in node in graph
             inner = key + _encode_varint(len(inner)) + inner
@@ -203,7 +203,7 @@ def test_read_referring_names_the_place_of_large_initializers_and_keeps_everythi
         assert place["location"] == path.name
         start, length = int(place["offset"]), int(place["length"])
         assert path.read_bytes()[start : start + length] == original.raw_data
-    assert outside == sum(len(tensor.raw_data) >= RETAINED_BYTES for tensor in originals)
+    assert outside == sum(len(tensor.raw_data) >= MIN_SKIPPED_BYTES for tensor in originals)
     assert referring.graph.node[0] == model.graph.node[0]
     assert referring.graph.sparse_initializer == model.graph.sparse_initializer
 

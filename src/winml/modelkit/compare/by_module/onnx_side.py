@@ -235,12 +235,12 @@ class OnnxSide:
         parts = ModuleParts(model)
         position = {node: number for number, node in enumerate(model.graph)}
         try:
-            taken_in = _find_fused_ends(model)
+            fused_ends = _find_fused_ends(model)
         except ValueError as error:
             raise InputError(f"{self.path}: {error}", hint="Write the file again.") from error
         for module in self.tree.modules:
             for boundary in _boundaries(module, parts, position):
-                self.boundaries[boundary.key] = replace(boundary, ends_in=taken_in.get(module.path, ""))
+                self.boundaries[boundary.key] = replace(boundary, ends_in=fused_ends.get(module.path, ""))
 
 
 def _find_fused_ends(model: ir.Model) -> dict[str, str]:

@@ -50,15 +50,15 @@ class TextStep:
     """PyTorch's scores for the last tokens: rows, tokens, vocabulary."""
     told: Arrays = field(default_factory=dict)
     """Input name → further inputs of the tokens."""
-    passed_positions: Array | None = None
+    explicit_positions: Array | None = None
     """Positions in several rows, as computed by the model: position rows, rows of tokens, tokens; ``None``: consecutive
     positions."""
 
     @property
     def positions(self) -> Array:
         """Position of each token in its text, without padding."""
-        if self.passed_positions is not None:
-            return self.passed_positions
+        if self.explicit_positions is not None:
+            return self.explicit_positions
         places: Array = (self.mask.cumsum(-1) - 1).clip(0)[:, -self.tokens.shape[1] :]
         return places
 
@@ -193,7 +193,7 @@ class RecordedText:
         scores[..., list(never)] = -np.inf
         second = np.concatenate([scores.argmax(-1), tokens], axis=1)
         mask = np.pad(last.mask, ((0, 0), (0, second.shape[1])), constant_values=1)
-        places = last.passed_positions
+        places = last.explicit_positions
         following = None if places is None else places[..., -1:] + 1 + np.arange(second.shape[1])
         unread = TextStep(second, mask, np.empty(0), {}, following)
         return GeneratedText((*self.steps, replace(unread, scores=answer(unread))))
@@ -303,7 +303,7 @@ def _difference_in_pieces(part: ModelPart, model: nn.Module, prompt: TextStep) -
     layout = part.cache
     assert layout is not None
     is_other = layout.is_recurrent or layout.dropping_windows or layout.template is not None
-    if is_other or isinstance(token_count(part), int) or prompt.passed_positions is not None:
+    if is_other or isinstance(token_count(part), int) or prompt.explicit_positions is not None:
         return None
     half = (prompt.tokens.shape[1] + 1) // 2
     first = TextStep(prompt.tokens[:, :half], prompt.mask[:, :half], np.empty(0))
@@ -323,7 +323,7 @@ def single_tokens(step: TextStep) -> Iterator[TextStep]:
     """Yield a step as runs of one token each."""
     count = step.tokens.shape[1]
     for end in range(1, count + 1):
-        mask, places = step.mask[:, : step.mask.shape[1] - count + end], step.passed_positions
+        mask, places = step.mask[:, : step.mask.shape[1] - count + end], step.explicit_positions
         places = None if places is None else places[..., end - 1 : end]
         yield TextStep(step.tokens[:, end - 1 : end], mask, step.scores, {}, places)
 

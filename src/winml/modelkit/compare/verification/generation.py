@@ -233,7 +233,7 @@ def _join_steps(steps: Sequence[TextStep]) -> TextStep:
         np.concatenate(arrays, axis=1) for arrays in zip(*((item.tokens, item.scores) for item in steps), strict=True)
     )
     # Steps read in one run have no further inputs.
-    places = [item.passed_positions for item in steps if item.passed_positions is not None]
+    places = [item.explicit_positions for item in steps if item.explicit_positions is not None]
     return TextStep(tokens, steps[-1].mask, scores, steps[0].told, np.concatenate(places, axis=-1) if places else None)
 
 

@@ -32,7 +32,7 @@ from winml.modelkit.compare.verification.rounding import is_decided_by_rounding,
 from winml.modelkit.compare.verification.sizes import Draw, WrittenGraph, axes_of, run_draw
 from winml.modelkit.errors import ExportError, StageError, VerificationError, first_line, opt
 from winml.modelkit.models.parts import ModelPart
-from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
+from winml.modelkit.onnx.assumptions import Assumption, assume_branch, assume_size, assume_values
 from winml.modelkit.onnx.specs import InputTensorSpec
 from winml.modelkit.ort.feeds import FeedRules, holds_lengths, is_mask
 from winml.modelkit.tags.tagging import read_tag
@@ -50,7 +50,7 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
     """
     known = {item.place for item in written.assumed}
     unseen = (
-        (values_taken if read.takes_all else branch_taken)(place)
+        (assume_values if read.takes_all else assume_branch)(place)
         for place, read in reads.lines.items()
         if read.is_unseen and read.inputs
     )
@@ -66,7 +66,7 @@ def settled_assumptions(written: WrittenGraph, reads: ValueReads) -> tuple[Assum
             settled.append(replace(item, input=", ".join(sorted(read.inputs)), value=item.value or read.value or None))
         elif read is None and item.value is None and item.kind == "branch":
             sizes = {size for axes in axes_of(written.inputs).values() for size in axes.values()}
-            settled += [size_taken(place, sizes=sizes)] if sizes else []
+            settled += [assume_size(place, sizes=sizes)] if sizes else []
         elif read is None:
             settled.append(item)
     return tuple(settled)
@@ -81,9 +81,9 @@ _LARGEST_COUNT = 1000
 _REACH, _FACTOR = 8, 4
 """Chosen: bounds are tried up to the larger of 8 and four times the traced value, since a forward may count up to
 them."""
-_DISPLAYED_VALUES = 8
-_DISPLAYED_NAMES = 3
-_DISPLAYED_REFUSED = 2
+_MAX_LISTED_VALUES = 8
+_MAX_LISTED_NAMES = 3
+_MAX_LISTED_REFUSALS = 2
 """Maximum number of reported values that PyTorch refuses for the same reason."""
 _LARGE_FACTOR = 100
 """Chosen: random floats have magnitudes up to about 4, thresholds in a forward may be 50."""
@@ -123,7 +123,7 @@ class Varied:
     @property
     def inputs_words(self) -> str:
         """Names of the inputs for messages."""
-        return " and ".join(self.names if len(self.names) <= _DISPLAYED_NAMES else [self.names[0], "more inputs"])
+        return " and ".join(self.names if len(self.names) <= _MAX_LISTED_NAMES else [self.names[0], "more inputs"])
 
     @property
     def are_ties(self) -> bool:
@@ -171,7 +171,7 @@ def run_at_varied_values(
             varied.append(Varied(tuple(names), words, output))
             return True
         reported = refused.get(names[0], ())
-        if len(names) == 1 and sum(output in reason for reason in reported) < _DISPLAYED_REFUSED:
+        if len(names) == 1 and sum(output in reason for reason in reported) < _MAX_LISTED_REFUSALS:
             refused[names[0]] = (*reported, f"{words} ({output})")
         return False
 
@@ -469,11 +469,11 @@ def value_words(values: torch.Tensor) -> str:
     """
     flat = values.detach().cpu().flatten()
     displayed = [
-        f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_DISPLAYED_VALUES].tolist()
+        f"{value:g}" if isinstance(value, float) else str(value) for value in flat[:_MAX_LISTED_VALUES].tolist()
     ]
     if displayed and bool((flat == flat[0]).all()):
         return displayed[0]
-    return f"[{', '.join(displayed)}{', …' if len(flat) > _DISPLAYED_VALUES else ''}]"
+    return f"[{', '.join(displayed)}{', …' if len(flat) > _MAX_LISTED_VALUES else ''}]"
 
 
 def checked_values(
@@ -672,8 +672,8 @@ def _first_infinite(written: WrittenGraph, draw: Draw) -> str:
         return ""
     for node in nodes:
         read = [values[value.name] for value in node.inputs if value is not None and value.name in values]
-        made = [values[value.name] for value in node.outputs if value.name in values]
-        if _are_finite(read) and not _are_finite(made):
+        produced = [values[value.name] for value in node.outputs if value.name in values]
+        if _are_finite(read) and not _are_finite(produced):
             tag, ends = read_tag(node), [end for value in read for end in _value_ends(value)]
             module = f" of module {tag.module}" if tag is not None and tag.module else ""
             range_words = f", of values from {min(ends):.3g} to {max(ends):.3g}" if ends else ""

@@ -23,7 +23,7 @@ from winml.modelkit.errors import ExportError, MeasureError, first_line, opt
 from winml.modelkit.models.inputs.shape_run import REFUSALS
 from winml.modelkit.models.parts import ModelPart
 from winml.modelkit.models.preparation import FlatForward, prepared_for_export
-from winml.modelkit.models.state_restoration import StateAsFound, quiet_torch, unchanged_attributes
+from winml.modelkit.models.state_restoration import AttributeState, quiet_torch, unchanged_attributes
 from winml.modelkit.models.tensors import to_numpy, to_torch
 from winml.modelkit.onnx.files.writing import INLINE_LIMIT_BYTES
 from winml.modelkit.tags.torch_modules import module_of_error
@@ -37,7 +37,7 @@ class PreparedPart:
     part: ModelPart
     forward: FlatForward
     """Replacement of the forward of ``part.model``."""
-    as_loaded: StateAsFound | None = None
+    as_loaded: AttributeState | None = None
     """State of the model before the first run, if that run replaced modules, such as for short texts; references are
     computed from this state."""
 

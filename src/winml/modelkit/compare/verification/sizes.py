@@ -41,7 +41,7 @@ there is a second piece. Attention over more tokens takes gigabytes."""
 _FAR_WORK = 5e10
 """Maximum of parameters times the product of all dynamic sizes for a far size. Chosen: a second or two on two cores,
 and 450 tokens of bert-base."""
-_DISPLAYED_OUTPUTS = 4
+_MAX_LISTED_OUTPUTS = 4
 """Maximum number of outputs in a message; more would hide the rest of the message."""
 _PLACE_IN_SOURCE = re.compile(r"/onnxruntime_src/\S+ .*?\) (?=\S)")
 """File, line and signature of a failed C++ function."""
@@ -355,8 +355,8 @@ def _output_ranks(draw: Draw) -> dict[str, int]:
 
 def _output_words(draw: Draw) -> str:
     displayed = [f"{name} {shape_words(str(value.dtype), value.shape)}" for name, value in draw.reference.items()]
-    rest = f" and {len(displayed) - _DISPLAYED_OUTPUTS} more" if len(displayed) > _DISPLAYED_OUTPUTS else ""
-    return f"{', '.join(displayed[:_DISPLAYED_OUTPUTS])}{rest}"
+    rest = f" and {len(displayed) - _MAX_LISTED_OUTPUTS} more" if len(displayed) > _MAX_LISTED_OUTPUTS else ""
+    return f"{', '.join(displayed[:_MAX_LISTED_OUTPUTS])}{rest}"
 
 
 def _dimension_notes(dimension: DynamicDimension, smallest: int, accepted: int) -> list[str]:

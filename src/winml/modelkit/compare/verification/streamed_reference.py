@@ -40,7 +40,7 @@ aten = torch.ops.aten
 _PIECE_BYTES = 1 << 25
 """Maximum bytes of weight values in memory. Chosen: a fraction of the memory of the libraries, large enough for fast
 products."""
-RETAINED_BYTES = 1 << 18
+MAX_RESIDENT_BYTES = 1 << 18
 """Maximum size of parameters that are read once and kept. Chosen: norms and biases, small in total."""
 
 _CAST = aten._to_copy.default
@@ -109,7 +109,7 @@ class _Source:
             return self.kept
         deferred, stored = self.deferred, self.stored
         values = deferred.realized() if stored is None else _read_tensor(stored, deferred.dtype)
-        if values.numel() * values.element_size() <= RETAINED_BYTES:
+        if values.numel() * values.element_size() <= MAX_RESIDENT_BYTES:
             self.kept = values
         return values
 

@@ -134,7 +134,7 @@ def _top_accuracy(predictions: Sequence[tuple[int, ...]], references: Sequence[i
     from sklearn.metrics import accuracy_score
 
     hits = [right in tokens for tokens, right in zip(predictions, references, strict=True)]
-    return metrics.ratio_of_sums(accuracy_score([True] * len(hits), hits), [(is_found, 1) for is_found in hits])
+    return metrics.ratio_of_sums(accuracy_score([True] * len(hits), hits), [(is_hit, 1) for is_hit in hits])
 
 
 def _masked_word_evaluator(context: task.EvaluatorContext) -> _MaskedWordEvaluator:

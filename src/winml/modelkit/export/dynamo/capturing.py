@@ -561,18 +561,18 @@ def _drop_exporter_metadata(model: ir.Model, *, keep_stack_traces: bool) -> None
         model: A graph exported by torch.
         keep_stack_traces: Retain the Python source lines of nodes; these contain local paths.
     """
-    kept_keys = {SCOPES_KEY, CLASSES_KEY, *((STACK_TRACE_KEY, FX_NODE_KEY) if keep_stack_traces else ())}
+    preserved_keys = {SCOPES_KEY, CLASSES_KEY, *((STACK_TRACE_KEY, FX_NODE_KEY) if keep_stack_traces else ())}
     for graph in model.graphs():
         values = [*graph.inputs, *graph.initializers.values()]
         for node in graph:
             values += node.outputs
-            _drop_torch_keys(node.metadata_props, kept_keys)
+            _drop_torch_keys(node.metadata_props, preserved_keys)
             node.doc_string = None
         for value in values:
             _drop_torch_keys(value.metadata_props, set())
         _drop_torch_keys(graph.metadata_props, set())
 
 
-def _drop_torch_keys(metadata: dict[str, str], kept_keys: set[str]) -> None:
-    for key in [key for key in metadata if key.startswith(_TORCH_PREFIXES) and key not in kept_keys]:
+def _drop_torch_keys(metadata: dict[str, str], preserved_keys: set[str]) -> None:
+    for key in [key for key in metadata if key.startswith(_TORCH_PREFIXES) and key not in preserved_keys]:
         del metadata[key]

@@ -31,7 +31,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from winml.modelkit.export.value_loops import ValueLoops, call_replaced
 from winml.modelkit.models.source_lines import asserts_only_at, is_of_user
-from winml.modelkit.onnx.assumptions import Assumption, branch_taken
+from winml.modelkit.onnx.assumptions import Assumption, assume_branch
 from winml.modelkit.ort.shared_settings import attribute_replaced
 
 _TAKES_A_NUMBER = torch.ops.aten._local_scalar_dense.default
@@ -58,14 +58,14 @@ def decided_by_examples(assumed: dict[tuple[str, int], Assumption]) -> Iterator[
             return original(mode, operator, values)
         place = _own_line(inspect.currentframe())
         if place is not None:
-            assumed.setdefault(place, branch_taken(place))
+            assumed.setdefault(place, assume_branch(place))
         return values.real_tensor.item()
 
     def note_size(env: ShapeEnv, expression: object, value: object) -> None:
         log_size(env, expression, value)
         place = _line_reading_size(inspect.currentframe())
         if place is not None:
-            assumed.setdefault(place, replace(branch_taken(place), value=str(value)))
+            assumed.setdefault(place, replace(assume_branch(place), value=str(value)))
 
     log_size = ShapeEnv._log_real_tensor_propagation
     op_implementations_dict[_TAKES_A_NUMBER] = number_of
@@ -145,14 +145,14 @@ def _own_line(frame: FrameType | None) -> tuple[str, int] | None:
 
 def _line_reading_size(frame: FrameType | None) -> tuple[str, int] | None:
     """Return file name and line of the user's Python that reads a size as a number; `None` if torch itself reads it."""
-    is_asked_by_user, passing_on = True, (__file__, *_SIZE_FILES)
+    is_read_by_user, passing_on = True, (__file__, *_SIZE_FILES)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
         if frame.f_code is _ITERATION:
-            is_asked_by_user, passing_on = True, (*passing_on, _PACKAGES[1])
+            is_read_by_user, passing_on = True, (*passing_on, _PACKAGES[1])
         else:
-            is_asked_by_user &= frame.f_code.co_filename.startswith(passing_on)
+            is_read_by_user &= frame.f_code.co_filename.startswith(passing_on)
         frame = frame.f_back
-    if frame is None or not is_asked_by_user or not is_of_user(frame.f_code.co_filename) or asserts_only_at(frame):
+    if frame is None or not is_read_by_user or not is_of_user(frame.f_code.co_filename) or asserts_only_at(frame):
         return None
     return Path(frame.f_code.co_filename).name, frame.f_lineno
 

@@ -50,7 +50,7 @@ from winml.modelkit.export.capture import (
 from winml.modelkit.export.complex_pairs import complex_as_pairs
 from winml.modelkit.export.torchscript.tracing import (
     ModuleScopes,
-    NumbersTaken,
+    NumberReads,
     TracedLoops,
     booleans_as_numbers,
     is_noted_elsewhere,
@@ -65,7 +65,7 @@ from winml.modelkit.models.fake_parameters import fresh_shape_envs, weight_by_re
 from winml.modelkit.models.preparation import FlatForward
 from winml.modelkit.models.source_lines import asserts_only
 from winml.modelkit.models.state_restoration import quiet_torch
-from winml.modelkit.onnx.assumptions import Assumption, branch_taken, size_taken, values_taken
+from winml.modelkit.onnx.assumptions import Assumption, assume_branch, assume_size, assume_values
 from winml.modelkit.tags.carry.original_graph import RANDOM_OPERATORS
 from winml.modelkit.tags.torch_modules import module_of_error
 from winml.modelkit.tags.tree import ModuleTree
@@ -139,7 +139,7 @@ def capture_torchscript(
         with quiet_torch(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", _TracerWarning)
-            loops, numbers = TracedLoops(len(inputs)), NumbersTaken(tuple(inputs), options.dynamic_axes)
+            loops, numbers = TracedLoops(len(inputs)), NumberReads(tuple(inputs), options.dynamic_axes)
             with numbers.in_trace():
                 serialized = loops.call(lambda: _export_with_torch(model, inputs, forward, scopes, options, loops))
     except ExportError:
@@ -162,10 +162,10 @@ def capture_torchscript(
     place_operands(node_scopes)
     name_by_module(captured.graph, node_scopes, tree)
     counted = (
-        replace(branch_taken(place), input=", ".join(sorted(names)), value=value)
+        replace(assume_branch(place), input=", ".join(sorted(names)), value=value)
         for place, (value, names) in numbers.values.items()
     )
-    sizes = (size_taken(place, value, names) for place, (value, names) in numbers.sizes.items())
+    sizes = (assume_size(place, value, names) for place, (value, names) in numbers.sizes.items())
     by_line = {item.place: item for item in (*sizes, *_values_read(caught), *counted)}
     return Capture(captured, node_scopes, unused_inputs, tuple(by_line.values()), notes=loops.notes)
 
@@ -262,7 +262,7 @@ def _values_read(caught: Sequence[warnings.WarningMessage]) -> Iterator[Assumpti
         if not is_noted_elsewhere(warning.filename) and not asserts_only(warning.filename, warning.lineno):
             place = (Path(warning.filename).name, warning.lineno)
             takes_all = any(words in str(warning.message) for words in _TAKING_ALL)
-            yield (values_taken if takes_all else branch_taken)(place)
+            yield (assume_values if takes_all else assume_branch)(place)
 
 
 def _attach_parameters(

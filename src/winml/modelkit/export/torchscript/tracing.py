@@ -36,7 +36,7 @@ from winml.modelkit.ort.shared_settings import attribute_replaced, attributes_re
 from winml.modelkit.progress import count_progress
 from winml.modelkit.tags.torch_modules import module_of_error
 
-_ASKED_FOR_NUMBERS = ("__bool__", "__float__", "__index__", "__int__", "__iter__", "__len__", "item")
+_NUMBER_METHODS = ("__bool__", "__float__", "__index__", "__int__", "__iter__", "__len__", "item")
 """Methods of a tensor that return a Python value for control flow. torch warns of methods that read all values."""
 _OF_SHAPES = frozenset({"aten::size", "aten::numel", "aten::len", "aten::sym_size", "aten::sym_numel"})
 """Operators that ask for no value."""
@@ -51,7 +51,7 @@ _WRAPPERS = (*_PATCHES, torch.Tensor.__contains__.__code__.co_filename)
 
 
 @dataclass
-class NumbersTaken:
+class NumberReads:
     """Lines of the user's Python that take a traced tensor for a number in one trace, such as ``if n > 3``."""
 
     input_names: tuple[str, ...]
@@ -67,11 +67,11 @@ class NumbersTaken:
     def in_trace(self) -> Iterator[None]:
         """Note them inside the block; patches torch."""
         with ExitStack() as stack:
-            for name in _ASKED_FOR_NUMBERS:
-                stack.enter_context(call_replaced(torch.Tensor, name, functools.partial(self._taken, name)))
+            for name in _NUMBER_METHODS:
+                stack.enter_context(call_replaced(torch.Tensor, name, functools.partial(self._record_number, name)))
             yield
 
-    def _taken(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
+    def _record_number(self, name: str, original: Callable[..., object], values: torch.Tensor) -> Any:
         frame = inspect.currentframe()
         while frame is not None and (frame.f_code.co_filename in _WRAPPERS):
             frame = frame.f_back

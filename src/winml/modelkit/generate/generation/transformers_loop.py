@@ -70,7 +70,7 @@ _IMAGES_KEY = "winml_seen_images"
 """Key among the loop's arguments for image features computed before rows are repeated."""
 
 
-def _passed_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
+def _select_cache(cache: GraphCache | None, past_key_values: GraphCache | None) -> GraphCache | None:
     """Return the cache passed under either of its names; None without a cache.
 
     Raises:
@@ -228,7 +228,7 @@ class DecoderModel(GenerationMixin):
         tokens = as_array(input_ids)
         mask = None if attention_mask is None else as_array(attention_mask)
         positions = None if position_ids is None else as_array(position_ids)
-        cache = _passed_cache(cache, past_key_values)
+        cache = _select_cache(cache, past_key_values)
         if cache is None and self.graph.has_cache:
             cache = self.graph.empty_cache(len(tokens))
         logits = to_torch(self.graph.run(tokens, mask, positions, cache))
@@ -374,7 +374,7 @@ class EncoderDecoderModel(DecoderModel):
             raise UsageError("missing decoder_input_ids", hint="Pass the tokens of the decoder, or call generate().")
         passed = {name: value for name, value in kwargs.items() if value is not None and name != "return_dict"}
         self._refuse_unknown(passed, attention_mask, return_dict=kwargs.get("return_dict"))
-        cache = _passed_cache(cache, past_key_values)
+        cache = _select_cache(cache, past_key_values)
         if cache is None:
             if encoder_outputs is None:
                 encoder_outputs = self.get_encoder()(**passed, attention_mask=attention_mask)
@@ -593,7 +593,7 @@ class VisionLanguageModel(DecoderModel):
             UsageError: an input is missing, unknown or of an unsupported shape.
             StageError: ONNX Runtime fails.
         """
-        cache = _passed_cache(cache, past_key_values)
+        cache = _select_cache(cache, past_key_values)
         names = self._extra_argument_names
         if self.graph.position_rows is not None and position_ids is None and input_ids is not None:
             beside = {"attention_mask": attention_mask, loop_cache_name(): cache, **images}

@@ -23,7 +23,7 @@ _AttributePath = tuple[str, str]
 
 
 @contextmanager
-def found_states(model: nn.Module) -> Iterator[dict[_AttributePath, torch.Tensor]]:
+def assigned_states(model: nn.Module) -> Iterator[dict[_AttributePath, torch.Tensor]]:
     """Collect the tensors that a block assigns to attributes of modules, and restore the attributes.
 
     Yields:

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from winml.modelkit.errors import UsageError, opt
 from winml.modelkit.models.caches.arguments import (
     DECODER_TOKENS,
+    assigned_states,
     cache_of,
-    found_states,
 )
 from winml.modelkit.models.caches.custom_caches import held_tensors, held_values, unread, with_tensors
 from winml.modelkit.models.caches.layout import (
@@ -238,7 +238,7 @@ def find_cache(
     run = _make_shape_run(model, inputs, keywords)
 
     def outputs_of(rows: int, tokens: int, **further: object) -> Any:
-        with found_states(model):
+        with assigned_states(model):
             return run(rows, tokens, **further)
 
     with _collect_masked_windows(model) as masked:
@@ -340,7 +340,7 @@ def _find_module_states(
     runs = []
     for extra in range(2):
         cache = DynamicCache(config=getattr(model, "config", None))
-        with found_states(model) as tensors:
+        with assigned_states(model) as tensors:
             outputs = run(RUN_ROWS + extra, RUN_TOKENS + extra, **{argument: cache})
         if outputs is None or not tensors:
             return None

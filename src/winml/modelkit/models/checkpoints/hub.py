@@ -35,7 +35,7 @@ Code of a repository may read more such files than the names known to transforme
 
 
 _FILE_NAME = re.compile(r"^(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^/@]+))?/(?P<path>.*[^/])$", re.ASCII)
-_DISPLAYED_NAMES = 8
+_MAX_LISTED_NAMES = 8
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class HubFile:
         sizes = _list_sizes(self.repository, self.revision)
         if self.path not in sizes:
             files = [name for name in sorted(sizes) if name.lower().endswith(MODEL_SUFFIX)]
-            listing = first_words(files, _DISPLAYED_NAMES)
+            listing = first_words(files, _MAX_LISTED_NAMES)
             raise HubError(
                 f"{self}: {self.repository} has no file {self.path}",
                 hint=f"Its ONNX files are {listing}." if files else "It has no ONNX file: build one with winml build.",
@@ -166,9 +166,9 @@ def snapshot_folder(
         _LOG.debug("using cached snapshot %s", cached)
         return cached
     if huggingface_hub.is_offline_mode():
-        shown_name = repository if revision is None else f"{repository} at revision {revision}"
+        source_name = repository if revision is None else f"{repository} at revision {revision}"
         raise HubError(
-            f"{shown_name}: not in the cache, and offline mode forbids the download",
+            f"{source_name}: not in the cache, and offline mode forbids the download",
             hint="Unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or pass a local checkpoint folder.",
         )
     return _fetch_snapshot(repository, revision, needs_weights, needs_code, progress)

@@ -26,7 +26,7 @@ _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.layout,
 )  # fmt: skip
 """Types of arguments besides tensors; their values are the same in every call."""
-_LONGEST_DISPLAYED = 60
+_MAX_VALUE_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class NestedArguments:
         """A sentence on every constant except `None`, which stands for an omitted argument."""
         displayed = {name: repr(value) for name, value in self.constants.items() if value is not None}
         return tuple(
-            f"{name} is the constant {text if len(text) <= _LONGEST_DISPLAYED else text[:_LONGEST_DISPLAYED] + '…'}: "
+            f"{name} is the constant {text if len(text) <= _MAX_VALUE_LENGTH else text[:_MAX_VALUE_LENGTH] + '…'}: "
             "only tensors become inputs of the graph"
             for name, text in displayed.items()
         )

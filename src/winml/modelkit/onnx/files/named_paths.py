@@ -17,7 +17,7 @@ import platformdirs
 
 from winml.modelkit.errors import ModelPathError, UsageError, opt
 
-_DISPLAYED_CHARACTERS = 80
+_MAX_CHARACTERS = 80
 """Chosen: enough of a name to find it in a command."""
 
 
@@ -41,7 +41,7 @@ def named_path(text: str | os.PathLike[str]) -> Path:
         return path
     except (OSError, RuntimeError, ValueError) as error:
         shortened = os.fspath(text)
-        shortened = shortened if len(shortened) <= _DISPLAYED_CHARACTERS else f"{shortened[:_DISPLAYED_CHARACTERS]}…"
+        shortened = shortened if len(shortened) <= _MAX_CHARACTERS else f"{shortened[:_MAX_CHARACTERS]}…"
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise ModelPathError(
             f"{shortened}: cannot be a path: {reason}", hint="Pass the path of a file or folder."
@@ -100,14 +100,14 @@ def drop_read(folder: Path) -> None:
         del _read[path]
 
 
-def taken_read() -> tuple[Path, ...]:
+def pop_read_paths() -> tuple[Path, ...]:
     """Return the files and folders that were read, each once."""
     paths = tuple(_read)
     _read.clear()
     return paths
 
 
-def taken_settled() -> tuple[str, ...]:
+def pop_settled() -> tuple[str, ...]:
     """Return and clear the recorded changes to files of killed commands; each sentence once."""
     words = tuple(_settled)
     _settled.clear()

@@ -304,10 +304,10 @@ class OutputFiles:
         self._reserved: dict[Path, None] = {}
         """In the order of reservation."""
         self._giving_way, self.gave_way = dict[Path, State](), set[Path]()
-        self._kept: set[Path] = set()
+        self._protected: set[Path] = set()
         self._folders: dict[Path, OwnedFolder] = {}
         self._unused: dict[Path, list[str]] = {}
-        self._made_directories: list[Path] = []
+        self._created_directories: list[Path] = []
         self._is_committed = False
 
     def __enter__(self) -> OutputFiles:  # noqa: PYI034 - typing has Self from Python 3.11 on
@@ -381,7 +381,7 @@ class OutputFiles:
 
     def keep(self, paths: Iterable[Path]) -> None:
         """Retain files that a replaced model refers to, such as the weights of an input."""
-        self._kept.update(path.absolute() for path in paths)
+        self._protected.update(path.absolute() for path in paths)
 
     def written_sizes(self) -> dict[Path, int]:
         """Return the files written so far: final path → size in bytes."""
@@ -446,7 +446,7 @@ class OutputFiles:
                 continue
             from winml.modelkit.onnx.files.placing import replaceable_data
 
-            paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._kept, *self._reserved}
+            paths = {target.with_name(name) for name in replaceable_data(target)} - {*self._protected, *self._reserved}
             orphans.setdefault(target.parent, []).extend(path.name for path in paths if os.path.lexists(path))
         return orphans
 
@@ -464,7 +464,7 @@ class OutputFiles:
         missing_directories = [parent for parent in (directory, *directory.parents) if not parent.exists()]
         for parent in reversed(missing_directories):
             parent.mkdir(exist_ok=True)
-            self._made_directories.append(parent)
+            self._created_directories.append(parent)
 
     def _target_of(self, error: OSError) -> Path | None:
         """Return the output that a system error concerns, or None."""
@@ -491,7 +491,7 @@ class OutputFiles:
             folder.remove()
         if self._is_committed:
             return
-        for directory in reversed(self._made_directories):
+        for directory in reversed(self._created_directories):
             with contextlib.suppress(OSError):
                 # Only if empty: another process may have written a file there.
                 directory.rmdir()

@@ -30,7 +30,7 @@ from winml.modelkit.onnx.files.foreign_names import name_problem
 from winml.modelkit.onnx.files.named_paths import record_read
 from winml.modelkit.onnx.files.wire_format import LENGTH_DELIMITED, WireError, varint, walk_fields
 
-RETAINED_BYTES = 4096
+MIN_SKIPPED_BYTES = 4096
 """Messages below this size are read completely, including values. Chosen: one page. Shapes and axes, which shape
 inference needs, are far smaller; weights worth skipping are far larger.
 """
@@ -49,7 +49,7 @@ too deeply raises a RecursionError, which is a RuntimeError.
 
 _DEEPEST = 100
 """Specified: protobuf's own limit on nested messages."""
-_DISPLAYED_LENGTH = 60
+_MAX_VALUE_LENGTH = 60
 """Chosen: as much of a damaged text as finds it."""
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -68,7 +68,7 @@ def read_structure(path: Path, *, as_written: bool = False) -> onnx.ModelProto:
         as_written: Do not inline modules written as functions.
 
     Returns:
-        The model; tensors of ``RETAINED_BYTES`` or more have every field except the values.
+        The model; tensors of ``MIN_SKIPPED_BYTES`` or more have every field except the values.
 
     Raises:
         ModelPathError: the file is missing, is a directory or cannot be opened.
@@ -198,7 +198,7 @@ def _parse_structure(data: mmap.mmap, path: Path, replace: _Replacement) -> onnx
         raise _not_onnx(data, path)
     if unreadable := next(_unreadable_texts(model), None):
         raise InputError(
-            f"{path} is damaged: a field {unreadable[0]!r} holds {unreadable[1]!r:.{_DISPLAYED_LENGTH}}, which is not "
+            f"{path} is damaged: a field {unreadable[0]!r} holds {unreadable[1]!r:.{_MAX_VALUE_LENGTH}}, which is not "
             "UTF-8 text",
             hint="Export or download it again.",
         )
@@ -277,7 +277,7 @@ def _without_values(
                 pieces.append(data[copied:at])
                 replacements.append(replaced)
                 copied = stop
-        elif wire_type == LENGTH_DELIMITED and field.message_type is not None and stop - value >= RETAINED_BYTES:
+        elif wire_type == LENGTH_DELIMITED and field.message_type is not None and stop - value >= MIN_SKIPPED_BYTES:
             inner = _without_values(data, slice(value, stop), field.message_type, replace, field.name, depth + 1)
             pieces += [
                 data[copied:at],

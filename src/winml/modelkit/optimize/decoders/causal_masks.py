@@ -149,7 +149,7 @@ class MaskWriter:
     """Start of the names of its nodes."""
     counts_tokens: bool = False
     """True if a window counts the tokens visible in ``attention_mask``; else cache positions, padding included."""
-    _made: dict[str, ir.Value] = field(default_factory=dict)
+    _value_by_name: dict[str, ir.Value] = field(default_factory=dict)
     _tagged: ir.Node | None = None
 
     def __post_init__(self) -> None:
@@ -265,17 +265,17 @@ class MaskWriter:
 
     def _constant(self, name: str, array: Array) -> ir.Value:
         name = f"constant_{name}"
-        if name not in self._made:
-            self._made[name] = self._builder.constant(array, name)
-        return self._made[name]
+        if name not in self._value_by_name:
+            self._value_by_name[name] = self._builder.constant(array, name)
+        return self._value_by_name[name]
 
     def _node_output(self, name: str, operator: str, inputs: list[ir.Value], **attributes: Any) -> ir.Value:
         """Return the output of a node; created once per name."""
-        if name not in self._made:
+        if name not in self._value_by_name:
             dtype: ir.DataType | None = attributes.get("to") or inputs[1 if operator == "Where" else 0].dtype
             if operator in ("Greater", "LessOrEqual"):
                 dtype = ir.DataType.BOOL
             elif operator == "Shape":
                 dtype = ir.DataType.INT64
-            self._made[name] = self._builder.add(operator, inputs, name, dtype, **attributes)
-        return self._made[name]
+            self._value_by_name[name] = self._builder.add(operator, inputs, name, dtype, **attributes)
+        return self._value_by_name[name]

@@ -51,7 +51,7 @@ from winml.modelkit.quantize.calibration.calibration_files import (
 from winml.modelkit.quantize.options import QuantizeOptions
 from winml.modelkit.quantize.precisions import CalibrationMethod
 from winml.modelkit.samples.data_sets import DataSet, DataSetRequest, open_data_set
-from winml.modelkit.samples.generated_samples import decoding_samples, has_processors, made_values
+from winml.modelkit.samples.generated_samples import decoding_samples, generate_samples, has_processors
 from winml.modelkit.samples.processors import processor_files
 from winml.modelkit.tags.tagging import read_tag
 from winml.modelkit.words import count_noun
@@ -103,7 +103,7 @@ class Calibration:
     """File of the float graph, which generates text for decoder samples; ``None``: it is not run for samples."""
     holds_out: bool = False
     """True if every :data:`HELD_OUT`-th sample is held out, for :meth:`held_out_samples`."""
-    _made: list[Values] = field(default_factory=list, compare=False)
+    _generated: list[Values] = field(default_factory=list, compare=False)
     """Samples generated for the processor beside the model, without data; filled on the first read."""
 
     @property
@@ -230,8 +230,8 @@ class Calibration:
         try:
             return measure(self.read_samples)
         except StageError as error:
-            if self._made and type(error) is StageError:
-                self._made.clear()
+            if self._generated and type(error) is StageError:
+                self._generated.clear()
                 return measure(self._random_samples)
             if type(error) is not StageError or not self.has_data:
                 raise
@@ -297,16 +297,16 @@ class Calibration:
 
     def _processor_samples(self, inputs: Sequence[InputTensorSpec]) -> list[dict[str, Array]]:
         """Return samples for the processor beside the model; none where there is none, or the model takes others."""
-        if not self._made and has_processors(inputs, self.model_folder):
+        if not self._generated and has_processors(inputs, self.model_folder):
             run = RunOptions("", sizes=self.sizes, seed=self.seed + _OTHER_SAMPLES)
             with contextlib.suppress(UsageError, InputError):
-                self._made.extend(made_values(inputs, self.model_folder, self.count, run))
-        return [dict(values.feeds) for values in self._made]
+                self._generated.extend(generate_samples(inputs, self.model_folder, self.count, run))
+        return [dict(values.feeds) for values in self._generated]
 
     @property
     def _kind(self) -> str:
         """Kind of generated samples."""
-        return "decoding" if self._decodes else "processor" if self._made else "random"
+        return "decoding" if self._decodes else "processor" if self._generated else "random"
 
     def samples_to_compare(self, session: Session) -> tuple[Sequence[Arrays], QualitySamples]:
         """First samples of the user's data, for the comparison of the result with its source."""

@@ -134,7 +134,7 @@ class LayerCalibration:
                 run.release()
                 walk.keep(number, later)
             values.retain(later)  # after the remaining values are recorded
-            count_progress(number, len(layers), f"layer {number} of {len(layers)}", is_told=True)
+            count_progress(number, len(layers), f"layer {number} of {len(layers)}", notifies_listeners=True)
         return solved
 
     def _take_samples(self, model: ir.Model, values: _HeldValues) -> None:
@@ -342,9 +342,9 @@ class _LayerRun:
 
     def observe(self, names: Sequence[str]) -> Iterator[Arrays]:
         """Yield values of the layer for each sample: name → array."""
-        made = {value.name: value for node in self._graph.graph for value in node.outputs}
-        passed = [name for name in names if name not in made]  # inputs of the layer are not computed again
-        with _outputs(self._graph, [made[name] for name in names if name in made]) as computed:
+        values_by_name = {value.name: value for node in self._graph.graph for value in node.outputs}
+        passed = [name for name in names if name not in values_by_name]  # inputs of the layer are not computed again
+        with _outputs(self._graph, [values_by_name[name] for name in names if name in values_by_name]) as computed:
             session = self._session() if computed else None
             for sample in range(self._values.count):
                 feeds = self._feeds(sample)
@@ -539,7 +539,7 @@ class _LayerSolver:
         shares_input: bool,
     ) -> Iterator[_Candidate]:
         forms = [weight.form for weight in group]
-        wanted = _CANDIDATES if requested == "auto" else (requested,)
+        algorithms = _CANDIDATES if requested == "auto" else (requested,)
         judged = sums.judged
 
         def candidate(algorithm: str, blocks: Sequence[Blocks], used: Sequence[BlockForm], scale: Array | None) -> Any:
@@ -566,21 +566,21 @@ class _LayerSolver:
         if requested in ("rtn", "hqq"):
             yield candidate(requested, rounded(None, forms), forms, None)
             return
-        if "rtn" in wanted:
+        if "rtn" in algorithms:
             yield candidate("rtn", rounded(None, forms), forms, None)
-        if "k_quant" in wanted and not any(form.is_symmetric for form in forms):
+        if "k_quant" in algorithms and not any(form.is_symmetric for form in forms):
             searched = [replace(form, algorithm="k_quant") for form in forms]
             yield candidate("k_quant", rounded(None, searched), searched, None)
-        if "gptq" in wanted:
+        if "gptq" in algorithms:
             yield candidate("gptq", solved(None), forms, None)
-        if "awq" not in wanted:
+        if "awq" not in algorithms:
             return
         # A weight with several inputs, or with row lookups, has no input to divide.
         may_scale = shares_input and not any(_has_lookups(weight) for weight in group)
         scale = awq_scale(matrices, sums.fitted, forms) if may_scale else None
-        if scale is not None or "rtn" not in wanted:
+        if scale is not None or "rtn" not in algorithms:
             yield candidate("awq" if scale is not None else "rtn", rounded(scale, forms), forms, scale)
-        if scale is not None and "awq+gptq" in wanted:
+        if scale is not None and "awq+gptq" in algorithms:
             yield candidate("awq+gptq", solved(scale), forms, scale)
 
 
