@@ -147,13 +147,13 @@ def _read_export(export: Section, source: str) -> list[str]:
     return notes
 
 
-def _read_input(spec: Section, source: str) -> None:
+def _read_input(section: Section, source: str) -> None:
     """Translate the description of an input: its integer range excludes the second number, ours includes it."""
-    bounds, is_whole = spec.get("value_range"), str(spec.get("dtype")).startswith(("int", "uint", "bool"))
+    bounds, is_whole = section.get("value_range"), str(section.get("dtype")).startswith(("int", "uint", "bool"))
     if is_whole and isinstance(bounds, list) and len(bounds) == 2 and type(bounds[1]) in (int, float):
-        spec["value_range"] = [bounds[0], bounds[1] - 1]
-    if runs := spec.pop("dummy_value_runs", None):
-        key = f"export.input_tensors: {spec.get('name')}.dummy_value_runs"
+        section["value_range"] = [bounds[0], bounds[1] - 1]
+    if runs := section.pop("dummy_value_runs", None):
+        key = f"export.input_tensors: {section.get('name')}.dummy_value_runs"
         _refuse(source, key, runs, "Set the first values of each row as first_values, [[value, count], …].")
 
 

@@ -58,17 +58,17 @@ def with_segments(image: Any, numbers: Array, count: int) -> Any:
     return Image.composite(colors, image.convert("RGB"), weight.resize(image.size, Image.Resampling.NEAREST))
 
 
-def depth_image(depth: Array, size: tuple[int, int]) -> Any:
+def depth_image(distances: Array, size: tuple[int, int]) -> Any:
     """Convert depth to a grayscale image: the smallest depth is black, the largest white.
 
     Args:
-        depth: Depth of each pixel.
+        distances: Depth of each pixel.
         size: Width and height of the image.
     """
     from PIL import Image
 
-    low, high = float(depth.min()), float(depth.max())
-    scaled = (depth - low) / max(high - low, 1e-12) * 255
+    low, high = float(distances.min()), float(distances.max())
+    scaled = (distances - low) / max(high - low, 1e-12) * 255
     return Image.fromarray(scaled.astype(np.uint8)).resize(size)
 
 

@@ -164,8 +164,8 @@ class _BuiltModel(WinMLModel):
         if PROMPT in parts:
             opened = cls._open_file(parts[DECODER], **options)
             opened.prompt_path = parts[PROMPT]
-            pair: WinMLModel = opened
-            return pair
+            pair_model: WinMLModel = opened
+            return pair_model
         base = VisionLanguageModel if VISION in parts else EncoderDecoderModel
         opened = _generating_class(base, cls.__name__)(parts, **options)
         opened.inputs = opened.graph.first_inputs

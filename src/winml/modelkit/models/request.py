@@ -403,14 +403,14 @@ _NETWORK_PREFIX = "\\\\"
 
 
 def reference_checkpoint(
-    metadata: Mapping[str, str], displayed: str, checkpoint: str, active: str | None = None
+    metadata: Mapping[str, str], displayed: str, checkpoint_name: str, active: str | None = None
 ) -> ModelRequest:
     """Return the PyTorch model to compare with an ONNX file, for ``--reference``.
 
     Args:
         metadata: Metadata of the file.
         displayed: The file, for messages.
-        checkpoint: The user's checkpoint, or :data:`RECORDED`.
+        checkpoint_name: The user's checkpoint, or :data:`RECORDED`.
         active: Name of the active adapter of the file; `None` if no adapter is active.
 
     Raises:
@@ -419,8 +419,8 @@ def reference_checkpoint(
     from winml.modelkit.onnx.bundle import model_record  # only if a file is read
 
     hint = f"Pass the checkpoint: {opt.reference} CHECKPOINT"
-    is_recorded = checkpoint == RECORDED
-    request = exported_from(metadata, displayed, hint, opt.reference) if is_recorded else ModelRequest(checkpoint)
+    is_recorded = checkpoint_name == RECORDED
+    request = exported_from(metadata, displayed, hint, opt.reference) if is_recorded else ModelRequest(checkpoint_name)
     # Adapters that a model in PyTorch needs to answer as the file does: they are merged.
     adapters = map(named_adapter, map(str, model_record(metadata).get("adapters", ())))
     merged = tuple(str(item.folder) for item in adapters if item.name in (None, active))

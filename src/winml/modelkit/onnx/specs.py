@@ -469,9 +469,10 @@ class DynamicRequest(Options):
         axes = {f"{name}:{axis}": place.format("dynamic_axes") for name, named in self.axes.items() for axis in named}
         return self.model_copy(update={"origins": {**origins, **axes}})
 
-    def origin_of(self, key: str, axis: tuple[str, int] | None = None) -> str:
+    def origin_of(self, key: str, input_axis: tuple[str, int] | None = None) -> str:
         """Return the origin of a key or an axis, for messages."""
-        return self.origins.get(key if axis is None else f"{axis[0]}:{axis[1]}", spell(_OPTION_OF_KEY.get(key, key)))
+        origin_key = key if input_axis is None else f"{input_axis[0]}:{input_axis[1]}"
+        return self.origins.get(origin_key, spell(_OPTION_OF_KEY.get(key, key)))
 
 
 class _AxesOption(Options):

@@ -78,7 +78,7 @@ class _PageCell:
     value: float | None
     """Value for sorting and comparison; None for texts."""
     earlier: float | None
-    share: str
+    bar_percent: str
     """Length of the background bar of a share in percent; else empty."""
     link: doc.Linked | None
 
@@ -109,9 +109,9 @@ def _page_cell(column: doc.Column, style: str, cell: doc.Cell) -> _PageCell:
     words = column.words(cell)
     link = cell if isinstance(cell, doc.Linked) else None
     pieces = re.split(r"(?<=[./])(?=.)", words) if style.startswith("long") else [words]
-    share = _percent(value) if column.kind == "share" and value is not None else ""
+    bar_percent = _percent(value) if column.kind == "share" and value is not None else ""
     return _PageCell(
-        pieces, " ".join(filter(None, (style, column.tones.get(words, "")))), value, number.earlier, share, link
+        pieces, " ".join(filter(None, (style, column.tones.get(words, "")))), value, number.earlier, bar_percent, link
     )
 
 

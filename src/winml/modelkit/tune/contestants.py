@@ -92,17 +92,18 @@ class Contestants:
             MeasureError: the candidate does not run, or needs fixed sizes.
         """
         self.drop(candidate.name)
-        fidelity: dict[str, Any] = {}
+        fidelity_values: dict[str, Any] = {}
         try:
             costs = self._open_model(candidate, model)
             if samples is not None:
-                fidelity = self._open[candidate.name].ask("compare", folder=str(self._folder), samples=asdict(samples))
+                contestant = self._open[candidate.name]
+                fidelity_values = contestant.ask("compare", folder=str(self._folder), samples=asdict(samples))
         except MeasureError:
             self.drop(candidate.name)
             raise
         if costs["peak_bytes"] > available_bytes():  # no memory for a second such process
             self.drop(candidate.name)
-        return {**costs, **fidelity}
+        return {**costs, **fidelity_values}
 
     def begin_race(self, peak_bytes: Mapping[str, int]) -> None:
         """Decide whether all processes of a race stay open, or none.

@@ -23,21 +23,23 @@ from winml.modelkit.ort.decoding.inputs import POSITIONS
 Scores = NDArray[np.float32]
 
 
-def choose_token(logits: Array, before: Sequence[int], settings: GenerationSettings, draw: np.random.Generator) -> int:
+def choose_token(
+    logits: Array, before: Sequence[int], settings: GenerationSettings, random: np.random.Generator
+) -> int:
     """Choose the next token as transformers' loop does: greedily, or by sampling.
 
     Args:
         logits: Logits of every token, shape [vocabulary].
         before: Prompt and text so far.
         settings: Generation settings.
-        draw: Random number generator.
+        random: Random number generator.
     """
     if not settings.is_sampled and settings.repetition_penalty == 1.0:
         return int(np.argmax(logits))
     scores = processed_scores(logits, before, settings)
     if not settings.is_sampled:
         return int(np.argmax(scores))
-    return int(draw.choice(len(scores), p=_probabilities(scores)))
+    return int(random.choice(len(scores), p=_probabilities(scores)))
 
 
 def processed_scores(logits: Array, before: Sequence[int], settings: GenerationSettings) -> Scores:

@@ -134,14 +134,14 @@ def _find_work_between(matching: _Matching, name: str, further: set[str]) -> tup
     ``([], "")`` if no path of single inputs leads to ``further``.
     """
     makers = matching.names.makers
-    way: list[ir.Node] = []
-    while len(way) < _LONGEST and (maker := makers.get(name)) is not None:
-        way.append(maker)
+    path_nodes: list[ir.Node] = []
+    while len(path_nodes) < _LONGEST and (maker := makers.get(name)) is not None:
+        path_nodes.append(maker)
         sources = list(_data_inputs(matching, maker))
         if len(sources) != 1:
             break
         name = sources[0].name or ""
-        work = [node for node in way if node.op_type not in _REORDERINGS]
+        work = [node for node in path_nodes if node.op_type not in _REORDERINGS]
         if name in further:
             return work, name
         # An equal computation may have replaced the value.

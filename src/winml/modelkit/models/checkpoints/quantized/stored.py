@@ -146,26 +146,26 @@ class StoredTensors:
                 raise self.error(weight.key, f"its {words} contain NaN or infinite values")
         return parts
 
-    def read(self, name: str, part: int | None = None) -> Array:
+    def read(self, name: str, index: int | None = None) -> Array:
         """Return the values of a tensor, or of one place of its first axis.
 
         Raises:
             CheckpointError: the file became shorter.
         """
         values = stored_values(self.entries[name], name)
-        if part is None:
+        if index is None:
             return values.read()
         shape = values.shape[1:]
         size = math.prod(shape)
-        return values.part(part * size, size).reshape(shape)
+        return values.part(index * size, size).reshape(shape)
 
-    def read_float(self, name: str, part: int | None = None) -> Array:
+    def read_float(self, name: str, index: int | None = None) -> Array:
         """Return numbers, or the powers of two that exponents stand for, as float32.
 
         Raises:
             CheckpointError: the file became shorter.
         """
-        values = self.read(name, part)
+        values = self.read(name, index)
         if self.entries[name].dtype in EXPONENTS:
             return np.ldexp(np.float32(1), values.view(np.uint8).astype(np.int32) - 127).astype(np.float32)
         return values.astype(np.float32)
