@@ -26,12 +26,12 @@ _PROGRAMMING = """
 """Words of Python and of programming in general."""
 _PLAIN = """
     add after again all answer as at before by changed check chosen compare declared default described dynamic
-    earlier ending external fail failed find first fixed from guess in inner known largest last least load loaded
+    earlier ending external fail failed find first fixed from guess in inner known largest last least listed load loaded
     make missing most named needs new no not of on one only open optimize out overwrite parse prepared present print
     problem random read refuse refused requested resolve resolved running same short show started stored tagged take
     tell to total unknown unused use used waiting what where whole with without worst write written
 """
-"""Verbs, adjectives and small words in names such as ``read_subpackages``, ``is_known``, ``found_by``."""
+"""Verbs, adjectives and small words in names such as ``read_subpackages``, ``is_known``, ``named_by``."""
 _EMPTY = "asked given passed kept retained said shown displayed told made found taken wanted"
 """Participles that tell how a thing came about, not what the thing is. No name contains them, apart from exceptions."""
 _NAMES_WITH_EMPTY_WORDS = {
