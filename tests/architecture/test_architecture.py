@@ -37,7 +37,7 @@ def _line_counts(part: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("document", "name"), _PARTS, ids=lambda value: getattr(value, "stem", value))
-def test_generated_part_is_what_its_script_writes(document: Path, name: str) -> None:
+def test_generated_part_equals_the_output_of_its_script(document: Path, name: str) -> None:
     """``python scripts/architecture_picture.py --write`` writes the generated parts."""
     expected, actual = _PARTS[document, name], part_of(document.read_text(encoding="utf-8"), name)
     assert _without_lines(expected) == _without_lines(actual)
@@ -54,7 +54,7 @@ def test_line_counts_of_subpackages_are_roughly_right() -> None:
     ]
 
 
-def test_reduced_imports_leave_out_what_follows() -> None:
+def test_reduced_imports_omit_transitive_arrows() -> None:
     """The arrow a → c is not drawn beside a → b → c."""
     subpackages = {
         name: Subpackage(name, "", 1, frozenset(imported), is_folder=True)

@@ -88,7 +88,7 @@ def test_few_tests_assert_a_sentence() -> None:
         ("write('the king had words')", False),
     ],
 )
-def test_sentence_counts_where_it_is_compared(source: str, expected: bool) -> None:
+def test_sentence_counts_in_a_comparison(source: str, expected: bool) -> None:
     """A sentence that is an input, or that explains a failure, does not count."""
     test = ast.parse(f"def test(): {source}" if not source.startswith("with") else f"def test():\n  {source}").body[0]
     assert isinstance(test, ast.FunctionDef)

@@ -140,7 +140,7 @@ def test_each_word_has_one_row() -> None:
     assert [] == [row for row, count in Counter(rows).items() if count > 1]
 
 
-def test_words_that_had_several_meanings_have_one() -> None:
+def test_formerly_ambiguous_words_have_one_meaning() -> None:
     """Stage, source, scope, origin, record, step and part have a row each."""
     assert {"stage", "source", "scope", "origin", "record", "step", "part"} <= set(rows_of_words())
 

@@ -25,7 +25,7 @@ def _logging_kept() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_logging_kept")
 @pytest.mark.parametrize("name", _NAMES)
-def test_notebook_prints_what_it_was_committed_with(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_reproduces_its_committed_outputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are compared cell by cell, without the numbers of measuring cells; ``scripts/notebook_outputs.py`` writes
     them.
     """
@@ -49,7 +49,7 @@ def test_lines_of_notebooks_are_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-def test_numbers_in_the_prose_of_a_notebook_are_computed_in_it(name: str) -> None:
+def test_numbers_in_notebook_prose_occur_in_outputs(name: str) -> None:
     """A number of two digits or more in the prose also stands in an output."""
     notebook = read_notebook(NOTEBOOKS / name)
     prose = " ".join(source_of(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")

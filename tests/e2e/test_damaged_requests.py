@@ -60,9 +60,7 @@ def test_value_that_means_nothing_is_wrong_usage(small_file: Path, here: Path, c
     ],
     ids=lambda command: command[0],
 )
-def test_name_that_is_too_long_is_told(
-    small_file: Path, small_bert: Path, here: Path, command: tuple[str, ...]
-) -> None:
+def test_overlong_name_is_reported(small_file: Path, small_bert: Path, here: Path, command: tuple[str, ...]) -> None:
     """Either the command or the system reports it, in one sentence."""
     outcome = run_here(*(word.format(model=small_file, checkpoint=small_bert) for word in command))
     assert outcome.code in (1, 2), outcome.err
@@ -102,7 +100,7 @@ def _into_full(workplace: Workplace, *arguments: str | Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("command", [(), ("--chat",)])
-def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
+def test_stdin_without_text_is_wrong_usage(llama: Path, workplace: Workplace, command: tuple[str, ...]) -> None:
     """The input has a wrong encoding, or half a character if Python has no encoding."""
     done = subprocess.run(
         [*workplaces.PROGRAM, "generate", str(llama), "-p", "-", *command],
@@ -116,7 +114,7 @@ def test_stdin_that_is_no_text_is_wrong_usage(llama: Path, workplace: Workplace,
     assert b"stdin is not" in done.stderr
 
 
-def test_lack_of_memory_names_what_was_read(small_file: Path) -> None:
+def test_lack_of_memory_names_the_file(small_file: Path) -> None:
     """The error itself holds nothing but its class."""
     assert 0 == run_here("inspect", small_file).code
     assert str(small_file) in _errors.out_of_memory_error(MemoryError()).message

@@ -65,7 +65,7 @@ def _stopped_by(number: int, workplace: Workplace, nets: Path, *options: str) ->
 @pytest.mark.parametrize(
     ("name", "options"), [("SIGINT", ()), ("SIGTERM", ()), ("SIGINT", ("--dynamo",))], ids=["INT", "TERM", "INT-dynamo"]
 )
-def test_export_that_is_interrupted_says_so_and_changes_no_file(
+def test_interrupted_export_ends_by_signal_and_changes_no_file(
     busy: Workplace, nets: Path, name: str, options: tuple[str, ...]
 ) -> None:
     """Ctrl-C and SIGTERM end the export with one sentence, and the process ends by the signal."""
@@ -109,7 +109,7 @@ def test_full_disk_ends_the_export_and_changes_no_file(busy: Workplace, nets: Pa
     assert ".winml-partial" not in outcome.err
 
 
-def test_disk_without_room_for_temporary_files_is_told(busy: Workplace, nets: Path) -> None:
+def test_full_temporary_disk_is_reported(busy: Workplace, nets: Path) -> None:
     """A package that makes temporary files at its import is not blamed for the disk."""
     pytest.importorskip("dill", reason="the package that makes one")
     limited = replace(busy, program=(sys.executable, "-c", WITH_A_LIMIT, "0"))

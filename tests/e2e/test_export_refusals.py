@@ -47,7 +47,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize(("model", "words"), MODELS.values(), ids=MODELS)
-def test_model_that_is_none_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
+def test_invalid_model_is_refused_before_torch(light: Workplace, model: str, words: tuple[str, ...]) -> None:
     """A wrong ``-m`` costs no import, and the message lists the accepted forms."""
     light.refuse("-m", model, "-o", "out.onnx", code=2, words=words)
 
@@ -99,7 +99,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize(("option", "text", "known"), KEYS.values(), ids=KEYS)
-def test_unknown_key_is_refused_with_the_nearest_known_one(
+def test_unknown_key_is_refused_with_the_nearest_known_key(
     light: Workplace, option: str, text: str, known: str
 ) -> None:
     """The message suggests the nearest key for every JSON option."""

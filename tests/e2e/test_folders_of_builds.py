@@ -140,7 +140,7 @@ def test_selector_counts_for_the_parts_that_have_its_modules(place: Path, tmp_pa
     assert {"a", "b"} == names(tmp_path)
 
 
-def test_failed_part_leaves_the_folder_as_it_was(place: Path, tmp_path: Path) -> None:
+def test_failed_part_leaves_the_folder_unchanged(place: Path, tmp_path: Path) -> None:
     """The folder keeps its earlier files, or is not created: no part is put in place alone."""
     arguments = ("quantize", "-m", place / "t5", "-o", tmp_path / "out", "-q")
     assert 3 == run_here(*arguments, "--min-sqnr", "200").code

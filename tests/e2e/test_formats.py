@@ -77,7 +77,7 @@ def _graphs(made: Path) -> list[onnx.ModelProto]:
     return [onnx.load(path, load_external_data=False) for path in found]
 
 
-def test_rows_of_tags_are_those_of_an_export(made: Path) -> None:
+def test_tag_rows_equal_the_tags_of_an_export(made: Path) -> None:
     """Each example of the mapping is a node of its model."""
     (table,) = _tables("## Tags (HTP)")
     nodes = {

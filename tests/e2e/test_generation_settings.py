@@ -165,7 +165,7 @@ def test_every_key_of_transformers_is_known() -> None:
     assert OF_A_MODEL_TYPE == kinds - own
 
 
-def test_token_that_is_none_of_the_model_is_refused() -> None:
+def test_token_outside_the_vocabulary_is_refused() -> None:
     """The token is an error as the only allowed one at a position, and has no effect among suppressed tokens."""
     import numpy as np
 

@@ -125,7 +125,7 @@ def test_bfloat16_is_verified_in_float32(workplace: Workplace, tied: Path) -> No
     assert onnx.TensorProto.BFLOAT16 == proto.graph.output[0].type.tensor_type.elem_type
 
 
-def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None:
+def test_bfloat16_parts_are_verified_separately(workplace: Workplace) -> None:
     """The parts are an encoder and its decoder; a note says that no text was generated."""
     import torch
 
@@ -140,7 +140,7 @@ def test_parts_in_bfloat16_are_verified_one_by_one(workplace: Workplace) -> None
     assert any("No text was generated" in note for part in parts for note in part["notes"])
 
 
-def test_export_with_weights_in_memory_casts_them_too(workplace: Workplace, bert_tiny: Path) -> None:
+def test_export_with_weights_in_memory_casts_weights(workplace: Workplace, bert_tiny: Path) -> None:
     """The TorchScript exporter has the same option."""
     options = ("--no-dynamo", "--dtype", "fp16", "--no-verify", "-q", "--shape-config", '{"sequence_length": 8}')
     outcome = workplace.export("-m", bert_tiny, "-o", "model.onnx", *options)
@@ -207,7 +207,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_shards_are_told_in_one_sentence(workplace: Workplace, sharded: Path, damage: str) -> None:
+def test_damaged_shards_are_refused_in_one_sentence(workplace: Workplace, sharded: Path, damage: str) -> None:
     """The error comes before a trace and before a file is written."""
     spoil, words = DAMAGES[damage]
     spoil(sharded)

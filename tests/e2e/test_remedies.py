@@ -126,7 +126,7 @@ def test_remedy_of_the_message_helps(remedy: Remedy, models: Path, here: Path) -
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_sizes_of_a_cache_are_fixed_for_a_provider_that_needs_them(name: str, models: Path, here: Path) -> None:
+def test_cache_sizes_are_fixed_for_a_provider_without_dynamic_sizes(name: str, models: Path, here: Path) -> None:
     """The sizes are fixed unrequested; a note has the option for others, which gives the same file."""
     asked = ("export", "-m", models / name, "--ep", "qnn", "--no-verify", "-o")
     exported = run_here(*asked, "m/m.onnx")

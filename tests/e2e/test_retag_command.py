@@ -59,7 +59,7 @@ def without_metadata(path: Path) -> onnx.ModelProto:
     return model
 
 
-def test_retag_writes_a_tagged_copy_and_tells_how(place: Workplace) -> None:
+def test_retag_writes_a_tagged_copy_with_statistics(place: Workplace) -> None:
     """Every node has a tag, the checker accepts the file, and only metadata differs; both inputs stay."""
     inputs = place.files()
     outcome = place.winml("retag", "before.onnx", "after.onnx", "-o", "tagged.onnx")
@@ -83,7 +83,7 @@ def test_retag_json_is_the_only_thing_on_stdout(place: Workplace) -> None:
     assert (place.folder / "tagged.onnx").stat().st_size == record["size_bytes"]
 
 
-def test_retag_in_place_needs_to_be_asked_for(place: Workplace) -> None:
+def test_retag_in_place_needs_overwrite(place: Workplace) -> None:
     """Without an output the file itself is changed, with --overwrite only."""
     before = place.files()
     refused = place.winml("retag", "before.onnx", "after.onnx")
@@ -195,7 +195,7 @@ def output_is_a_file_below(place: Workplace) -> None:
         (output_is_a_file_below, 2, ("tagged.onnx is a directory",)),
     ],
 )
-def test_retag_refusals_say_what_to_do_and_leave_everything(
+def test_retag_refusals_have_a_remedy_and_change_no_file(
     damage: object, code: int, words: tuple[str, ...], place: Workplace
 ) -> None:
     """The refusal has one sentence, a remedy and the right exit code, and no file changes."""

@@ -41,7 +41,7 @@ def test_image_feature_extraction_keeps_its_name(here: Path, vit: Path) -> None:
     assert ("WinMLModelForFeatureExtraction", "image-feature-extraction") == (type(model).__name__, model.task)
 
 
-def test_variant_of_a_task_is_taken_where_the_architecture_serves_it(vit: Path, small_bert: Path) -> None:
+def test_task_variant_is_chosen_if_the_architecture_supports_it(vit: Path, small_bert: Path) -> None:
     """Text models have no image features, and a translation needs a decoder."""
     for task in ("image-feature-extraction", "translation"):
         refused = run_here("inspect", "-m", small_bert, "-t", task)

@@ -61,7 +61,7 @@ def rows(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in record["candidates"]}
 
 
-def test_answer_has_every_candidate_with_what_it_takes(tuned: Tuned) -> None:
+def test_result_has_every_candidate_with_its_cost(tuned: Tuned) -> None:
     """Names of keys include units; all candidates are compared with the plain file."""
     record = tuned.record
     assert (1, "size", 20.0) == (record["schema_version"], record["target"], record["limits"]["min_sqnr_db"])
@@ -89,7 +89,7 @@ def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
     assert str(folder / "best") == tuned.record["winner"]["folder"]
 
 
-def test_config_of_the_winner_makes_it_again(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_of_the_winner_reproduces_its_files(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are equal byte by byte."""
     monkeypatch.chdir(tuned.folder)
     done = run_here("build", "-c", tuned.record["winner"]["config"], "-o", "again", "-q")
@@ -108,7 +108,7 @@ def test_page_shows_all_candidates_without_a_network(tuned: Tuned) -> None:
     assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?:', page)
 
 
-def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_lists_existing_measurements(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is changed; other options are refused as in the run, and start anew with --overwrite."""
     monkeypatch.chdir(tuned.folder)
     before = {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
@@ -123,7 +123,7 @@ def test_plan_says_what_is_measured_already(tuned: Tuned, monkeypatch: pytest.Mo
     assert before == {path: path.stat().st_mtime_ns for path in tuned.folder.rglob("*")}
 
 
-def test_same_command_answers_from_what_is_kept(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_command_reuses_measurements(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """No candidate is made or measured again, and candidates and winner stay equal."""
     monkeypatch.chdir(tuned.folder)
     best = tuned.folder / "tuned" / "best" / "model.onnx"
@@ -158,7 +158,7 @@ def mixed(make_workplace: Callable[[], Workplace]) -> Tuned:
     return Tuned(place.folder, json.loads(done.out), arguments, tune_record(place))
 
 
-def test_budget_ends_with_what_was_measured_and_more_of_it_goes_on(
+def test_exhausted_budget_keeps_measurements_and_a_larger_budget_resumes(
     mixed: Tuned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plain file wins if nothing else was tried; later the failed whole candidate is mended by its modules."""
@@ -183,7 +183,7 @@ def found_order(record: dict[str, Any]) -> list[str]:
     return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
 
 
-def test_winner_that_its_build_refuses_leaves_the_others_in(here: Path) -> None:
+def test_winner_refused_by_its_build_leaves_the_other_candidates(here: Path) -> None:
     """An input a thousand times as large gets integers of one step.
 
     The error is within the limit of the tuning, but not of its build.
@@ -267,7 +267,7 @@ def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
         (("-o", "full"), "thesis.txt"),
     ],
 )
-def test_wrong_usage_is_refused_before_anything_is_done(here: Path, arguments: tuple[str, ...], words: str) -> None:
+def test_wrong_usage_is_refused_before_any_work(here: Path, arguments: tuple[str, ...], words: str) -> None:
     """The exit code is 2, and the folder is not made."""
     save_chain(here / "chain.onnx")
     (here / "full").mkdir()

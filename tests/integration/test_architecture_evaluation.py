@@ -26,7 +26,7 @@ def _handler_kept() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_handler_kept")
-def test_evaluation_exports_once_and_tells_why_others_were_not_attempted(
+def test_evaluation_exports_once_and_lists_reasons_of_skipped_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A second run repeats nothing: the recorded times stay."""

@@ -65,7 +65,7 @@ def test_layout_of_genai_is_fused_and_generates_the_same_text(checkpoint: Path, 
 
 
 @pytest.mark.parametrize(("option", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
-def test_layout_of_genai_in_half_precision_is_verified_and_says_that_it_is_not_fused(
+def test_genai_layout_in_half_precision_is_verified_with_a_note_on_fusion(
     checkpoint: Path, tmp_path: Path, option: str, dtype: str
 ) -> None:
     """A file in bfloat16, which the CPU does not run, is compared in float32 after each step."""

@@ -180,7 +180,7 @@ def test_weights_that_stay_in_the_checkpoint_are_compared_all_the_same(bert: Pat
     assert any("Compared with PyTorch" in note and "weights streamed" in note for note in result.notes)
 
 
-def test_wrong_weight_of_a_block_is_found_where_weights_are_streamed(bert: Path, tmp_path: Path) -> None:
+def test_wrong_weight_of_a_block_is_detected_with_streamed_weights(bert: Path, tmp_path: Path) -> None:
     """The error is planted between export and quantizer; the message names the module."""
 
     def works(path: Path, model: Any) -> list[Quantization]:

@@ -57,7 +57,7 @@ def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult
 
 
 @pytest.mark.parametrize("asked", [{}, {"num_beams": 2}], ids=str)
-def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any, asked: dict[str, Any]) -> None:
+def test_generated_captions_equal_pytorch(built: BuildResult, reference: Any, asked: dict[str, Any]) -> None:
     """Two images at once are captioned, with the end token requested by the model's own generate()."""
     pixels = torch.randn((2, 3, 16, 16), generator=torch.Generator().manual_seed(1))
     model: Any = WinMLModelForImageTextToText.from_pretrained(built.folder)
@@ -66,7 +66,7 @@ def test_generate_writes_what_pytorch_writes(built: BuildResult, reference: Any,
     assert expected.tolist() == model.generate(pixel_values=pixels, **settings).tolist()
 
 
-def test_command_writes_what_pytorch_writes_of_a_picture(built: BuildResult, reference: Any, tmp_path: Path) -> None:
+def test_caption_command_equals_pytorch(built: BuildResult, reference: Any, tmp_path: Path) -> None:
     """The image processor beside the graphs prepares the image."""
     picture = save_image(tmp_path / "noise.png")
     outcome = run_here("generate", built.folder, "--image", str(picture), "--max-new-tokens", "8", "--format", "json")

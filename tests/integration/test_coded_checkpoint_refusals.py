@@ -131,7 +131,7 @@ def test_groups_of_another_size_than_declared_are_refused(tmp_path: Path, size: 
         ({"quant_method": "gptq", "bits": 4, "group_size": "big"}, ("groups of 32", "'big'")),
     ],
 )
-def test_unknown_formats_are_named_with_those_that_are_read(
+def test_unknown_formats_are_refused_with_the_supported_formats(
     tmp_path: Path, record: Any, words: tuple[str, ...]
 ) -> None:
     """The config is checked before any weight is loaded."""
@@ -257,7 +257,7 @@ def test_tensor_of_a_gguf_file_without_a_place_is_named(tmp_path: Path, tensor: 
     assert [note for note in (*result.model_notes, *result.notes) if tensor in note]
 
 
-def test_unknown_architecture_of_a_gguf_file_is_named_with_those_that_are_read(tmp_path: Path) -> None:
+def test_unknown_gguf_architecture_is_refused_with_the_supported_architectures(tmp_path: Path) -> None:
     """The refusal comes before transformers reads the file."""
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "starcoder2")

@@ -256,7 +256,7 @@ def test_ranks_of_tied_results_speak_against_no_file(tmp_path: Path) -> None:
     assert result.only_part.verification.is_verified
 
 
-def test_value_that_is_declared_is_told_as_fixed(tmp_path: Path) -> None:
+def test_declared_value_is_reported_as_fixed(tmp_path: Path) -> None:
     """A range of one value allows a constant; summary, record, sidecar and report state the value."""
     specs = (
         InputTensorSpec(name="x", shape=(2, 5, 4), dtype="float32"),
@@ -296,7 +296,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
         export_pytorch(Around(kept), tmp_path / "kept.onnx", inputs, config=config)
 
 
-def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
+def test_value_refused_by_pytorch_is_reported(tmp_path: Path) -> None:
     """The input counts as fixed if PyTorch refuses every other value; else the refused values are named."""
 
     def strict(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -319,7 +319,7 @@ def test_value_that_pytorch_refuses_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_single_number_is_given_another_value_whatever_is_drawn(seed: int, tmp_path: Path) -> None:
+def test_single_number_is_varied_regardless_of_the_draw(seed: int, tmp_path: Path) -> None:
     """Two draws of equal values by chance do not prevent the verdict on a correct graph."""
 
     class Row(nn.Module):

@@ -229,7 +229,7 @@ def laid_out(model: Path, folder: Path, layout: str, *options: str) -> Path:
 
 
 @pytest.mark.parametrize("layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in PROGRAMS])
-def test_reader_of_a_layout_writes_what_pytorch_writes(
+def test_layout_reader_generates_the_text_of_pytorch(
     built: Path, expected: list[int], tmp_path: Path, layout: str
 ) -> None:
     """The reader uses tokenizer, config and cached graph of the unchanged folder."""
@@ -238,7 +238,7 @@ def test_reader_of_a_layout_writes_what_pytorch_writes(
 
 
 @pytest.mark.reader("transformers.js")
-def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path, tmp_path: Path) -> None:
+def test_reader_of_4_bit_weights_generates_the_text_of_pytorch(checkpoint: Path, tmp_path: Path) -> None:
     """The empty cache has the rows named by its dimensions: the fused attention accepts no others."""
     source = shutil.copytree(checkpoint, tmp_path / "checkpoint")
     model: Any = AutoModelForCausalLM.from_pretrained(source).eval()
@@ -255,7 +255,7 @@ def test_reader_of_weights_of_4_bits_writes_what_pytorch_writes(checkpoint: Path
 
 
 @pytest.mark.reader("genai")
-def test_genai_writes_what_pytorch_writes_of_rows_of_unequal_length(tmp_path: Path) -> None:
+def test_genai_generates_the_text_of_pytorch_for_unequal_rows(tmp_path: Path) -> None:
     """The reader pads on the right, so that the cache contains padding, which sliding windows do not count."""
     torch.manual_seed(0)
     config = transformers.Gemma3TextConfig(
@@ -289,7 +289,7 @@ def _fill_with_4_bits(model: Any) -> None:
 @pytest.mark.parametrize(
     "layout", [pytest.param(layout, marks=pytest.mark.reader(layout)) for layout in ENCODED_PROGRAMS]
 )
-def test_reader_of_an_encoder_decoder_writes_what_pytorch_writes(tmp_path: Path, layout: str) -> None:
+def test_reader_of_an_encoder_decoder_generates_the_text_of_pytorch(tmp_path: Path, layout: str) -> None:
     """The decoder computes the encoder's keys and values in the first run, and takes them in later runs."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "t5")
     given = AutoTokenizer.from_pretrained(checkpoint)(PROMPT, return_tensors="pt")
@@ -358,7 +358,7 @@ def test_genai_takes_a_cache_in_8_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.reader("genai")
-def test_genai_writes_what_pytorch_writes_of_a_recording(tmp_path: Path) -> None:
+def test_genai_transcribes_like_pytorch(tmp_path: Path) -> None:
     """The folder has genai's type whisper with our part names; features and tokens equal those of transformers."""
     checkpoint = save_encoder_decoder(tmp_path / "checkpoint", "whisper", seconds=30)
     torchscript = json.dumps({"export": {"exporter": "torchscript"}})
@@ -447,7 +447,7 @@ def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return laid_out(source / "model.onnx", source / "folder", "transformers.js", "--no-optimize")
 
 
-def test_weights_outside_are_named_as_a_browser_fetches_them(with_data: Path, built: Path, tmp_path: Path) -> None:
+def test_external_weights_are_listed_for_a_browser(with_data: Path, built: Path, tmp_path: Path) -> None:
     """The browser sees no folder, so the config counts the data files; its other keys and the weights are unchanged."""
     config = json.loads((with_data / "config.json").read_bytes())
     assert {"use_external_data_format": {"model.onnx": 1}} == config.pop("transformers.js_config")
@@ -478,7 +478,7 @@ def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) ->
     assert expected == written
 
 
-def test_tokenizer_that_readers_cannot_open_is_told(built: Path, tmp_path: Path) -> None:
+def test_tokenizer_unreadable_by_transformers_js_is_noted(built: Path, tmp_path: Path) -> None:
     """transformers.js cannot read a plain list of words; the note stays valid if the folder is moved."""
     source = tmp_path / "source"
     source.mkdir()
@@ -557,7 +557,7 @@ def test_name_of_a_model_bears_its_precision(built: Path, tmp_path: Path) -> Non
     assert "precision w8a16" in outcome.err
 
 
-def test_what_a_reader_does_not_know_is_refused(bert: Path, tmp_path: Path) -> None:
+def test_states_and_tasks_unknown_to_a_reader_are_refused(bert: Path, tmp_path: Path) -> None:
     """A state other than key and value, and a task without a class, are refused."""
     model = counting_graph(tmp_path / "counting.onnx")
     outcome = run_here("build", "-m", model, "-o", tmp_path / "a", "--layout", "genai")
@@ -624,7 +624,7 @@ def test_model_types_with_a_class_are_planned(tmp_path: Path) -> None:
         assert 0 == outcome.code, outcome.err
 
 
-def test_graph_with_recurrent_states_is_refused_whatever_its_config_says(tmp_path: Path) -> None:
+def test_graph_with_recurrent_states_is_refused_with_any_config(tmp_path: Path) -> None:
     """Without a config, the names of the inputs decide."""
     graph = counting_graph(tmp_path / "counting.onnx")
     model = onnx.load(graph)

@@ -140,7 +140,7 @@ class Rows(nn.Module):
         return {"rows": values, "half": values[:, ::2], "fixed": values.sum()[None]}
 
 
-def test_dynamic_axes_of_outputs_name_what_is_open(tmp_path: Path) -> None:
+def test_dynamic_axes_of_outputs_name_open_dimensions(tmp_path: Path) -> None:
     """An expression gets the name, as in torch.onnx.export; other requests become notes."""
     axes: Any = {"ids": [0, 1], "half": {0: "rows", 1: "pairs"}, "fixed": [0], "rows": [0]}
     config = WinMLExportConfig(dynamic_axes=axes)

@@ -168,7 +168,7 @@ def answer(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
     "task",
     [pytest.param(task, marks=PICTURES_WITHOUT_TORCHVISION if task == "image-segmentation" else ()) for task in CASES],
 )
-def test_answer_of_a_task_is_that_of_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_answer_equals_the_pipeline(task: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels, texts, boxes and scores equal the pipeline's, and ``--reference`` confirms it."""
     monkeypatch.chdir(folder)
     case = CASES[task]
@@ -388,7 +388,7 @@ def test_labels_of_an_image_are_read_one_by_one_by_a_graph_of_one_text(
         assert item["score"] == pytest.approx(entry["score"], abs=CLOSE)
 
 
-def test_candidate_labels_of_a_text_are_those_of_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidate_labels_equal_the_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A classifier with an entailment class accepts labels; another classifier refuses them."""
     monkeypatch.chdir(folder)
     task, labels = "zero-shot-classification", [WORDS[0], WORDS[1]]
@@ -438,7 +438,7 @@ def test_tokenizer_without_mask_is_refused(folder: Path, monkeypatch: pytest.Mon
     assert "mask_token" in outcome.err
 
 
-def test_inputs_that_do_not_fit_are_refused_with_what_fits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfitting_inputs_are_refused_with_the_accepted_inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong task, a misspelled name, a text for an image model and a file that is no image are refused."""
     monkeypatch.chdir(folder)
     _save_vit(folder / "refusing")

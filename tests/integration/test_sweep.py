@@ -92,7 +92,7 @@ def test_sweep_measures_each_model_in_each_configuration(swept: SweepResult) -> 
     assert swept.is_good_enough
 
 
-def test_sweep_tells_the_first_failure_and_goes_on(swept: SweepResult) -> None:
+def test_sweep_reports_the_first_failure_and_continues(swept: SweepResult) -> None:
     """A damaged model is a row with the message of the command."""
     failed = swept.cells[2]
     assert ("build", 1) == (failed.step, failed.exit_code)
@@ -132,7 +132,7 @@ def test_finished_cells_are_not_done_again(swept: SweepResult, models: dict[str,
     assert changed.earlier(changed.cells[0]) is None, "another configuration, though the same for all of its cells"
 
 
-def test_model_that_is_saved_while_it_is_swept_is_done_again(models: dict[str, str], tmp_path: Path) -> None:
+def test_model_changed_during_its_sweep_is_repeated(models: dict[str, str], tmp_path: Path) -> None:
     """The results belong to the files at the start of the sweep."""
     model = shutil.copy(models["first"], tmp_path / "model.onnx")
 

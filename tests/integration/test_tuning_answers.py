@@ -61,7 +61,7 @@ def variations(plain: Sequence[float], form: str, factor: float) -> dict[str, li
     return {"plain": list(plain), **rest, f"{form}+compiled": of_plain(factor, plain)}
 
 
-def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes) -> None:
+def test_faster_candidate_on_a_busy_machine_is_undecided(known: KnownTimes) -> None:
     """The whole interval lies below 1, so the reason does not call the two indistinguishable."""
     result = known.answer(right={"plain": BUSY, FORM: of_plain(0.88, BUSY)}, variations=variations(BUSY, "plain", 1.0))
     form, winner = result.candidate(FORM), result.as_record()["winner"]
@@ -73,7 +73,7 @@ def test_faster_one_on_a_busy_machine_is_undecided_and_said_so(known: KnownTimes
     assert "distinguishable" not in form.reason
 
 
-def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(known: KnownTimes) -> None:
+def test_winner_over_the_plain_file_survives_the_comparison_of_variations(known: KnownTimes) -> None:
     """The comparison of variations ran on a busy machine, and the deciding comparison did not."""
     right = {"plain": QUIET, FORM: of_plain(0.5, QUIET)}
     result = known.answer(right=right, variations=variations(BUSY, FORM, 0.5))
@@ -83,7 +83,7 @@ def test_form_that_beat_the_plain_file_does_not_lose_to_it_among_variations(know
     assert ("slower", "slower") == (plain.status, plain.ratio_to_winner.verdict)
 
 
-def test_gain_of_the_winner_is_told_in_numbers(known: KnownTimes) -> None:
+def test_gain_of_the_winner_has_numbers(known: KnownTimes) -> None:
     """Ratio with its interval, quality and size accompany the text."""
     result = known.answer(right={"plain": QUIET, FORM: of_plain(0.5, QUIET)}, variations=variations(QUIET, FORM, 0.5))
     winner = result.as_record()["winner"]
@@ -117,7 +117,7 @@ def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, fa
     assert words in result.candidate(FORM).reason
 
 
-def test_group_of_modules_that_is_faster_in_float_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_faster_in_float_stays_float(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each group is tried alone; a group faster by more than the noise wins, and its config lists the modules."""
     monkeypatch.setattr(contest, "RUNGS", (1, 2))
     monkeypatch.setattr(contest, "FIRST_RUNG", (1,))

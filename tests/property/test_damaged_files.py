@@ -252,7 +252,9 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, commands: CommandProcess) 
 @pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
 @given(damage=json_damages)
 @settings(bounded, max_examples=EXAMPLES // 2)
-def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Path, file: str, damage: Damage) -> None:
+def test_damaged_adapter_is_reported_in_words(
+    commands: CommandProcess, foreign: Path, file: str, damage: Damage
+) -> None:
     """The damages include numbers of any size, types that torch lacks, and names that are expressions."""
     path = foreign / "adapter" / file
     wrap = _header if path.suffix == ".safetensors" else _whole
@@ -268,7 +270,7 @@ def test_damaged_adapter_is_told_in_words(commands: CommandProcess, foreign: Pat
 )  # fmt: skip
 @given(damage=json_damages)
 @settings(bounded, max_examples=EXAMPLES // 4)
-def test_damaged_file_beside_a_model_is_told_in_words(
+def test_damaged_file_beside_a_model_is_reported_in_words(
     commands: CommandProcess, foreign: Path, file: str, damage: Damage
 ) -> None:
     """Config, tokenizer and processor are read by transformers, which raises errors of many types."""
@@ -291,7 +293,7 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
 
 @given(damage=byte_damages)
 @bounded
-def test_damaged_gguf_header_is_told_in_words(
+def test_damaged_gguf_header_is_reported_in_words(
     commands: CommandProcess, gguf_file: tuple[Path, int], damage: Damage
 ) -> None:
     """Counts, lengths, offsets and names may have any value; the message names no temporary folder."""

@@ -60,7 +60,9 @@ def test_feeds_rows_end_where_their_mask_does(rows: int, length: int, seed: int,
 @given(
     rows=st.integers(1, 5), length=st.integers(2, 40), seed=st.integers(0, 2**32), parent=st.sampled_from(["", "a."])
 )
-def test_feeds_names_inside_of_structures_count_like_others(rows: int, length: int, seed: int, parent: str) -> None:
+def test_feeds_names_inside_structures_count_like_top_level_names(
+    rows: int, length: int, seed: int, parent: str
+) -> None:
     """Names of lengths, boxes, planes and padding masks are recognized by their last part."""
     specs = [
         InputTensorSpec(name=f"{parent}lengths", shape=(rows,), dtype="int64", value_range=(1, length)),

@@ -45,7 +45,7 @@ def test_unit_of_the_times_decides_nothing(times: dict[str, list[float]], power:
 
 
 @given(TIMES)
-def test_who_drops_out_is_slower_than_the_fastest_in_the_middle(times: dict[str, list[float]]) -> None:
+def test_dropped_candidate_has_a_ratio_above_one(times: dict[str, list[float]]) -> None:
     """A dropped candidate has a ratio above 1, and the interval of the ratio is above 1."""
     for name, ratio in losers(times, NAMES, CONFIDENCE).items():
         assert ratio.low is not None

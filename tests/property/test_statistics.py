@@ -67,7 +67,7 @@ def test_interval_holds_the_ratio_and_turns_around_with_the_sides(pairs: list[tu
     )
 
 
-def test_interval_holds_the_true_median_as_often_as_it_says() -> None:
+def test_median_interval_reaches_its_stated_coverage() -> None:
     """The interval contains the median in at least 94 % of 2000 draws from a skewed distribution."""
     generator = np.random.default_rng(0)
     held = 0

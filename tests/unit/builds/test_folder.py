@@ -106,7 +106,7 @@ def test_only_listed_names_without_folders_are_removed(tmp_path: Path) -> None:
         ('{"manifest_version": 1, "files": ["model.onnx"], "status": "?"}', "is damaged"),
     ],
 )
-def test_manifest_that_is_not_ours_to_read_still_says_which_files_are(tmp_path: Path, content: str, words: str) -> None:
+def test_manifest_of_another_version_lists_replaceable_files(tmp_path: Path, content: str, words: str) -> None:
     """A build of another manifest version is not reused, and its files may be replaced."""
     (tmp_path / "model.onnx").write_text("older")
     (tmp_path / BUILD_MANIFEST_NAME).write_text(content)
@@ -134,7 +134,7 @@ def test_announced_names_are_ours_after_a_kill(tmp_path: Path) -> None:
     assert "unfinished" == again.manifest.status
 
 
-def test_leftovers_of_a_killed_build_are_removed_and_others_kept(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_build_are_removed_and_other_folders_stay(tmp_path: Path) -> None:
     """Hidden folders are removed if their owner has ended, and only then."""
     manifest(tmp_path)
     (tmp_path / ".winml-partial-x").mkdir()
@@ -154,7 +154,7 @@ def test_held_folder_leaves_nothing_where_nothing_was_built(tmp_path: Path) -> N
     assert set() == names(tmp_path)
 
 
-def test_second_build_says_that_it_waits_and_then_sees_what_the_first_did(tmp_path: Path) -> None:
+def test_second_build_waits_and_reads_the_first_manifest(tmp_path: Path) -> None:
     """The lock is one of the operating system; the manifest is read once the lock is held."""
     heard: list[str] = []
     seen: list[BuildManifest | None] = []

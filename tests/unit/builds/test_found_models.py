@@ -44,7 +44,7 @@ def test_folder_of_a_build_is_its_model(tmp_path: Path) -> None:
         onnx_file(str(folder(tmp_path / "broken", "build_manifest.json")))
 
 
-def test_folder_of_a_model_of_several_parts_names_them(tmp_path: Path) -> None:
+def test_folder_of_several_parts_lists_its_parts(tmp_path: Path) -> None:
     """The error for a finished build lists its models; an unfinished build has to be made again."""
     built = folder(tmp_path / "built", "encoder.onnx", "decoder.onnx")
     files = [FileRecord(name=f"{name}.onnx", size_bytes=0, sha256="") for name in ("encoder", "decoder")]
@@ -61,7 +61,7 @@ def test_checkpoint_that_holds_an_export_stays_a_checkpoint(tmp_path: Path) -> N
     assert onnx_file(str(folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors"))) is None
 
 
-def test_export_with_its_tokenizer_beside_it_is_the_model_of_its_folder(tmp_path: Path) -> None:
+def test_export_beside_its_tokenizer_is_the_model_of_its_folder(tmp_path: Path) -> None:
     """A config without weights makes no checkpoint."""
     place = folder(tmp_path / "exported", "config.json", "tokenizer.json", "model.onnx")
     assert place / "model.onnx" == onnx_file(str(place))
@@ -79,7 +79,7 @@ def test_only_file_of_a_folder_without_weights_is_its_model(tmp_path: Path) -> N
     assert "minilm.onnx, other.onnx" in raised.value.hint
 
 
-def test_names_that_are_no_folders_with_models_are_none_of_theirs(tmp_path: Path) -> None:
+def test_names_without_model_folders_return_nothing(tmp_path: Path) -> None:
     """The caller of this function reports such a name."""
     checkpoint = folder(tmp_path / "checkpoint", "config.json", "model.onnx", "model.safetensors")
     empty = folder(tmp_path / "empty")

@@ -18,7 +18,7 @@ from winml.modelkit.builds.manifest_records import (
 from winml.modelkit.errors import UsageError
 
 
-def test_manifest_schema_is_made_from_the_records() -> None:
+def test_manifest_schema_is_generated_from_the_records() -> None:
     """``scripts/build_manifest_schema.py`` writes the schema anew."""
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
     shipped = {key: value for key, value in manifest_schema().items() if key != "$schema"}
@@ -35,7 +35,7 @@ def _without_defaults(schema: Any) -> Any:
     return {key: _without_defaults(value) for key, value in kept.items()}
 
 
-def test_manifest_is_read_as_it_was_written() -> None:
+def test_manifest_survives_a_round_trip() -> None:
     """Nothing is lost in JSON."""
     manifest = BuildManifest(status="done", files=("model.onnx",), versions={"torch": "2"}, normalizations=1)
     jsonschema.validate(manifest.as_record(), manifest_schema())
@@ -55,7 +55,7 @@ def test_manifest_of_the_first_version_is_read_as_one_of_one_part() -> None:
         read_manifest('{"manifest_version": 3, "status": "done", "files": []}')
 
 
-def test_manifest_of_several_parts_is_asked_part_by_part() -> None:
+def test_manifest_of_several_parts_is_read_per_part() -> None:
     """The records of a single part raise an error if there are several parts."""
     skipped = StageRecord(name="quantize", status="skipped")
     parts = (PartRecord(name="encoder", stages=(skipped,)), PartRecord(name="decoder"))

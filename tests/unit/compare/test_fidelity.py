@@ -37,7 +37,7 @@ SIGNAL = np.linspace(-1, 1, 8, dtype=np.float32)
         ),
     ],
 )
-def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> None:
+def test_incomparable_output_has_a_reason(actual: Array, words: str) -> None:
     """An output that cannot be compared fails any minimum, is the worst, and its record is valid JSON."""
     info = measure_fidelity([{"good": SIGNAL, "bad": SIGNAL}], [{"good": SIGNAL, "bad": actual}], -MOST_DB)
     assert ("bad", words, False) == (info.worst.name, info.worst.problem, info.is_verified)
@@ -47,7 +47,7 @@ def test_answer_that_cannot_be_compared_says_why(actual: Array, words: str) -> N
 
 
 @pytest.mark.parametrize(("expected", "actual"), [(np.nan, np.inf), (np.inf, -np.inf), (-np.inf, np.nan)])
-def test_what_is_not_finite_has_to_be_the_same(expected: float, actual: float) -> None:
+def test_non_finite_values_must_be_equal(expected: float, actual: float) -> None:
     """NaN differs from infinity, and minus infinity, a masked score, from infinity."""
     infos = [np.where(SIGNAL > 0.9, value, SIGNAL) for value in (expected, actual)]
     info = measure_fidelity([{"y": infos[0]}], [{"y": infos[1]}], 10.0)
@@ -123,7 +123,7 @@ def test_error_of_a_single_number_is_measured_against_all_samples() -> None:
     assert not measure_fidelity(pairs, answers, 30.0, QualitySamples("processor", 4, 0)).is_verified
 
 
-def test_worst_output_is_the_one_that_limits_judge() -> None:
+def test_worst_output_is_the_output_judged_by_limits() -> None:
     """The worst output has the lowest lower end of its interval, not the lowest ratio over all samples."""
     steady = [np.full(4, 1.0, np.float32)] * 4
     draws = [{"steady": value, "varied": value} for value in steady]
@@ -139,7 +139,7 @@ def test_worst_output_is_the_one_that_limits_judge() -> None:
     assert "varied" == info.quality["worst_output"]
 
 
-def test_where_both_sides_have_no_value_the_others_count() -> None:
+def test_values_missing_on_both_sides_are_ignored() -> None:
     """A mask of minus infinity on both sides is no difference."""
     masked = np.array([1.0, -np.inf, np.nan, 2.0])
     info = measure_fidelity([{"y": masked}], [{"y": masked * 1.01}], 30.0)
@@ -186,7 +186,7 @@ def test_output_that_is_missing_is_named() -> None:
     assert ("z", "is missing", False) == (info.worst.name, info.worst.problem, info.is_verified)
 
 
-def test_sum_over_draws_is_that_of_all_values_together() -> None:
+def test_sum_over_draws_equals_one_long_draw() -> None:
     """Draws of different lengths add up to the result of one long draw; a problem of one draw is one of the sum."""
     expected = np.float32([1, -2, 3, 4, 5])
     actual = np.float32([1, -2.5, 3, 4.25, 5])
@@ -205,7 +205,7 @@ def test_sum_over_draws_is_that_of_all_values_together() -> None:
     assert "shape [2] instead of [5]" == total.of_output().problem
 
 
-def test_compiled_file_is_judged_beside_what_its_quantized_source_reaches() -> None:
+def test_compiled_file_is_judged_relative_to_its_quantized_source() -> None:
     """A compiled file may miss the minimum only if the quantized source does, and by at most 6 dB below the source.
 
     A ratio near 0 dB is never accepted.

@@ -121,7 +121,7 @@ def test_compare_equal_draws_have_no_signal() -> None:
     assert (False, False) == (info.has_signal, info.is_verified)
 
 
-def test_compare_signal_below_the_threshold_is_none() -> None:
+def test_compare_signal_below_the_threshold_is_empty() -> None:
     """A change between the draws within the tolerance of the comparison proves nothing."""
     same = np.float32([1.0, 2.0])
     assert not compare(same, same, other=np.float32([1.0, 2.0 * (1 + 5e-5)])).has_signal
@@ -162,7 +162,7 @@ def test_compare_second_draw_counts() -> None:
     assert ("y", 2) == (info.worst.name, info.worst.draw)
 
 
-def test_worst_is_the_one_farthest_over_its_own_threshold() -> None:
+def test_worst_output_exceeds_its_threshold_most() -> None:
     """A float16 difference below its threshold is less than a float32 difference above its own.
 
     A problem exceeds both.
@@ -220,7 +220,7 @@ def _boxes_and_scores(seed: int) -> Array:
     return np.concatenate([draws.uniform(0, 2000, (40, 4)), draws.uniform(0, 1, (40, 1))], axis=1).astype(np.float32)
 
 
-def test_wrong_column_is_found_beside_larger_ones() -> None:
+def test_wrong_column_is_detected_beside_larger_columns() -> None:
     """A wrong score of a tenth is small beside pixels, but is refused; rounding of the pixels is accepted."""
     reference = [{"boxes": _boxes_and_scores(0)}, {"boxes": _boxes_and_scores(1)}]
     rounding = np.random.default_rng(2).normal(0, 1e-3, (40, 5)).astype(np.float32)
@@ -234,7 +234,7 @@ def test_wrong_column_is_found_beside_larger_ones() -> None:
     assert "index 4" in result.worst.problem
 
 
-def test_column_that_stays_while_that_of_the_reference_moves_is_found() -> None:
+def test_constant_column_is_detected_if_the_reference_varies() -> None:
     """A constant beside values a million times as large is within the tolerance of each draw."""
     reference = [{"y": _boxes_and_scores(seed) * np.float32([1e3, 1e3, 1e3, 1e3, 1])} for seed in range(3)]
     frozen = [{"y": outputs["y"].copy()} for outputs in reference]
@@ -275,7 +275,7 @@ def _near_zero(seed: int) -> Array:
     return np.random.default_rng(seed).uniform(0, 1e-4, (2, 50)).astype(np.float32)
 
 
-def test_probability_near_zero_may_differ_by_units_of_one() -> None:
+def test_probability_near_zero_may_differ_by_units_of_1() -> None:
     """Other values may not differ so, nor a probability by more; the record has the threshold."""
     reference = [{"y": _near_zero(0)}, {"y": _near_zero(1)}]
     near, far = ([{"y": draw["y"] + np.float32(off)} for draw in reference] for off in (2e-7, 2e-6))

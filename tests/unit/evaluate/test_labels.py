@@ -31,7 +31,7 @@ def test_names_that_are_numbers_are_classes() -> None:
     assert match_labels(model, ("0", "1", "10", "2"), [2], "label").number(2) == 10
 
 
-def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
+def test_label_order_is_used_with_a_note_if_the_config_has_no_names() -> None:
     labels = match_labels(("LABEL_0", "LABEL_1"), ("cat", "dog"), [0, 1], "label")
 
     assert labels.number(1) == 1
@@ -47,7 +47,7 @@ def test_order_decides_where_the_config_names_nothing_and_is_told() -> None:
     ],
     ids=["names", "texts", "numbers"],
 )
-def test_labels_of_others_are_refused_with_both_named(
+def test_unknown_labels_are_refused_with_both_lists(
     names: tuple[str, ...] | None, values: list[object], shown: str
 ) -> None:
     with pytest.raises(UsageError) as raised:
@@ -58,7 +58,7 @@ def test_labels_of_others_are_refused_with_both_named(
     )
 
 
-def test_labels_that_are_kept_back_are_called_so() -> None:
+def test_withheld_labels_are_reported() -> None:
     with pytest.raises(UsageError, match="not public"):
         match_labels(MODEL, MODEL, [-1], "label")
 
@@ -93,6 +93,6 @@ def test_numbers_are_names_where_the_names_of_the_model_are_digits() -> None:
     ],
     ids=["missing", "nan", "fraction", "list"],
 )
-def test_what_is_no_label_is_refused(value: object, problem: str) -> None:
+def test_invalid_labels_are_refused(value: object, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         match_labels(MODEL, None, [0, value], "stars")

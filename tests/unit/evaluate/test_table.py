@@ -38,7 +38,7 @@ def test_limit_inside_the_interval_is_not_resolved_by_the_samples(limit: Limit, 
 
 
 @pytest.mark.parametrize("is_disturbed", [False, True])
-def test_time_that_other_load_made_too_long_is_not_shown(is_disturbed: bool) -> None:
+def test_disturbed_time_is_hidden(is_disturbed: bool) -> None:
     told = _told(Limit("min", "accuracy", 0.80, 0.90), is_disturbed=is_disturbed)
     assert is_disturbed == ("ms per sample" not in told)
     assert is_disturbed == ("seems busy" in told)

@@ -68,7 +68,7 @@ def test_sidecar_satisfies_its_schema(result: ExportResult) -> None:
     jsonschema.validate(sidecar_of(with_changed_part(result, verification=None)), sidecar_schema())
 
 
-def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
+def test_sidecar_counts_equal_the_file(result: ExportResult) -> None:
     """Nodes, coverage and sources agree with each other and with the file."""
     sidecar = sidecar_of(result)
     statistics = sidecar["statistics"]
@@ -80,7 +80,7 @@ def test_sidecar_counts_are_those_of_the_file(result: ExportResult) -> None:
     assert [node.name for node in result.only_part.nodes if node.op_type == "Relu"] == statistics["root_nodes"]
 
 
-def test_sidecar_modules_are_nested_as_they_ran(result: ExportResult) -> None:
+def test_sidecar_modules_are_nested_by_execution(result: ExportResult) -> None:
     """The tree has order, calls, parameters and depth of each module."""
     sidecar = sidecar_of(result)
     root = sidecar["modules"]
@@ -141,7 +141,7 @@ def _spoil(sidecar: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("tracing.task", 3),
     ],
 )
-def test_sidecar_schema_refuses_what_formats_does_not_describe(result: ExportResult, path: str, value: Any) -> None:
+def test_sidecar_schema_refuses_undocumented_keys(result: ExportResult, path: str, value: Any) -> None:
     """An unknown key, a missing key and a wrong value are found."""
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(_spoil(sidecar_of(result), path, value), sidecar_schema())
@@ -241,7 +241,7 @@ def test_trees_in_a_pipe_have_no_colour(result: ExportResult) -> None:
     assert "\x1b" not in text
 
 
-def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
+def test_console_tree_prints_brackets_literally(result: ExportResult) -> None:
     """A module path that looks like markup is printed as text."""
     tree = result.only_part.tree
     odd = replace(tree.nodes[1], path="a[red]b", tag="/Model/Leaf[bold].x")
@@ -250,7 +250,7 @@ def test_console_tree_prints_brackets_as_they_are(result: ExportResult) -> None:
     assert "Leaf[bold].x a[red]b · 0 nodes" in told(with_changed_part(result, tree=changed), TreeLimits())
 
 
-def test_console_summary_tells_coverage_verification_and_files(result: ExportResult) -> None:
+def test_console_summary_has_coverage_verification_and_files(result: ExportResult) -> None:
     """The result is printed in labelled lines, and long lines are not cut."""
     text = told(with_changed_part(result, notes=("A long note. " * 20,)))
     count = len(result.only_part.nodes)
@@ -287,7 +287,7 @@ def test_result_record_is_json(result: ExportResult) -> None:
         assert step["milliseconds"] == pytest.approx(timing.seconds * 1000, abs=0.1)
 
 
-def test_files_have_the_sizes_they_were_written_with(result: ExportResult) -> None:
+def test_written_file_sizes_are_reported(result: ExportResult) -> None:
     """The sizes are those of the files, the model first."""
     assert [result.only_part.model_path, result.only_part.model_path.with_name("model_htp_metadata.json")] == [
         file.path for file in result.files

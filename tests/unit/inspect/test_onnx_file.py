@@ -62,7 +62,7 @@ def _inspect_model(model: onnx.ModelProto, folder: Path, **options: Any) -> Onnx
     return inspect_onnx(path, **options)
 
 
-def test_inspect_onnx_tells_what_the_file_declares(tmp_path: Path) -> None:
+def test_inspect_onnx_describes_the_declarations_of_the_file(tmp_path: Path) -> None:
     """Versions, values, operators and our records are those of the file."""
     inspection = _inspect_model(_two_layer_model(batch="batch"), tmp_path).as_record()
     assert (10, {"ai.onnx": 17}, "test") == (
@@ -150,7 +150,7 @@ def test_inspect_onnx_external_data_is_counted_and_never_opened(tmp_path: Path) 
     assert path.stat().st_size + (tmp_path / "w.data").stat().st_size == inspection.size_bytes
 
 
-def test_inspect_onnx_missing_or_short_data_file_is_told(tmp_path: Path) -> None:
+def test_inspect_onnx_missing_or_short_data_file_is_noted(tmp_path: Path) -> None:
     """A note names the missing or truncated file, and the inspection goes on."""
     path = _save_external(tmp_path)
     data = tmp_path / "w.data"
@@ -215,7 +215,7 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
     assert 2 == inspection.unclaimed.nodes
 
 
-def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> None:
+def test_inspect_onnx_newer_versions_are_described_with_a_note(tmp_path: Path) -> None:
     """A file of a future version is described as far as possible."""
     model = _two_layer_model()
     model.ir_version = 99
@@ -228,7 +228,7 @@ def test_inspect_onnx_newer_versions_are_answered_and_told(tmp_path: Path) -> No
     assert 6 == inspection.total.nodes
 
 
-def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
+def test_inspect_onnx_repeated_metadata_keys_are_noted(tmp_path: Path) -> None:
     """A file that onnx.checker rejects is described, with a note."""
     model = _two_layer_model()
     model.metadata_props.add(key="author", value="bob")
@@ -238,7 +238,7 @@ def test_inspect_onnx_repeated_metadata_keys_are_told(tmp_path: Path) -> None:
     assert notes[1].startswith("1 node(s) have a metadata key more than once")
 
 
-def test_inspect_onnx_values_that_are_no_tensors_are_named(tmp_path: Path) -> None:
+def test_inspect_onnx_non_tensor_values_are_named(tmp_path: Path) -> None:
     """A sequence, an unknown rank, an unnamed dimension, and an initializer among the inputs are named."""
     sequence = helper.make_tensor_sequence_value_info("list", FLOAT, None)
     graph = helper.make_graph(
@@ -268,7 +268,7 @@ def test_inspect_onnx_sizes_follow_from_type_and_shape(
     assert expected == _inspect_model(helper.make_model(graph), tmp_path).weights[0].size_bytes
 
 
-def test_inspect_onnx_constants_that_hold_weights_are_parameters_of_the_module_that_reads_them(tmp_path: Path) -> None:
+def test_inspect_onnx_weight_constants_are_parameters_of_their_reading_module(tmp_path: Path) -> None:
     """Constants with weights count in a graph, a branch and a function.
 
     A shape, a scalar and an epsilon do not count.

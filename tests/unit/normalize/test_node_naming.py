@@ -42,7 +42,7 @@ m (float[4] x) => (float[n] y, int64[4] i)
 """
 
 
-def test_output_that_is_left_out_stays_so() -> None:
+def test_omitted_output_stays_omitted() -> None:
     """A name would undo the removal of unused outputs in every round."""
     model = parse(WITH_A_GAP)
     feeds = {"x": np.array([2, 1, 2, 3], np.float32)}
@@ -61,7 +61,7 @@ def test_normalization_settles_where_an_output_is_left_out() -> None:
     assert not any("did not converge" in note for note in result.notes)
 
 
-def test_values_without_a_name_get_one() -> None:
+def test_unnamed_values_get_a_name() -> None:
     """A value without a name may be in use."""
     model = parse(BODY)
     model.graph.node(0).outputs[0].name = None

@@ -91,7 +91,7 @@ def test_normalize_without_folding_computes_nothing() -> None:
     assert "Constant" not in operators(model)
 
 
-def test_normalize_failing_in_a_pass_names_it() -> None:
+def test_normalize_failing_in_a_pass_names_the_pass() -> None:
     """An error of a library becomes a NormalizeError with the pass and its position."""
     model = parse("m (float[2] x) => (float[2] y) <int64[1] a = {0}> { y = Relu (x) }")
     # Three sizes for a tensor of rank one: no evaluator expects it.
@@ -116,7 +116,7 @@ def test_stamp_holds_until_the_structure_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 200_000, "9" * 10_000])
-def test_stamp_that_no_parser_takes_is_none(text: str) -> None:
+def test_unreadable_stamp_is_ignored(text: str) -> None:
     """A graph with a damaged stamp is normalized."""
     model = parse(CAPTURED)
     model.metadata_props[NORMALIZED_KEY] = text

@@ -71,7 +71,7 @@ def test_whole_slices_and_expansions_to_the_own_shape_go() -> None:
     _check(model, ["Relu"], 2)
 
 
-def test_table_of_which_only_the_size_is_read_goes() -> None:
+def test_table_read_for_its_size_only_is_removed() -> None:
     """Repeated once for each row, the positions of a token are as many as the rows."""
     body = (
         "sh = Shape (x)  b = Gather (sh, zero)  rows = Unsqueeze (b, first)  once = Constant <value_ints=[1]> ()"
@@ -166,7 +166,7 @@ MISREADINGS = {
 
 
 @pytest.mark.parametrize("case", MISREADINGS)
-def test_what_looks_alike_is_told_apart(case: str) -> None:
+def test_similar_expressions_are_distinguished(case: str) -> None:
     """Each was answered wrongly by a rule that compared elements without axes, or took a size for granted."""
     body = f"{SHAPE_OF_X}  {MISREADINGS[case]}"
     model = parse(_graph("float[p,4] x, int64[1] axis", "int64[m,n] y", body))
@@ -186,7 +186,7 @@ def test_parts_of_a_split_have_their_own_sizes() -> None:
     assert before == answer(model, **feeds)
 
 
-def test_size_that_a_file_states_wrongly_is_not_taken() -> None:
+def test_wrong_size_in_a_file_is_ignored() -> None:
     """An inner shape from before the rows were opened."""
     model = parse(
         "m (float[batch,s,4] x) => (float[k,n] y) <float[1,s,4] a> { first = Constant <value_ints=[0]> ()"

@@ -66,7 +66,7 @@ def test_transposition_of_a_stored_weight_reads_nothing(tmp_path: Path) -> None:
     assert values.T.tolist() == tensor.numpy().tolist()
 
 
-def test_transposition_of_a_lazy_weight_is_computed_when_it_is_read() -> None:
+def test_transposition_of_a_lazy_weight_is_computed_on_read() -> None:
     """A tensor that is made on demand is not made by the pass."""
     reads = []
 

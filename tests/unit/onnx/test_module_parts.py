@@ -58,7 +58,7 @@ g (float[20] x) => (float[20] e)
 """
 
 
-def test_module_is_cut_with_all_below_it() -> None:
+def test_module_is_cut_with_its_descendants() -> None:
     """The nodes of inner modules belong to the outer module as well."""
     model = _tagged_model(NESTED, {"b": "/A", "c": "/A/B", "d": "/A"})
     assert [["b", "c", "d"]] == _values_by_call(model, "/M/A")
@@ -94,7 +94,7 @@ def test_module_called_in_a_chain_is_cut_once_per_call(calls: Mapping[str, int] 
     assert [(1, 3), (2, 3), (3, 3)] == [(call.call, call.calls) for call in ModuleParts(model).cut("/M/L")]
 
 
-def test_module_called_once_is_one_cut_whatever_repeats_in_it() -> None:
+def test_module_called_once_is_one_cut_despite_loops() -> None:
     """A loop inside one call reads its weights in every iteration, and is still one call."""
     assert [["a", "b", "c", "d", "e", "y"]] == _values_by_call(_tagged_model(CHAINED, LAYER, {"/L": 1}), "/M/L")
 
@@ -106,13 +106,13 @@ g (float[20] x) => (float[20] d)
 """
 
 
-def test_module_called_with_others_between_is_divided_there() -> None:
+def test_interrupted_calls_are_divided_at_the_nodes_between() -> None:
     """Calls with different operators are divided at the nodes between them."""
     model = _tagged_model(BETWEEN, {"a": "/L", "b": "/L", "c": "/L"}, {"/L": 2})
     assert [["a", "b"], ["c"]] == _values_by_call(model, "/M/L")
 
 
-def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
+def test_interleaved_calls_are_divided_by_connections() -> None:
     """Interleaved calls are divided by the values that connect their nodes."""
     model = _tagged_model(
         f"""
@@ -126,7 +126,7 @@ def test_module_called_side_by_side_is_divided_by_what_is_connected() -> None:
     assert [["a", "d"], ["b", "c"]] == _values_by_call(model, "/M/L")
 
 
-def test_module_whose_calls_cannot_be_told_apart_is_refused() -> None:
+def test_module_with_inseparable_calls_is_refused() -> None:
     """A guessed division would give a part that was never called."""
     model = _tagged_model(BETWEEN, dict.fromkeys("abrc", "/L"), {"/L": 2})
     assert "2 times" in _refusal_reason(model, "/M/L")

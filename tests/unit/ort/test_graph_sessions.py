@@ -105,7 +105,7 @@ def test_mapped_weights_take_no_memory(tmp_path: Path) -> None:
     assert {"x"} == session.inputs.keys()
 
 
-def test_file_of_a_newer_format_runs_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_file_of_a_newer_format_runs_unchanged(tmp_path: Path) -> None:
     """ONNX Runtime refuses the file; the message omits the path of its own source."""
     model = ir.to_proto(parse("m (float[2] x) => (float[2] y) { y = Neg (x) }"))
     onnx.save(model, tmp_path / "old.onnx")

@@ -87,7 +87,7 @@ def test_process_searches_the_path_without_the_working_directory(hostile: Path, 
     assert before == sys.path
 
 
-def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_is_absolute_and_contains_this_package(hostile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An absolute path is valid in another folder, and a package that the working directory provided is found."""
     monkeypatch.setattr(sys, "path", ["", ".", "sub"])
     import winml.modelkit
@@ -95,7 +95,7 @@ def test_path_is_absolute_and_holds_this_package(hostile: Path, monkeypatch: pyt
     assert [str(hostile / "sub"), str(Path(winml.modelkit.__path__[0]).parents[1])] == module_path()
 
 
-def test_module_may_print_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_may_print_during_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that prints at import does not answer the first question."""
     (tmp_path / "talking_module.py").write_text(
         "print('hello', flush=True)\n"

@@ -11,7 +11,7 @@ import pytest
 from winml.modelkit.profile.latency import PAIRS, LatencyOptions, measure_alternating, measure_latency
 
 
-def test_latency_counts_runs_besides_the_first_and_those_to_warm_up() -> None:
+def test_latency_counts_first_warm_up_and_measured_runs() -> None:
     """The runs are one first run, three for warm-up and five counted."""
     calls: list[int] = []
     result = measure_latency(lambda: calls.append(len(calls)), LatencyOptions(iterations=5, warmup=3))
@@ -33,7 +33,7 @@ def test_latency_keeps_a_slow_first_run_apart() -> None:
     assert result.summary.p50 < 50
 
 
-def test_latency_measures_what_a_run_takes() -> None:
+def test_latency_measures_the_time_of_a_run() -> None:
     """Samples are milliseconds: 5 ms of sleep take no less, and in the middle less than ten times that."""
     result = measure_latency(lambda: time.sleep(0.005), LatencyOptions(iterations=9, warmup=0))
     assert result.summary.min >= 5

@@ -35,7 +35,7 @@ def _product(model: ir.Model, sample: dict[str, Any]) -> Any:
     return sample["x"] @ weight.numpy()
 
 
-def test_extremes_are_those_of_all_samples(model: ir.Model) -> None:
+def test_extremes_cover_all_samples(model: ir.Model) -> None:
     """Ranges of graph inputs and of inner values are correct, and the model is not changed."""
     before = ir.to_proto(model).SerializeToString(deterministic=True)
     ranges = measure_ranges(model, ("x", "h"), lambda _: SAMPLES, "minmax")
@@ -68,9 +68,7 @@ def test_size_of_the_groups_changes_no_range(model: ir.Model, monkeypatch: pytes
 
 @pytest.mark.parametrize(("value", "words"), [(np.nan, "NaN"), (np.inf, "infinite")])
 @pytest.mark.parametrize("method", ["minmax", "percentile"])
-def test_value_that_is_not_finite_names_module_value_and_sample(
-    value: float, words: str, method: Any, model: ir.Model
-) -> None:
+def test_non_finite_value_names_module_value_and_sample(value: float, words: str, method: Any, model: ir.Model) -> None:
     """The message names the first such value in the order of the graph."""
     bad = SAMPLES[1]["x"].copy()
     bad[2, 1] = value

@@ -106,7 +106,7 @@ def test_smoothing_of_strength_one_makes_all_channels_of_an_activation_equal() -
     assert np.allclose(1, np.abs(weight.const_value.numpy()).max(axis=1), rtol=RELATIVE)
 
 
-def test_value_that_others_read_gets_a_mul_of_the_module_that_makes_it() -> None:
+def test_value_with_other_readers_gets_a_mul_in_the_producing_module() -> None:
     """A residual reads the normalization too, so its constants stay, and outliers are worth a node."""
     body = NORMALIZED.replace("y = MatMul (r, w_down)", "q = MatMul (r, w_down)\n y = Add (q, h)")
     body = body.replace("float[2, 5, 8] y", "float[2, 5, 16] y")

@@ -72,7 +72,7 @@ def test_plan_of_nothing_is_refused_with_the_reason(body: str, options: dict[str
     assert words in refused.value.message
 
 
-def test_batch_of_matrices_has_one_scale_where_asked() -> None:
+def test_batch_of_matrices_has_one_scale_on_request() -> None:
     """The operator takes one scale and zero point, so ``--per-tensor`` applies."""
     body = f"m (float[2, 3, 8] x) => (float[2, 3, 8] y) <{weight('w', 2, 8, 8)}> {{ y = MatMul (x, w) }}"
     assert {"MatMul": "int8"} == precisions(plan(body, per_channel=False))
@@ -160,7 +160,7 @@ def test_integer_weights_and_vectors_are_no_weights() -> None:
     assert ["MatMul"] == [node.operator for node in plan(body).nodes]
 
 
-def test_constant_of_an_operator_without_weights_is_none() -> None:
+def test_constant_of_an_operator_without_weights_is_not_listed() -> None:
     """Tables that are multiplied or added are not counted as left; the weights of a recurrent layer are."""
     weights = ", ".join(
         [weight("w", 64, 64), weight("w_cos", 2, 64), weight("w_r", 1, 32, 64), weight("w_q", 1, 32, 8)]

@@ -53,7 +53,7 @@ def test_layer_that_differs_far_down_stands_by_itself() -> None:
     assert [f"  Layer.{words}{below}" for words in expected] == names
 
 
-def test_depth_says_how_much_it_hides() -> None:
+def test_depth_has_the_number_of_hidden_modules() -> None:
     """Folded modules below count each."""
     model = _Module("M", ("M", 30), tuple(_layer(number) for number in range(3)))
     assert ["M · 9 more below"] == _words([model], TreeLimits(depth=1))
@@ -78,7 +78,7 @@ _trees = st.recursive(
 
 
 @given(_trees)
-def test_folded_tree_stands_for_every_module_and_no_equal_ones_are_left(model: _Module) -> None:
+def test_folded_tree_covers_every_module_without_equal_siblings(model: _Module) -> None:
     """Counts multiplied from the root down give the whole tree; long runs of equal modules are folded."""
 
     def count(modules: tuple[TreeRow[_Module], ...]) -> int:

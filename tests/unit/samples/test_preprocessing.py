@@ -98,7 +98,7 @@ def test_long_context_is_read_in_windows(folder: Path) -> None:
     assert (None, 0, None, 1, 1, 1, 1, None) == batches[0].rows[0].sequence_ids
 
 
-def test_pairs_and_words_are_told_apart(folder: Path) -> None:
+def test_pairs_and_words_are_distinguished(folder: Path) -> None:
     """A pair has two types of tokens; every token of a word has the number of the word."""
     (pair,) = texts_of(folder, text_inputs("b", "s"), [{"text": "the dog", "text_pair": "a"}])
     assert [[0, 0, 0, 0, 1, 1]] == pair.feeds["token_type_ids"].tolist()
@@ -106,7 +106,7 @@ def test_pairs_and_words_are_told_apart(folder: Path) -> None:
     assert (None, 0, 0, 1, None) == words.rows[0].word_ids
 
 
-def test_pictures_are_made_what_the_graph_takes(folder: Path) -> None:
+def test_images_are_converted_to_the_input_of_the_graph(folder: Path) -> None:
     """Grey images get three channels; the original size is kept; a note reports resizing for another graph size."""
     samples = [{"image": Image.fromarray(np.full((20, 40), 255, np.uint8))}]
     (batch,) = Preprocessor.of(folder, [graph_input("pixel_values", "float16", ("b", 3, "h", "w"))]).batches(samples)
@@ -128,7 +128,7 @@ def test_recordings_have_the_rate_of_the_model(folder: Path) -> None:
     assert [(1, 120)] * 2 == [batch.feeds["input_values"].shape for batch in fixed.batches(samples)]
 
 
-def test_what_a_graph_takes_besides_is_named(folder: Path) -> None:
+def test_unknown_graph_inputs_are_named(folder: Path) -> None:
     """An unknown input, a graph without known inputs, and a value other than text are refused."""
     with pytest.raises(UsageError, match=r"head_mask int64\[1, s\]"):
         texts_of(folder, [*text_inputs(1, "s"), graph_input("head_mask", "int64", (1, "s"))], [{"text": "a"}])
@@ -181,7 +181,7 @@ def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
         texts_of(folder, text_inputs("b", 7), [samples[1], {"question": "who saw a ball", "context": "the"}], 2)
 
 
-def test_pictures_are_turned_as_they_are_to_be_looked_at(tmp_path: Path) -> None:
+def test_images_are_rotated_by_their_orientation(tmp_path: Path) -> None:
     """Files and pictures that are open already."""
     image, exif = Image.fromarray(np.zeros((4, 8, 3), np.uint8)), Image.Exif()
     exif[0x0112] = 6

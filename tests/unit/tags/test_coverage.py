@@ -51,7 +51,7 @@ def test_coverage_counts_the_nodes_at_the_root_by_whatever_source() -> None:
 
 
 @pytest.mark.parametrize("operator", ["Exp", "Add", "Relu"])
-def test_coverage_notices_one_bare_node_wherever_it_is(operator: str) -> None:
+def test_coverage_detects_one_untagged_node_at_any_depth(operator: str) -> None:
     """A single untagged node at any depth makes the coverage incomplete."""
     model = parse(BRANCHES, functions=TWICE, domains=', "local" : 1')
     clear_tag(next(node for node in all_nodes(model) if node.op_type == operator))

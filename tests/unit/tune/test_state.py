@@ -37,7 +37,7 @@ def test_measurements_are_there_for_the_next_run_of_the_same_request(tmp_path: P
     assert (None, None, {}) == (again.facts("full"), again.failure("full"), again.turns("forms"))
 
 
-def test_measurements_of_another_request_are_refused_by_what_differs(tmp_path: Path) -> None:
+def test_measurements_of_another_request_are_refused_with_the_difference(tmp_path: Path) -> None:
     """Measurements and builds are replaced with ``overwrite``."""
     TuneState(tmp_path, REQUEST, overwrite=False).keep_facts("int8", FACTS)
     (tmp_path / "best").mkdir()
@@ -77,7 +77,7 @@ def test_export_that_lies_elsewhere_is_refused(tmp_path: Path, name: object) -> 
             TuneState(folder, REQUEST, overwrite=False)
 
 
-def test_folder_with_other_files_is_refused_and_keeps_them(tmp_path: Path) -> None:
+def test_folder_with_foreign_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     """Files of other origin are never replaced or removed."""
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputExistsError, match=r"thesis\.txt"), held_tune_folder(tmp_path):
@@ -147,7 +147,7 @@ def test_candidate_that_does_not_open_drops_out_and_the_plain_file_ends_the_race
     assert "failed" == failure.status
 
 
-def test_all_of_a_race_stay_open_or_none(tmp_path: Path) -> None:
+def test_race_sessions_stay_open_all_together_or_not_at_all(tmp_path: Path) -> None:
     """A warm session would win against a cold one; memory of open sessions is not counted twice."""
     save_chain(tmp_path / "chain.onnx")
     running = Contestants(tmp_path)

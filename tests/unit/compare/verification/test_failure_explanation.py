@@ -76,7 +76,7 @@ def test_float32_answer_of_a_half_precision_model_is_compared_as_half_precision(
 
 
 @pytest.mark.parametrize(("number", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
-def test_weight_that_is_no_number_is_named(number: float, word: str, tmp_path: Path) -> None:
+def test_non_finite_weight_is_named(number: float, word: str, tmp_path: Path) -> None:
     """The cause of a file with NaN alone is named."""
     error = export_error(Scaled(number), torch.ones(3, 2), tmp_path)
     assert f"parameter 'inner.weight' contains {word}" in error.message

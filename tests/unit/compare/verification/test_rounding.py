@@ -167,13 +167,13 @@ def test_difference_in_every_draw_proves_the_graph_wrong_however_small() -> None
     assert caught.value.is_graph_wrong
 
 
-def test_difference_far_beyond_what_rounding_adds_up_to_proves_the_graph_wrong() -> None:
+def test_difference_beyond_rounding_proves_the_graph_wrong() -> None:
     """The difference is ten times the threshold, and one unit in the last place makes half of the threshold."""
     with pytest.raises(VerificationError, match="not equal"):
         compared(Cancelling(), [CLEAR, CLEAR, CLEAR], moving([2], 1e-3))
 
 
-def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
+def test_equal_draw_is_accepted_despite_rounding() -> None:
     """Draws with equal outputs are not examined for rounding."""
     info = compared(Chooser(), [CLEAR, TIE], choosing_otherwise())
     assert info.is_verified
@@ -183,7 +183,7 @@ def test_draw_that_agrees_is_kept_whatever_rounding_does() -> None:
 
 
 @pytest.mark.parametrize("firsts", [[CLEAR, CLEAR], [CLEAR, TIE, CLEAR]], ids=["at once", "after another"])
-def test_draw_on_which_pytorch_is_certain_proves_the_graph_wrong(firsts: list[float]) -> None:
+def test_certain_draw_proves_the_graph_wrong(firsts: list[float]) -> None:
     """No further draw is requested: the graph is wrong."""
     with pytest.raises(VerificationError, match=rf"not equal: output 'output_0', sample {len(firsts)}") as caught:
         compared(Chooser(), firsts, choosing_otherwise(2, 3))
@@ -202,7 +202,7 @@ def test_output_that_rounding_does_not_move_has_to_agree() -> None:
         compared(Chooser(), [CLEAR, TIE, CLEAR], change)
 
 
-def test_answers_that_are_no_numbers_are_never_set_aside() -> None:
+def test_non_finite_outputs_are_never_set_aside() -> None:
     """Rounding explains a different number, but no NaN."""
 
     def change(number: int, answer: dict[str, NDArray[Any]]) -> None:
@@ -230,7 +230,7 @@ def test_model_that_answers_differently_each_time_is_no_matter_of_rounding() -> 
         compared(Dice(), [CLEAR, CLEAR], change)
 
 
-def test_model_is_left_as_it_was() -> None:
+def test_model_is_restored() -> None:
     """No hook stays on a module."""
     model = Chooser()
     compared(model, [CLEAR, TIE, CLEAR], choosing_otherwise(2))

@@ -40,7 +40,7 @@ def test_rows_are_run_alone_only_where_several_tokens_follow_a_cache(
     assert run.rows == runs
 
 
-def test_operator_that_takes_one_row_is_found() -> None:
+def test_operator_limited_to_one_row_is_detected() -> None:
     """The operator is ONNX Runtime's attention over a cache."""
     plain = parse("m (float[2] x) => (float[2] y) { y = Neg (x) }")
     assert not takes_single_rows(plain)

@@ -121,7 +121,7 @@ def test_capture_keeps_valid_scopes_and_no_local_path() -> None:
     assert any("test_capturing.py" in node.metadata_props.get(STACK_TRACE_KEY, "") for node in kept.model.graph)
 
 
-def test_capture_refers_to_live_tensors_and_ties_them() -> None:
+def test_capture_refers_to_live_tensors_and_ties_shared_weights() -> None:
     """No weight is copied, and a weight that two modules share is one initializer."""
     model = Model()
     make_distinct(model)
@@ -133,7 +133,7 @@ def test_capture_refers_to_live_tensors_and_ties_them() -> None:
     assert np.shares_memory(tensor.numpy(), model.head.weight.detach().numpy())
 
 
-def test_capture_of_a_model_without_values_takes_them_from_the_caller() -> None:
+def test_capture_without_values_gets_values_from_the_caller() -> None:
     """Fake parameters are never read and dynamic sizes work; a missing value of a parameter is a bug of the caller."""
     model = Model()
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -96,7 +96,7 @@ INPUTS = {"values": torch.rand(5, 4), "sizes": torch.tensor([2, 3])}
 
 
 @pytest.mark.parametrize("act", [branch, branch_on_weights, rounds])
-def test_capture_that_takes_example_values_goes_their_way_and_tells_the_line(act: Act, tmp_path: Path) -> None:
+def test_capture_with_example_values_follows_their_branches_and_names_the_line(act: Act, tmp_path: Path) -> None:
     """Without example values the capture is refused as decided by values; with them the graph equals PyTorch."""
     model = Deciding(act)
     before = patched_places()
@@ -165,7 +165,7 @@ def written_in_rows(layer: nn.Module, values: torch.Tensor, _sizes: torch.Tensor
 
 
 @pytest.mark.parametrize("act", [by_name, written_in_rows])
-def test_places_that_are_named_or_listed_are_those_of_other_inputs(act: Act, tmp_path: Path) -> None:
+def test_named_and_listed_positions_are_positions_of_other_inputs(act: Act, tmp_path: Path) -> None:
     """A name holds the number of a loop's position; a row of numbers indexes as one tensor."""
     model = Deciding(act)
     captured = capture(model, INPUTS, takes_example_values=False)

@@ -10,7 +10,7 @@ import pytest
 from winml.modelkit.export.dynamo.capturing import TimeIsUpError, time_limit
 
 
-def test_work_beyond_the_limit_is_stopped_though_it_catches_every_exception() -> None:
+def test_work_beyond_the_limit_is_stopped_despite_broad_excepts() -> None:
     """A library that retries after any exception is stopped as well."""
     started = time.monotonic()
 

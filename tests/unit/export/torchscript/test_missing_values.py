@@ -153,7 +153,7 @@ def test_capture_that_needs_values_is_refused(reason: str) -> None:
             capture_torchscript(net, {"values": values}, forward, tree, CaptureOptions(weights=WEIGHTS))
 
 
-def test_shape_computation_is_kept_out_of_traces_for_the_block_only() -> None:
+def test_shape_computation_is_hidden_from_traces_inside_the_block_only() -> None:
     """The patch is removed after the block, also after an error."""
     before = FakeTensorMode.dispatch
     with contextlib.suppress(ValueError), untraced_shape_computation():

@@ -105,7 +105,7 @@ def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPa
     assert not notes[1]
 
 
-def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_tensor_of_the_mask_type_does_not_widen_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensor made beside the mask has none of its values."""
 
     def unchanged(mask: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ def test_longer_tensor_of_the_type_of_a_mask_does_not_widen_it(monkeypatch: pyte
     assert layout_of_kind(Widening).is_masked
 
 
-def test_forward_of_one_token_after_others_is_refused() -> None:
+def test_forward_with_another_single_token_branch_is_refused() -> None:
     """No single graph could serve the prompt and the steps."""
     with pytest.raises(UsageError, match="one token") as caught:
         find_cache(of_kind(Single), (TOKENS, MASK), KEYWORDS)
@@ -168,7 +168,7 @@ def test_each_window_is_decided_by_itself() -> None:
     assert [TracedAttentionLayer, DroppingLayer] == [type(layer) for layer in cache_of(mixed, tensors).layers]
 
 
-def test_layer_shows_what_that_of_transformers_still_holds() -> None:
+def test_sliding_layer_returns_the_tokens_of_transformers() -> None:
     """The layer returns the same keys, values and mask sizes as DynamicSlidingWindowLayer, and keeps all tokens."""
     own = DynamicSlidingWindowLayer(sliding_window=4)
     keys, values = torch.arange(24.0).reshape(1, 1, 12, 2), -torch.arange(24.0).reshape(1, 1, 12, 2)

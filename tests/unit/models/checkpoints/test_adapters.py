@@ -122,7 +122,7 @@ def test_damaged_files_are_named(folder: Path) -> None:
             read_adapters([str(folder)])
 
 
-def test_values_by_module_are_those_of_peft(tmp_path: Path) -> None:
+def test_values_by_module_equal_peft(tmp_path: Path) -> None:
     """The first key in the order of the config that a path ends with, part by part, or after ``^`` is."""
     net = nn.ModuleDict({"a": nn.ModuleDict({"q": nn.Linear(8, 8)}), "q": nn.Linear(8, 8), "xq": nn.Linear(8, 8)})
     pattern = {"^q": 2, r"a\.q": 4, "q": 16}

@@ -104,7 +104,7 @@ def test_sum_of_half_precision_weights_is_rounded_once(tmp_path: Path, net: Net)
     assert torch.equal(half.linear.weight, exact.linear.weight.half())
 
 
-def test_parameters_saved_whole_replace_those_of_the_model(tmp_path: Path, net: Net) -> None:
+def test_parameters_saved_whole_replace_the_model_parameters(tmp_path: Path, net: Net) -> None:
     """modules_to_save, and biases of lora_only."""
     extra = {
         "base_model.model.linear.bias": torch.arange(6.0),
@@ -132,7 +132,7 @@ def test_adapters_with_a_name_leave_the_weights_and_have_one_branch_by_module(tm
 @pytest.mark.filterwarnings("ignore")  # peft warns of what it decides itself, and of its own biases
 @pytest.mark.parametrize("config", [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"linear": 2}},
                                     {"alpha_pattern": {"image": 5}}, {"lora_bias": True, "bias": "none"}])  # fmt: skip
-def test_merged_weights_are_those_of_peft(tmp_path: Path, net: Net, config: dict[str, Any]) -> None:
+def test_merged_weights_equal_peft(tmp_path: Path, net: Net, config: dict[str, Any]) -> None:
     """Files saved by peft give the weights that peft merges."""
     peft = pytest.importorskip("peft")
     net.head.weight = nn.Parameter(torch.rand(12, 8))  # peft changes both modules of a shared weight
@@ -216,7 +216,7 @@ def test_modules_that_have_no_branch_are_refused_with_a_name(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_adapter_with_numbers_that_are_none_is_refused_by_name(tmp_path: Path, net: Net, value: float) -> None:
+def test_adapter_with_non_finite_numbers_is_refused_by_name(tmp_path: Path, net: Net, value: float) -> None:
     """The tensor is named before anything is merged."""
     folder = save_adapter(tmp_path / "adapter", net, ("linear",), seed=1)
     tensors = load_file(folder / "adapter_model.safetensors")

@@ -11,7 +11,7 @@ from winml.modelkit.models.inputs.options import ShapeConfig, parse_input_specs,
 from winml.modelkit.onnx.specs import InputTensorSpec
 
 
-def test_shape_config_inline_keeps_only_given_sizes() -> None:
+def test_shape_config_inline_keeps_stated_sizes_only() -> None:
     """Sizes that were not given stay open."""
     config = parse_shape_config('{"sequence_length": 128, "height": 224, "batch_size": 2}')
     assert {"sequence_length": 128, "height": 224, "batch_size": 2} == config.fixed()

@@ -53,7 +53,7 @@ def test_files_are_copied_with_their_folders(tmp_path: Path) -> None:
     )
 
 
-def test_file_of_somebody_else_stays_and_is_named(tmp_path: Path) -> None:
+def test_foreign_file_stays_and_is_named(tmp_path: Path) -> None:
     """An equal file of another owner is neither replaced nor recorded as a companion."""
     source = fill(tmp_path / "from", config="new", vocab="same", merges="m")
     target = fill(tmp_path / "to", config="old", vocab="same")
@@ -144,7 +144,7 @@ def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bo
     assert {"config.json": "other", "vocab.json": "v", "merges.json": "mm"} == texts(target)
 
 
-def test_obsolete_companions_go_unless_another_model_may_need_them(tmp_path: Path) -> None:
+def test_obsolete_companions_are_removed_unless_another_model_needs_them(tmp_path: Path) -> None:
     """Their folders are removed too if they are empty."""
     folder = fill(tmp_path / "to", config="c", pool_config="p", dense_config="d", dense_own="o")
     model, other = folder / "model.onnx", folder / "other.onnx"

@@ -34,7 +34,7 @@ def test_commit_puts_every_staged_file_in_place(tmp_path: Path) -> None:
     assert ["model.onnx", "report.md"] == _file_names(folder)
 
 
-def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> None:
+def test_commit_publishes_files_beside_a_staged_file(tmp_path: Path) -> None:
     """External data beside the staged model is published with the model, and before it."""
     with OutputFiles() as files:
         place = files.reserve(tmp_path / "model.onnx")
@@ -46,7 +46,7 @@ def test_commit_takes_along_what_lies_beside_a_staged_file(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_output_files_left_by_an_error_leave_everything_as_it_was(tmp_path: Path, error: type[BaseException]) -> None:
+def test_output_files_after_an_error_are_unchanged(tmp_path: Path, error: type[BaseException]) -> None:
     """An error inside the block, or an interruption, keeps the earlier file and removes new files and directories."""
     (tmp_path / "model.onnx").write_bytes(b"earlier")
 

@@ -69,7 +69,7 @@ def test_folder_of_this_process_is_not_abandoned(tmp_path: Path) -> None:
     assert [] == _names(tmp_path)
 
 
-def test_folder_whose_owner_was_killed_before_it_locked_it_goes_where_it_is_empty(tmp_path: Path) -> None:
+def test_unlocked_folder_of_a_killed_owner_is_removed_if_empty(tmp_path: Path) -> None:
     """An unlocked folder with files may belong to another version until a day has passed."""
     for name in ("empty", "full"):
         (tmp_path / f"{PREFIX}{name}").mkdir()
@@ -128,7 +128,7 @@ with temporary_folder() as folder:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="this system has no such signal")
-def test_temporary_folder_removes_what_a_killed_command_left(tmp_path: Path) -> None:
+def test_temporary_folder_removes_files_of_killed_commands(tmp_path: Path) -> None:
     """The full copies of a killed optimization do not stay for ever."""
     variables = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(tmp_path))}
     killed = subprocess.run([sys.executable, "-c", _TEMPORARY, "kill"], env=variables, check=False)

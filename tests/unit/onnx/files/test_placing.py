@@ -57,7 +57,7 @@ def test_place_copy_with_external_data_stands_on_its_own(tmp_path: Path) -> None
     assert np.array_equal(expected, run_onnx(target, {"x": X})["y"])
 
 
-def test_place_copy_that_shares_data_names_that_of_the_source(tmp_path: Path) -> None:
+def test_place_copy_with_shared_data_names_the_data_of_the_source(tmp_path: Path) -> None:
     """The copy in the same folder shares the data file, and onnx accepts both models."""
     source = written(tmp_path, external=True)
     target = tmp_path / "other.onnx"

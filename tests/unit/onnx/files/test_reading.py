@@ -92,7 +92,7 @@ def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_pat
     assert read.ByteSize() < path.stat().st_size / 2
 
 
-def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> None:
+def test_read_structure_of_unpacked_values_skips_values(tmp_path: Path) -> None:
     """Values written one field each, as protobuf also allows, are left out as well."""
     tensor = onnx.TensorProto(dims=[LARGE], data_type=TensorProto.INT64, name="w").SerializeToString()
     tensor += b"\x38\x05" * LARGE  # field 7, a varint, LARGE times
@@ -107,7 +107,7 @@ def test_read_structure_of_unpacked_values_steps_over_them(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.999])
-def test_read_structure_of_truncated_file_says_it_is_cut_off(tmp_path: Path, share: float) -> None:
+def test_read_structure_of_truncated_file_reports_the_truncation(tmp_path: Path, share: float) -> None:
     """An interrupted download is distinguished from a file of another kind."""
     content = _model_with_large_tensors().SerializeToString()
     path = tmp_path / "model.onnx"
@@ -208,7 +208,7 @@ def test_read_referring_names_the_place_of_large_initializers_and_keeps_everythi
     assert referring.graph.sparse_initializer == model.graph.sparse_initializer
 
 
-def test_opset_of_the_long_domain_is_that_of_the_graph(tmp_path: Path) -> None:
+def test_opset_of_the_long_domain_is_the_opset_of_the_graph(tmp_path: Path) -> None:
     """``ai.onnx`` is the empty domain, which ONNX Runtime reads, too; also in subgraphs."""
     model = parse(
         """m (float[2] x, bool c) => (float[2] y) { y = If (c) <

@@ -136,7 +136,7 @@ def test_layers_are_as_many_as_one_layer(source: Path, data: Path, monkeypatch: 
     assert several == pytest.approx(decibels(quantized(source, data, "gptq")), abs=3.0)
 
 
-def test_shared_weight_and_table_are_found_together(tmp_path: Path) -> None:
+def test_weight_shared_with_a_table_is_quantized_once(tmp_path: Path) -> None:
     """A table that a product reads too has the blocks of the product; a table without a product is rounded."""
     weights = ", ".join([weight("w_e", 40, 64), weight("w_p", 16, 64)])
     body = f"""m (int64[5] i) => (float[5, 40] y) <{weights}> {{
@@ -212,7 +212,7 @@ def test_padding_does_not_count(tmp_path: Path) -> None:
     assert short == padded
 
 
-def test_algorithm_of_a_module_wins_over_that_of_the_others(source: Path, data: Path) -> None:
+def test_algorithm_of_a_module_overrides_the_default(source: Path, data: Path) -> None:
     """A module's algorithm is used for its product even if another product reads the same input."""
     weights = ", ".join([weight("w_q", 64, 64), weight("w_k", 64, 64), weight("w_b", 64)])
     net = f"""m (float[N, 64] x) => (float[N, 64] y) <{weights}> {{

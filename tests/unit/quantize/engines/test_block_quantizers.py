@@ -71,7 +71,7 @@ def test_factor_times_its_transpose_is_the_matrix(size: int) -> None:
     np.testing.assert_allclose(gram, factor @ factor.T, atol=1e-5 * float(gram.max()))
 
 
-def test_factor_of_what_is_not_positive_definite_is_refused() -> None:
+def test_factor_of_an_indefinite_matrix_is_refused() -> None:
     """A Gram matrix with a negative eigenvalue is refused."""
     with pytest.raises(QuantizeError):
         factor_in_place(-np.eye(4, dtype=np.float32))

@@ -58,7 +58,7 @@ def test_right_file_is_verified_at_several_sizes(checkpoint: Path) -> None:
     assert ["Text generation was not compared: the weights are read piece by piece."] == notes
 
 
-def test_wrong_weight_is_found(checkpoint: Path, tmp_path: Path) -> None:
+def test_wrong_weight_is_detected(checkpoint: Path, tmp_path: Path) -> None:
     """One matrix of one layer is halved."""
     proto = onnx.load(checkpoint / "model.onnx")
     weight = [item for item in proto.graph.initializer if len(item.dims) == 2][-1]
