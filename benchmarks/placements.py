@@ -98,7 +98,7 @@ def models() -> Mapping[str, tuple[Any, str, dict[str, int]]]:
 
 
 def save_processor(kind: str, folder: Path) -> None:
-    """Write the processor of a model's samples: a tokenizer of 500 tokens of Python's documentation, or an image processor."""
+    """Write the processor of a model's samples: a tokenizer of 500 tokens, or an image processor."""
     import pydoc_data.topics
 
     import transformers as t
