@@ -28,7 +28,7 @@ _CREATED = re.compile(r"^Create `([^`]+)`:$", re.MULTILINE)
 _PARTS = generated_parts()
 
 
-def _without_lines(part: str) -> str:
+def _remove_lines(part: str) -> str:
     return _LINES.sub(" |", part)
 
 
@@ -40,7 +40,7 @@ def _line_counts(part: str) -> list[int]:
 def test_generated_part_equals_the_output_of_its_script(document: Path, name: str) -> None:
     """``python scripts/architecture_picture.py --write`` writes the generated parts."""
     expected, actual = _PARTS[document, name], part_of(document.read_text(encoding="utf-8"), name)
-    assert _without_lines(expected) == _without_lines(actual)
+    assert _remove_lines(expected) == _remove_lines(actual)
 
 
 def test_line_counts_of_subpackages_are_roughly_right() -> None:

@@ -24,7 +24,7 @@ from architecture.sources import (
 )
 
 
-def _shown_names(module: Module) -> set[str]:
+def _annotation_names(module: Module) -> set[str]:
     """Return the names that annotations and bases of a module's top level use, functions and fields included."""
     shown: list[ast.AST | None] = []
     for node in ast.walk(module.tree):
@@ -95,7 +95,7 @@ def test_names_that_no_other_file_uses_are_private() -> None:
     assert [] == [
         f"{module.name}: {name}"
         for module in modules()
-        for name in sorted({*defined_names(module)} - _shown_names(module))
+        for name in sorted({*defined_names(module)} - _annotation_names(module))
         if not users[name] - {sources / module.path.relative_to(package_folder())}
     ]
 

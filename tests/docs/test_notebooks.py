@@ -16,14 +16,14 @@ _NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 @pytest.fixture
-def _logging_kept() -> Iterator[None]:
+def _restored_logging() -> Iterator[None]:
     """Restore the logging level that a notebook changes."""
     disabled = logging.root.manager.disable
     yield
     logging.disable(disabled)
 
 
-@pytest.mark.usefixtures("_logging_kept")
+@pytest.mark.usefixtures("_restored_logging")
 @pytest.mark.parametrize("name", _NAMES)
 def test_notebook_reproduces_its_committed_outputs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are compared cell by cell, without the numbers of measuring cells; ``scripts/notebook_outputs.py`` writes

@@ -9,7 +9,7 @@ import pytest
 
 from architecture.sources import REPOSITORY
 from benchmark_page import saved_results
-from docs.page_runs import PageRun, blocks_of, given_of, matches
+from docs.page_runs import PageRun, blocks_of, supplies_of, matches
 from docs.supplies import Supplies
 from e2e.in_process import run_here
 from winml.modelkit.cli.main import COMMANDS
@@ -62,7 +62,7 @@ def test_page_examples_run_with_the_printed_output(
     monkeypatch.chdir(here)
     monkeypatch.setenv("WINML_CACHE", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(here))
-    for name, path in given_of(text):
+    for name, path in supplies_of(text):
         supplies.place(name, here / path)
     PageRun(supplies.run).check(text)
 

@@ -29,7 +29,7 @@ FOREIGN_KEYS = ("winml.", "namespace", "pkg.torch.")
 
 
 @pytest.fixture(scope="module")
-def told(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
+def verbose_export(make_workplace: Callable[[], Workplace], bert_tiny: Path) -> tuple[Workplace, Outcome]:
     """A verbose export with a report, in a process of its own."""
     workplace = replace(make_workplace(), runs_here=False)
     return workplace, workplace.export("-m", bert_tiny, "-o", "model.onnx", "-v", "--with-report")
@@ -50,18 +50,18 @@ def _keys(path: Path) -> set[str]:
     return {entry.key for holder in holders for entry in holder.metadata_props}
 
 
-def test_export_shows_eight_steps_with_their_times(told: tuple[Workplace, Outcome]) -> None:
+def test_export_shows_eight_steps_with_their_times(verbose_export: tuple[Workplace, Outcome]) -> None:
     """Each step is one line on stderr: number, name, seconds and summary."""
-    lines = told[1].err.splitlines()
-    assert 0 == told[1].code
+    lines = verbose_export[1].err.splitlines()
+    assert 0 == verbose_export[1].code
     assert len(lines) == len(STEPS)
     for number, (line, step) in enumerate(zip(lines, STEPS, strict=True), start=1):
         assert re.match(rf"\[{number}/8\] {step} +\d+\.\d\d s  \S", line), line
 
 
-def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, Outcome]) -> None:
+def test_verbose_export_prints_the_tree_with_node_counts(verbose_export: tuple[Workplace, Outcome]) -> None:
     """The tree of a bert-tiny has 18 modules, with own nodes that add up to the nodes of the file; all are tagged."""
-    workplace, outcome = told
+    workplace, outcome = verbose_export
     tree, _, summary = outcome.out.partition("\n\n")
     counts = re.findall(r" · (\d+) nodes?(?: \((\d+) own\))?(?: ·|$)", tree, re.MULTILINE)
     graph = onnx.load(workplace.folder / "model.onnx").graph
@@ -82,9 +82,9 @@ def test_verbose_export_prints_the_tree_with_node_counts(told: tuple[Workplace, 
     assert "equals PyTorch" in summary
 
 
-def test_export_writes_only_the_listed_files(told: tuple[Workplace, Outcome]) -> None:
+def test_export_writes_only_the_listed_files(verbose_export: tuple[Workplace, Outcome]) -> None:
     """Model, sidecar and report are written, and nothing else in the current directory or the temporary folder."""
-    workplace, outcome = told
+    workplace, outcome = verbose_export
     written = {"model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"}
     assert {*written, "config.json"} == set(workplace.files())
     assert "beside it  config.json (" in outcome.out
@@ -93,14 +93,14 @@ def test_export_writes_only_the_listed_files(told: tuple[Workplace, Outcome]) ->
     onnx.checker.check_model(workplace.folder / "model.onnx", full_check=True)
 
 
-def test_export_sends_no_telemetry(told: tuple[Workplace, Outcome]) -> None:
+def test_export_sends_no_telemetry(verbose_export: tuple[Workplace, Outcome]) -> None:
     """ONNX Runtime's telemetry is off: the user's home has no device id and no queue of events."""
-    assert [] == [path for path in (told[0].root / "home").rglob("*") if "onnxruntime" in path.name.lower()]
+    assert [] == [path for path in (verbose_export[0].root / "home").rglob("*") if "onnxruntime" in path.name.lower()]
 
 
-def test_export_writes_a_valid_sidecar_and_report(told: tuple[Workplace, Outcome]) -> None:
+def test_export_writes_a_valid_sidecar_and_report(verbose_export: tuple[Workplace, Outcome]) -> None:
     """The sidecar fits the shipped schema, and both files name every node of the model."""
-    folder = told[0].folder
+    folder = verbose_export[0].folder
     record = json.loads((folder / "model_htp_metadata.json").read_text(encoding="utf-8"))
     schema = Path(winml.modelkit.export.__file__).with_name("htp_metadata.schema.json")
     jsonschema.validate(record, json.loads(schema.read_text(encoding="utf-8")))
@@ -202,7 +202,7 @@ def test_config_alone_becomes_a_model_of_seeded_weights(workplace: Workplace, be
 
 
 def test_torch_metadata_is_written_on_request_only(
-    workplace: Workplace, bert_tiny: Path, told: tuple[Workplace, Outcome]
+    workplace: Workplace, bert_tiny: Path, verbose_export: tuple[Workplace, Outcome]
 ) -> None:
     """Source lines are local paths, so that the file has them with ``--keep-torch-metadata`` only."""
     options = ("--keep-torch-metadata", "--operation-fallback", "--export-config", '{"opset_version": 18}')
@@ -210,7 +210,7 @@ def test_torch_metadata_is_written_on_request_only(
     path = workplace.folder / "model.onnx"
     assert 0 == outcome.code, outcome.err
     assert "pkg.torch.onnx.stack_trace" in _keys(path)
-    assert "pkg.torch.onnx.stack_trace" not in _keys(told[0].folder / "model.onnx")
+    assert "pkg.torch.onnx.stack_trace" not in _keys(verbose_export[0].folder / "model.onnx")
     assert [18] == [entry.version for entry in onnx.load(path).opset_import if entry.domain == ""]
     assert "torchscript, opset 18" in outcome.out
 

@@ -50,7 +50,7 @@ def keep_outside(source: Path, target: Path) -> None:
     ir.save(ir.load(source), target, external_data="after.data", size_threshold_bytes=0)
 
 
-def without_metadata(path: Path) -> onnx.ModelProto:
+def flat_model(path: Path) -> onnx.ModelProto:
     """Return a flat model without metadata on model and nodes."""
     model = onnx.load(path, load_external_data=False)
     model.ClearField("metadata_props")
@@ -69,7 +69,7 @@ def test_retag_writes_a_tagged_copy_with_statistics(place: Workplace) -> None:
     assert coverage.is_complete
     assert f"{coverage.nodes} of {coverage.nodes} nodes tagged" in outcome.out
     onnx.checker.check_model(str(written))
-    assert without_metadata(place.folder / "after.onnx") == without_metadata(written)
+    assert flat_model(place.folder / "after.onnx") == flat_model(written)
     assert inputs == {name: content for name, content in place.files().items() if name != "tagged.onnx"}
 
 
@@ -110,9 +110,7 @@ def test_retag_in_the_same_folder_shares_the_weights(external: Workplace) -> Non
     assert 0 == outcome.code
     assert "after.data" in outcome.out
     assert {*before, "big/tagged.onnx"} == set(external.files())
-    assert without_metadata(external.folder / "big" / "after.onnx") == without_metadata(
-        external.folder / "big" / "tagged.onnx"
-    )
+    assert flat_model(external.folder / "big" / "after.onnx") == flat_model(external.folder / "big" / "tagged.onnx")
 
 
 def test_retag_into_another_folder_takes_the_weights_along(external: Workplace) -> None:
@@ -122,11 +120,11 @@ def test_retag_into_another_folder_takes_the_weights_along(external: Workplace) 
     written = external.files()
     (data,) = (name for name in written if name.startswith("new/tagged.onnx."))
     assert written["big/after.data"] == written[data]
-    kept = without_metadata(external.folder / "new" / "tagged.onnx")
+    kept = flat_model(external.folder / "new" / "tagged.onnx")
     for tensor in kept.graph.initializer:
         assert Path(data).name == tensor.external_data[0].value
         tensor.external_data[0].value = "after.data"
-    assert without_metadata(external.folder / "big" / "after.onnx") == kept
+    assert flat_model(external.folder / "big" / "after.onnx") == kept
     onnxruntime.InferenceSession(external.folder / "new" / "tagged.onnx", providers=["CPUExecutionProvider"])
 
 

@@ -169,7 +169,7 @@ def test_exhausted_budget_keeps_measurements_and_a_larger_budget_resumes(
     assert 0 == done.code, done.err
     record = json.loads((mixed.folder / "tuned" / "tune.json").read_text(encoding="utf-8"))
     found = rows(record)
-    assert ("wrong", "right", "won") == tuple(found[name]["status"] for name in found_order(record))
+    assert ("wrong", "right", "won") == tuple(found[name]["status"] for name in candidate_order(record))
     assert "minimum 42" in found["dynamic-int8"]["reason"]
     assert found["dynamic-int8-part"]["sqnr_db"] >= 42
     assert found["dynamic-int8"]["size_bytes"] < found["dynamic-int8-part"]["size_bytes"] < found["plain"]["size_bytes"]
@@ -178,7 +178,7 @@ def test_exhausted_budget_keeps_measurements_and_a_larger_budget_resumes(
     assert "fp32" in config["quant"]["per_module"].values()
 
 
-def found_order(record: dict[str, Any]) -> list[str]:
+def candidate_order(record: dict[str, Any]) -> list[str]:
     """Return the names with the whole candidate first, the plain file second, the mixed one last."""
     return sorted(rows(record), key=["dynamic-int8", "plain", "dynamic-int8-part"].index)
 

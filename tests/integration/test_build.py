@@ -116,9 +116,9 @@ def test_build_leaves_a_model_per_stage_the_config_and_a_manifest(first: BuildRe
         assert 100.0 == stage["coverage"]["percent"]
 
 
-def without_node_counts(module: dict[str, Any]) -> dict[str, Any]:
+def remove_node_counts(module: dict[str, Any]) -> dict[str, Any]:
     """Return the module tree without node counts, which differ between the files of one model."""
-    children = [without_node_counts(child) for child in module.get("children", ())]
+    children = [remove_node_counts(child) for child in module.get("children", ())]
     return {**{key: value for key, value in module.items() if key != "nodes"}, "children": children}
 
 
@@ -133,7 +133,7 @@ def test_sidecar_of_the_result_describes_its_nodes(first: BuildResult) -> None:
     assert "model.onnx" == sidecar["outputs"]["files"][0]["name"]
     exported = json.loads((first.folder / "export_htp_metadata.json").read_text(encoding="utf-8"))
     assert exported["model_sha256"] != sidecar["model_sha256"]
-    assert without_node_counts(exported["modules"]) == without_node_counts(sidecar["modules"])
+    assert remove_node_counts(exported["modules"]) == remove_node_counts(sidecar["modules"])
 
 
 def test_sidecar_of_another_model_is_not_used(bert: Path, out: Path) -> None:
@@ -202,7 +202,7 @@ def test_second_build_reuses_every_stage_and_changes_no_model(bert: Path, out: P
     }
 
 
-def as_version_1(folder: Path) -> dict[str, Any]:
+def rewrite_as_version_1(folder: Path) -> dict[str, Any]:
     """Rewrite the manifest of a build in version 1."""
     path = folder / "build_manifest.json"
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -214,7 +214,7 @@ def as_version_1(folder: Path) -> dict[str, Any]:
 
 def test_build_of_the_first_manifest_version_is_reused(bert: Path, out: Path) -> None:
     """No stage runs, no model changes, and the manifest has the present version afterwards."""
-    earlier = as_version_1(out)
+    earlier = rewrite_as_version_1(out)
     before = {path.name: path.read_bytes() for path in out.iterdir() if path.name != "build_manifest.json"}
     result = build_hf_model(str(bert), out, config=FUSIONS)
     assert {"export": "reused", "optimize": "reused", "quantize": "skipped", "compile": "skipped"} == statuses(result)

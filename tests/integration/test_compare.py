@@ -72,7 +72,7 @@ def compared(reference: Any, candidate: Any) -> ModelComparison:
     return compare_models(reference, candidate, by_module=True)
 
 
-def found(result: ModelComparison) -> str | None:
+def first_erring_module(result: ModelComparison) -> str | None:
     """Return the path of the first module with an error of its own."""
     return None if result.first_divergence is None else result.first_divergence.identity.module
 
@@ -82,7 +82,7 @@ def test_planted_error_is_located_in_its_module(exported: Path, kind: str, tmp_p
     """The first module with an error of its own is the changed one, despite rounding in all modules."""
     module = planted(exported / f"{kind}.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
 
-    assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == module
+    assert first_erring_module(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == module
 
 
 @pytest.mark.parametrize("kind", ["plain", "optimized", "quantized"])
@@ -103,7 +103,7 @@ def test_wrong_mask_is_located_in_its_attention(exported: Path, kind: str, tmp_p
     node.input[index] = "flipped"
     onnx.save(model, tmp_path / "wrong.onnx")
 
-    assert found(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == _module_of(node)
+    assert first_erring_module(compared(exported / "plain.onnx", tmp_path / "wrong.onnx")) == _module_of(node)
 
 
 def _mask_inputs(node: onnx.NodeProto) -> list[int]:
@@ -146,13 +146,13 @@ def test_file_is_compared_with_the_pytorch_model(exported: Path, tmp_path: Path)
     """Outputs of PyTorch's modules equal the node values of the file, except for the planted module."""
     request = ModelRequest(model=str(exported / "checkpoint"))
     right = compared(request, exported / "plain.onnx")
-    assert found(right) is None
+    assert first_erring_module(right) is None
     assert max(output.fidelity.relative_error for output in right.outputs) < 1e-4
     assert right.modules is not None
     assert sum(module.fidelity is not None for module in right.modules) >= 0.8 * len(right.modules)
 
     module = planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
-    assert found(compared(request, tmp_path / "wrong.onnx")) == module
+    assert first_erring_module(compared(request, tmp_path / "wrong.onnx")) == module
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
@@ -165,8 +165,8 @@ def test_live_modules_are_compared_with_each_other_and_with_a_file(exported: Pat
         wrong.encoder.layer[1].intermediate.dense.weight *= 1.5
 
     for reference, candidate in ((right, wrong), (exported / "plain.onnx", wrong), (wrong, exported / "plain.onnx")):
-        assert found(compared(reference, candidate)) == "encoder.layer.1.intermediate"
-    assert found(compared(right, exported / "optimized.onnx")) is None
+        assert first_erring_module(compared(reference, candidate)) == "encoder.layer.1.intermediate"
+    assert first_erring_module(compared(right, exported / "optimized.onnx")) is None
     assert not any(module._forward_hooks for module in wrong.modules())
     with pytest.raises(UsageError, match="same BertModel"):
         compared(right, right)
@@ -307,7 +307,7 @@ def test_module_with_wrong_inputs_is_not_blamed(exported: Path, tmp_path: Path) 
     onnx.save(model, tmp_path / "wrong.onnx")
 
     for reference in (exported / "plain.onnx", exported / "checkpoint"):
-        assert found(compared(reference, tmp_path / "wrong.onnx")) == modules[node.name]
+        assert first_erring_module(compared(reference, tmp_path / "wrong.onnx")) == modules[node.name]
 
 
 def _module_of(node: onnx.NodeProto) -> str:

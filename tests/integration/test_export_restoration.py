@@ -317,7 +317,7 @@ def choose(values: torch.Tensor) -> torch.Tensor:
     return values * 100 if int(values.argmax()) % 2 else -values
 
 
-def on_trace_only(values: torch.Tensor) -> torch.Tensor:
+def differ_in_the_trace(values: torch.Tensor) -> torch.Tensor:
     """Return a different output during tracing, so that the graph is wrong."""
     return values * 3 if torch.jit.is_tracing() or torch.compiler.is_exporting() else values
 
@@ -340,7 +340,7 @@ FAILURES: dict[str, tuple[Callable[[torch.Tensor], Any], dict[str, Any], tuple[i
         (3, 4),
         ExportError,
     ),
-    "the graph is not the model": (on_trace_only, {}, (3, 4), VerificationError),
+    "the graph is not the model": (differ_in_the_trace, {}, (3, 4), VerificationError),
     "the model is random": (torch.rand_like, {}, (3, 4), VerificationError),
     "the answer says nothing": (torch.zeros_like, {}, (3, 4), VerificationError),
 }

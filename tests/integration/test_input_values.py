@@ -154,7 +154,7 @@ ALSO_BY_DYNAMO = (
 )  # fmt: skip
 
 
-def by_exporter(cases: Iterable[str]) -> list[tuple[str, Exporter]]:
+def pair_with_exporters(cases: Iterable[str]) -> list[tuple[str, Exporter]]:
     """Pair each case with TorchScript, and some with dynamo as well."""
     names = list(cases)
     return [(name, "torchscript") for name in names] + [(name, "dynamo") for name in names if name in ALSO_BY_DYNAMO]
@@ -178,7 +178,7 @@ def follows(model: nn.Module, path: Path, case: Case) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("name", "exporter"), by_exporter(FROZEN))
+@pytest.mark.parametrize(("name", "exporter"), pair_with_exporters(FROZEN))
 def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exporter, tmp_path: Path) -> None:
     """Dynamo refuses the model or follows the value; TorchScript's error names the input and the line that read it."""
     case, path = FROZEN[name], tmp_path / "model.onnx"
@@ -197,7 +197,7 @@ def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exp
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("name", "exporter"), by_exporter(RIGHT))
+@pytest.mark.parametrize(("name", "exporter"), pair_with_exporters(RIGHT))
 def test_graph_that_follows_its_values_is_verified(name: str, exporter: Exporter, tmp_path: Path) -> None:
     """Every tried value agrees, and no input counts as fixed."""
     case, path = RIGHT[name], tmp_path / "model.onnx"
@@ -281,7 +281,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
         assert bool((n > 0).all()), "positive it must be"
         return x + 1
 
-    def kept(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    def stored_value(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         assert (count := int(n.sum())) > 0  # noqa: RUF018 - what this is about
         return x if count < 9 else -x
 
@@ -293,7 +293,7 @@ def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> N
     assert any("Input n " in note for note in result.notes), result.notes
     assert not any("reads the value of a tensor" in note for note in result.notes)
     with pytest.raises(VerificationError, match="fixed n"):
-        export_pytorch(Around(kept), tmp_path / "kept.onnx", inputs, config=config)
+        export_pytorch(Around(stored_value), tmp_path / "kept.onnx", inputs, config=config)
 
 
 def test_value_refused_by_pytorch_is_reported(tmp_path: Path) -> None:

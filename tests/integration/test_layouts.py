@@ -436,7 +436,7 @@ def test_sentence_transformers_opens_a_folder_of_optimum(minilm_folder: Path, tm
 
 
 @pytest.fixture(scope="module")
-def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_layout(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The decoder in the layout of transformers.js, with its weights in a separate file."""
     source = tmp_path_factory.mktemp("outside")
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -447,34 +447,34 @@ def with_data(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return laid_out(source / "model.onnx", source / "folder", "transformers.js", "--no-optimize")
 
 
-def test_external_weights_are_listed_for_a_browser(with_data: Path, built: Path, tmp_path: Path) -> None:
+def test_external_weights_are_listed_for_a_browser(data_layout: Path, built: Path, tmp_path: Path) -> None:
     """The browser sees no folder, so the config counts the data files; its other keys and the weights are unchanged."""
-    config = json.loads((with_data / "config.json").read_bytes())
+    config = json.loads((data_layout / "config.json").read_bytes())
     assert {"use_external_data_format": {"model.onnx": 1}} == config.pop("transformers.js_config")
     assert json.loads((built / "config.json").read_bytes()) == config
-    manifest = read_manifest((with_data / "build_manifest.json").read_bytes())
+    manifest = read_manifest((data_layout / "build_manifest.json").read_bytes())
     assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [file.name for file in manifest.model]
     expected = {
         tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(built / "model.onnx").graph.initializer
     }
-    placed = onnx.load(with_data / "onnx" / "model.onnx").graph.initializer
+    placed = onnx.load(data_layout / "onnx" / "model.onnx").graph.initializer
     assert all(np.array_equal(expected[tensor.name], onnx.numpy_helper.to_array(tensor)) for tensor in placed)
-    before = (with_data / "onnx" / "model.onnx_data").stat().st_mtime_ns
-    laid_out(with_data.parent / "model.onnx", with_data, "transformers.js", "--no-optimize")
-    assert before == (with_data / "onnx" / "model.onnx_data").stat().st_mtime_ns
+    before = (data_layout / "onnx" / "model.onnx_data").stat().st_mtime_ns
+    laid_out(data_layout.parent / "model.onnx", data_layout, "transformers.js", "--no-optimize")
+    assert before == (data_layout / "onnx" / "model.onnx_data").stat().st_mtime_ns
     (tmp_path / "onnx").mkdir()
     (tmp_path / "onnx" / "model.onnx_data").write_text("mine")
-    outcome = run_here("build", "-m", with_data.parent / "model.onnx", "-o", tmp_path, "--layout", "transformers.js")
+    outcome = run_here("build", "-m", data_layout.parent / "model.onnx", "-o", tmp_path, "--layout", "transformers.js")
     assert 2 == outcome.code
     assert "model.onnx_data exists" in outcome.err
 
 
 @pytest.mark.reader("transformers.js")
-def test_reader_fetches_weights_outside(with_data: Path, expected: list[int]) -> None:
+def test_reader_fetches_weights_outside(data_layout: Path, expected: list[int]) -> None:
     """The reader requests exactly the existing files, and generates PyTorch's tokens."""
-    fetched = read_with("transformers.js", FETCHED, with_data)
+    fetched = read_with("transformers.js", FETCHED, data_layout)
     assert ["onnx/model.onnx", "onnx/model.onnx_data"] == [name for name in fetched if name.startswith("onnx/")]
-    written = read_with("transformers.js", PROGRAMS["transformers.js"], with_data, PROMPT, str(NEW_TOKENS))
+    written = read_with("transformers.js", PROGRAMS["transformers.js"], data_layout, PROMPT, str(NEW_TOKENS))
     assert expected == written
 
 

@@ -261,7 +261,7 @@ BUILT = {
 }  # fmt: skip
 
 
-def of_both(*words: str) -> dict[str, list[str]]:
+def both_parts(*words: str) -> dict[str, list[str]]:
     """Return the same stage statuses for both parts."""
     return {name: list(words) for name in NAMES}
 
@@ -286,10 +286,10 @@ def test_build_of_two_parts_reuses_the_stages_of_each(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in out.glob("*.onnx")}
     again = run_build(plan_for(tmp_path, gelu_fusion=True), out, stages=stages_of(calls=calls))
     assert 3 == len(calls)
-    assert of_both("reused", "reused") == statuses(again)
+    assert both_parts("reused", "reused") == statuses(again)
     assert before == {path.name: path.read_bytes() for path in out.glob("*.onnx")}
     other = run_build(plan_for(tmp_path, matmul_add_fusion=True), out, stages=stages_of(calls=calls))
-    assert of_both("reused", "run") == statuses(other)
+    assert both_parts("reused", "run") == statuses(other)
     assert "encoder optimize" in dict(build_lines(other))
 
 
@@ -330,7 +330,7 @@ def test_parts_come_from_the_cache(tmp_path: Path) -> None:
     cache = BuildCache(identify_plan(plan), StageStore(tmp_path / "cache"))
     run_build(plan, tmp_path / "one", stages=stages_of(), cache=cache)
     result = run_build(plan, tmp_path / "two", stages=stages_of(), cache=cache)
-    assert of_both("reused", "reused") == statuses(result)
+    assert both_parts("reused", "reused") == statuses(result)
     assert {"from the cache"} == {stage.reason for part in result.manifest.parts for stage in part.stages[:2]}
 
 

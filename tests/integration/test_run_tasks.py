@@ -445,18 +445,18 @@ def test_unfitting_inputs_are_refused_with_the_accepted_inputs(folder: Path, mon
     model = exported(folder / "refusing", "image-classification", is_open=False)
     (folder / "broken.png").write_bytes(b"no image")
 
-    def told(*arguments: str, code: int = 2) -> str:
+    def refusal_of(*arguments: str, code: int = 2) -> str:
         outcome = run_here("run", model, *arguments)
         assert code == outcome.code, outcome.err
         return outcome.err
 
-    assert "was exported for image-classification" in told(*PHOTO, "--task", "fill-mask")
-    assert "Did you mean 'image'" in told("--input", "imge=@photo.png")
-    assert "image-classification takes image" in told("--text", "a word")
-    assert "none of BMP" in told("--image", "broken.png", code=1)
-    assert "no image and no arrays to save" in told(*PHOTO, "--save", "answer.png")
+    assert "was exported for image-classification" in refusal_of(*PHOTO, "--task", "fill-mask")
+    assert "Did you mean 'image'" in refusal_of("--input", "imge=@photo.png")
+    assert "image-classification takes image" in refusal_of("--text", "a word")
+    assert "none of BMP" in refusal_of("--image", "broken.png", code=1)
+    assert "no image and no arrays to save" in refusal_of(*PHOTO, "--save", "answer.png")
     (model.parent / "preprocessor_config.json").unlink()
-    assert "image processor" in told(*PHOTO)
+    assert "image processor" in refusal_of(*PHOTO)
 
 
 def test_numbers_of_json_have_the_dtype_of_their_input(tmp_path: Path) -> None:

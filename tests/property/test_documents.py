@@ -99,7 +99,7 @@ documents = st.builds(
 def words_of(document: Document, detail: Detail) -> Iterator[str]:
     """Yield every text that a rendering with this detail has to contain, in printable form."""
 
-    def of(blocks: Iterator[Block]) -> Iterator[str]:
+    def make_document(blocks: Iterator[Block]) -> Iterator[str]:
         for block in blocks:
             match block:
                 case Fields():
@@ -114,9 +114,9 @@ def words_of(document: Document, detail: Detail) -> Iterator[str]:
                     yield block.words
                 case Section():
                     yield block.heading
-                    yield from of(iter(block.blocks))
+                    yield from make_document(iter(block.blocks))
 
-    yield from map(printable, of(visible([*document.blocks, document.summary], detail)))
+    yield from map(printable, make_document(visible([*document.blocks, document.summary], detail)))
 
 
 def _joined(text: str) -> str:

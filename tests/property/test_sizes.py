@@ -22,16 +22,16 @@ polynomials = st.builds(lambda parts: reduce(Size.__add__, parts), st.lists(mono
 values = st.fixed_dictionaries({name: st.integers(0, 50) for name in NAMES})
 
 
-def _at(size: Size, sizes: dict[str, int]) -> int:
+def _evaluate(size: Size, sizes: dict[str, int]) -> int:
     return sum(factor * int(np.prod([sizes[name] for name in names], dtype=object)) for names, factor in size.terms)
 
 
 @given(left=polynomials, right=polynomials, sizes=values)
 def test_sizes_compute_as_numbers(left: Size, right: Size, sizes: dict[str, int]) -> None:
     """Sum, difference and product hold at all sizes; a natural size is never below zero."""
-    one, other = _at(left, sizes), _at(right, sizes)
+    one, other = _evaluate(left, sizes), _evaluate(right, sizes)
     assert (one + other, one - other, one * other) == (
-        _at(left + right, sizes), _at(left - right, sizes), _at(left * right, sizes),
+        _evaluate(left + right, sizes), _evaluate(left - right, sizes), _evaluate(left * right, sizes),
     )  # fmt: skip
     assert not left.is_natural or one >= 0
     assert (left == right) == (not (left - right).terms)

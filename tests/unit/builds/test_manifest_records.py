@@ -22,17 +22,17 @@ def test_manifest_schema_is_generated_from_the_records() -> None:
     """``scripts/build_manifest_schema.py`` writes the schema anew."""
     jsonschema.Draft202012Validator.check_schema(manifest_schema())
     shipped = {key: value for key, value in manifest_schema().items() if key != "$schema"}
-    assert _without_defaults(BuildManifest.model_json_schema()) == _without_defaults(shipped)
+    assert _remove_defaults(BuildManifest.model_json_schema()) == _remove_defaults(shipped)
 
 
-def _without_defaults(schema: Any) -> Any:
+def _remove_defaults(schema: Any) -> Any:
     """Return a schema without ``additionalProperties: true``, which has no meaning. Pydantic writes it from 2.11 on."""
     if isinstance(schema, list):
-        return [_without_defaults(item) for item in schema]
+        return [_remove_defaults(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     kept = {key: value for key, value in schema.items() if (key, value) != ("additionalProperties", True)}
-    return {key: _without_defaults(value) for key, value in kept.items()}
+    return {key: _remove_defaults(value) for key, value in kept.items()}
 
 
 def test_manifest_survives_a_round_trip() -> None:

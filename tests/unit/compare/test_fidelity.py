@@ -213,12 +213,12 @@ def test_compiled_file_is_judged_relative_to_its_quantized_source() -> None:
     generator = np.random.default_rng(0)
     expected = generator.standard_normal(4000)
 
-    def at(decibels: float) -> list[dict[str, Array]]:
+    def fidelity_of(decibels: float) -> list[dict[str, Array]]:
         return [{"y": expected + 10 ** (-decibels / 20) * generator.standard_normal(4000)}]
 
     def judged(source: float, compiled: float, margin: float | None = 6.0) -> FidelityInfo:
-        own = measure_fidelity([{"y": expected}], at(source), 30.0)
-        found = measure_fidelity([{"y": expected}], at(compiled), 30.0)
+        own = measure_fidelity([{"y": expected}], fidelity_of(source), 30.0)
+        found = measure_fidelity([{"y": expected}], fidelity_of(compiled), 30.0)
         return replace(found, beside=SourceFidelity("float.onnx", "quantized.onnx", own.outputs, margin))
 
     assert judged(28.0, 24.7).is_near  # its own loss, and as much again

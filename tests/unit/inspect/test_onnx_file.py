@@ -18,7 +18,7 @@ from winml.modelkit.onnx.module_costs import Cost
 FLOAT = TensorProto.FLOAT
 
 
-def _with_tag(node: onnx.NodeProto, tag: str) -> onnx.NodeProto:
+def _tag_node(node: onnx.NodeProto, tag: str) -> onnx.NodeProto:
     for key, value in {"winml.hierarchy.tag": tag, "winml.hierarchy.source": "direct"}.items():
         entry = node.metadata_props.add()
         entry.key, entry.value = key, value
@@ -39,11 +39,11 @@ def _two_layer_model(batch: Any = 2) -> onnx.ModelProto:
     ``/M/A``: hidden = x · a + bias; ``/M/B``: out = hidden · dequantized(b) + bias.
     """
     nodes = [
-        _with_tag(helper.make_node("MatMul", ["x", "a"], ["xa"], name="/a/MatMul"), "/M/A"),
-        _with_tag(helper.make_node("Add", ["xa", "bias"], ["hidden"], name="/a/Add"), "/M/A"),
-        _with_tag(helper.make_node("DequantizeLinear", ["b", "scale"], ["bf"], name="/b/Dequantize"), "/M/B"),
-        _with_tag(helper.make_node("MatMul", ["hidden", "bf"], ["hb"], name="/b/MatMul"), "/M/B"),
-        _with_tag(helper.make_node("Add", ["hb", "bias"], ["sum"], name="/b/Add"), "/M/B"),
+        _tag_node(helper.make_node("MatMul", ["x", "a"], ["xa"], name="/a/MatMul"), "/M/A"),
+        _tag_node(helper.make_node("Add", ["xa", "bias"], ["hidden"], name="/a/Add"), "/M/A"),
+        _tag_node(helper.make_node("DequantizeLinear", ["b", "scale"], ["bf"], name="/b/Dequantize"), "/M/B"),
+        _tag_node(helper.make_node("MatMul", ["hidden", "bf"], ["hb"], name="/b/MatMul"), "/M/B"),
+        _tag_node(helper.make_node("Add", ["hb", "bias"], ["sum"], name="/b/Add"), "/M/B"),
         helper.make_node("Mul", ["sum", "loose"], ["out"], name="Mul"),
     ]
     weights = [
@@ -180,7 +180,7 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
     The number of runs is unknown, and so is the number of products.
     """
     branch = helper.make_graph(
-        [_with_tag(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
+        [_tag_node(helper.make_node("MatMul", ["x", "w"], ["b"], name="/c/MatMul"), "/M/C")],
         "branch", [], [_make_value("b", [2, 4])], [_make_weight("w", 4, 4)],
     )  # fmt: skip
     plain = helper.make_function(
@@ -190,11 +190,11 @@ def test_inspect_onnx_subgraphs_and_functions_count_and_their_runs_do_not(tmp_pa
         "local", "Square", ["v"], ["w"], [helper.make_node("MatMul", ["v", "v"], ["w"])], [helper.make_opsetid("", 17)]
     )
     nodes = [
-        _with_tag(
+        _tag_node(
             helper.make_node("If", ["condition"], ["y"], name="/If", then_branch=branch, else_branch=branch), "/M"
         ),
-        _with_tag(helper.make_node("Twice", ["y"], ["z"], name="/Twice", domain="local"), "/M/T"),
-        _with_tag(helper.make_node("Square", ["z"], ["out"], name="/Square", domain="local"), "/M/S"),
+        _tag_node(helper.make_node("Twice", ["y"], ["z"], name="/Twice", domain="local"), "/M/T"),
+        _tag_node(helper.make_node("Square", ["z"], ["out"], name="/Square", domain="local"), "/M/S"),
     ]
     graph = helper.make_graph(
         nodes,
@@ -276,12 +276,12 @@ def test_inspect_onnx_weight_constants_are_parameters_of_their_reading_module(tm
 
     def constant(name: str, values: Any, tag: str) -> onnx.NodeProto:
         array = np.asarray(values)
-        return _with_tag(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name)), tag)
+        return _tag_node(helper.make_node("Constant", [], [name], value=numpy_helper.from_array(array, name)), tag)
 
     branch = helper.make_graph(
         [
             constant("kernel", np.ones((4, 4), np.float32), "/M/Inner"),
-            _with_tag(helper.make_node("MatMul", ["x", "kernel"], ["inner"]), "/M/Inner"),
+            _tag_node(helper.make_node("MatMul", ["x", "kernel"], ["inner"]), "/M/Inner"),
         ],
         "then", [], [_make_value("inner", None)],
     )  # fmt: skip
@@ -291,9 +291,9 @@ def test_inspect_onnx_weight_constants_are_parameters_of_their_reading_module(tm
         constant("scale", np.ones(4, np.float32), "/M"),
         constant("epsilon", np.float32(1e-5), "/M"),
         constant("shape", np.asarray([2, 4], np.int64), "/M"),
-        _with_tag(helper.make_node("If", ["c"], ["chosen"], then_branch=branch, else_branch=direct), "/M"),
-        _with_tag(helper.make_node("Mul", ["chosen", "scale"], ["scaled"]), "/M/Scale"),
-        _with_tag(helper.make_node("Reshape", ["scaled", "shape"], ["y"]), "/M"),
+        _tag_node(helper.make_node("If", ["c"], ["chosen"], then_branch=branch, else_branch=direct), "/M"),
+        _tag_node(helper.make_node("Mul", ["chosen", "scale"], ["scaled"]), "/M/Scale"),
+        _tag_node(helper.make_node("Reshape", ["scaled", "shape"], ["y"]), "/M"),
     ]  # fmt: skip
     inputs = [_make_value("x", [2, 4]), _make_value("c", [], TensorProto.BOOL)]
     graph = helper.make_graph(nodes, "g", inputs, [_make_value("y", [2, 4])])

@@ -37,13 +37,13 @@ def _tagged_model(text: str, tags: Mapping[str, str], calls: Mapping[str, int] |
     return model
 
 
-def _values_made(call: ModuleCall) -> list[str | None]:
+def _output_names(call: ModuleCall) -> list[str | None]:
     assert isinstance(call.result, Cut), call.result
     return [node.outputs[0].name for node in call.result.nodes]
 
 
 def _values_by_call(model: ir.Model, tag: str) -> list[list[str | None]]:
-    return [_values_made(call) for call in ModuleParts(model).cut(tag)]
+    return [_output_names(call) for call in ModuleParts(model).cut(tag)]
 
 
 def _refusal_reason(model: ir.Model, tag: str) -> str:

@@ -27,17 +27,17 @@ CONTRIB = ', "com.microsoft" : 1'
 def _parse_case(case: CapabilityCase, body: str) -> ir.Model:
     """Return the model, with values for the weights ``w1``, ``w2`` …"""
 
-    def with_values(match: re.Match[str]) -> str:
+    def insert_values(match: re.Match[str]) -> str:
         count = math.prod(int(size) for size in match["shape"].split(","))
         return f"{match[0]} = {{{', '.join(['0'] * count)}}}"
 
     head, brace, rest = body.partition("{ ")
     return parse(
-        re.sub(r"float\[(?P<shape>[\d, ]+)\] w\d", with_values, head) + brace + rest, case.opset, domains=CONTRIB
+        re.sub(r"float\[(?P<shape>[\d, ]+)\] w\d", insert_values, head) + brace + rest, case.opset, domains=CONTRIB
     )
 
 
-def _with_only(model: ir.Model, name: str) -> OptimizeResult:
+def _enable_only(model: ir.Model, name: str) -> OptimizeResult:
     return optimize(model, OptimizeOptions.model_validate({name: True}))
 
 
@@ -62,7 +62,7 @@ def test_every_capability_of_onnxruntime_has_a_case() -> None:
 def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
     """Enabled alone, it makes the expected operators, keeps every tag and the outputs, and the result is valid."""
     expected = _run_model(_parse_case(case, case.graph))
-    result = _with_only(_parse_case(case, case.graph), case.capability)
+    result = _enable_only(_parse_case(case, case.graph), case.capability)
     assert result.changed
     assert case.expected == _operator_names(result.model)
     assert measure_coverage(result.model).is_complete
@@ -78,7 +78,7 @@ def test_capability_fires_on_its_graph(case: CapabilityCase) -> None:
 def test_capability_leaves_the_near_miss(case: CapabilityCase) -> None:
     """A similar graph stays unchanged."""
     before = _operator_names(_parse_case(case, case.near_miss))
-    result = _with_only(_parse_case(case, case.near_miss), case.capability)
+    result = _enable_only(_parse_case(case, case.near_miss), case.capability)
     assert before == _operator_names(result.model)
     assert not result.fired.get(case.capability)
 

@@ -24,12 +24,12 @@ class _Module:
     children: tuple[_Module, ...] = ()
 
 
-def _shown(roots: list[_Module], limits: TreeLimits) -> tuple[TreeRow[_Module], ...]:
+def _tree_lines(roots: list[_Module], limits: TreeLimits) -> tuple[TreeRow[_Module], ...]:
     return tree_rows(roots, lambda module: module.children, lambda module: module.facts, limits)
 
 
 def _words(roots: list[_Module], limits: TreeLimits) -> list[str]:
-    rows = walk_rows(_shown(roots, limits))
+    rows = walk_rows(_tree_lines(roots, limits))
     return [f"{'  ' * level}{shown.name(lambda module: module.name)}{shown.count_words}" for shown, level in rows]
 
 
@@ -87,7 +87,7 @@ def test_folded_tree_covers_every_module_without_equal_siblings(model: _Module) 
     def size(module: _Module) -> int:
         return 1 + sum(map(size, module.children))
 
-    folded = _shown([model], TreeLimits())
+    folded = _tree_lines([model], TreeLimits())
     assert size(model) == count(folded)
     for shown, _ in walk_rows(folded):
         assert shown.count == 1 or shown.count >= FEWEST_FOLDED

@@ -205,14 +205,14 @@ def test_grouped_product_takes_for_each_row_the_matrix_of_its_group(counts: list
         ends = values[:4, 0].cumsum(0).to(torch.int32)
         return nn.functional.grouped_mm(values, matrices.transpose(1, 2), offs=ends)
 
-    def with_counts(counts: list[int]) -> Values:
+    def repeat_by_counts(counts: list[int]) -> Values:
         rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
         rows[:4, 0] = torch.tensor(counts)
         return rows
 
     with further_operators(OPSET):
-        model = written(multiplied, with_counts([2, 2, 2, 2]))
-    values = with_counts(counts)
+        model = written(multiplied, repeat_by_counts([2, 2, 2, 2]))
+    values = repeat_by_counts(counts)
     # Sums of 4 products of numbers below 30, in another order.
     torch.testing.assert_close(answer(model, values), multiplied(values), rtol=1e-5, atol=1e-5)
 

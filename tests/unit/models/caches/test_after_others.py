@@ -79,14 +79,14 @@ class Single(transformers.LlamaForCausalLM):  # type: ignore[misc]
         return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **more)
 
 
-def of_kind(kind: Any) -> Any:
+def small_model(kind: Any) -> Any:
     """Return a small model without storage."""
     return kind(build_model("llama").config).eval().to("meta")
 
 
 def layout_of_kind(kind: Any) -> CacheLayout:
     """Return the cache of a small model."""
-    layout = find_cache(of_kind(kind), (TOKENS, MASK), KEYWORDS)
+    layout = find_cache(small_model(kind), (TOKENS, MASK), KEYWORDS)
     assert isinstance(layout, CacheLayout)
     return layout
 
@@ -119,7 +119,7 @@ def test_longer_tensor_of_the_mask_type_does_not_widen_the_mask(monkeypatch: pyt
 def test_forward_with_another_single_token_branch_is_refused() -> None:
     """No single graph could serve the prompt and the steps."""
     with pytest.raises(UsageError, match="one token") as caught:
-        find_cache(of_kind(Single), (TOKENS, MASK), KEYWORDS)
+        find_cache(small_model(Single), (TOKENS, MASK), KEYWORDS)
     assert "--no-cache" in str(caught.value.hint)
 
 

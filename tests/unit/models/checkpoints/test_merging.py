@@ -165,7 +165,7 @@ def damaged(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
     return apply
 
 
-def of_linear(tensors: dict[str, torch.Tensor], a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def reshape_linear(tensors: dict[str, torch.Tensor], a: tuple[int, ...], b: tuple[int, ...]) -> None:
     """Give the matrices of ``linear`` other shapes."""
     tensors["base_model.model.linear.lora_A.weight"] = torch.zeros(a)
     tensors["base_model.model.linear.lora_B.weight"] = torch.zeros(b)
@@ -177,9 +177,9 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], tuple[str
                             "base_model.model.layer.lora_B.weight": torch.zeros(6, 4)}),
         ("Net has no module 'layer'",),
     ),
-    "another size": (lambda t: of_linear(t, (4, 9), (6, 4)), ("[4, 9]", "expected [4, 8] and [6, 4] by linear")),
-    "another rank": (lambda t: of_linear(t, (3, 8), (6, 3)), ("rank 3", "expected 4")),
-    "two ranks": (lambda t: of_linear(t, (4, 8), (6, 2)), ("rank 4", "rank 2", "expected 4")),
+    "another size": (lambda t: reshape_linear(t, (4, 9), (6, 4)), ("[4, 9]", "expected [4, 8] and [6, 4] by linear")),
+    "another rank": (lambda t: reshape_linear(t, (3, 8), (6, 3)), ("rank 3", "expected 4")),
+    "two ranks": (lambda t: reshape_linear(t, (4, 8), (6, 2)), ("rank 4", "rank 2", "expected 4")),
     "one matrix": (lambda t: t.pop("base_model.model.linear.lora_B.weight"), ("has no matching lora_B",)),
     "unknown kind": (lambda t: t.update({"base_model.model.linear.lora_E": torch.zeros(4)}), ("lora_E",)),
     "unknown parameter": (lambda t: t.update({"base_model.model.linear.gain": torch.zeros(4)}), ("'linear.gain'",)),

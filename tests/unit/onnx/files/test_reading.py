@@ -59,7 +59,7 @@ def _model_with_large_tensors() -> onnx.ModelProto:
     return model
 
 
-def _without_values(model: onnx.ModelProto) -> onnx.ModelProto:
+def _remove_values(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the expected structure, made by removing the values."""
 
     def strip(tensor: onnx.TensorProto) -> None:
@@ -88,7 +88,7 @@ def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_pat
     path = tmp_path / "model.onnx"
     onnx.save(_model_with_large_tensors(), path)
     read = read_structure(path)
-    assert _without_values(_model_with_large_tensors()) == read
+    assert _remove_values(_model_with_large_tensors()) == read
     assert read.ByteSize() < path.stat().st_size / 2
 
 
