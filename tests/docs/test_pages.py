@@ -9,7 +9,7 @@ import pytest
 
 from architecture.sources import REPOSITORY
 from benchmark_page import saved_results
-from docs.page_runs import PageRun, blocks_of, supplies_of, matches
+from docs.page_runs import PageRun, blocks_of, matches, supplies_of
 from docs.supplies import Supplies
 from e2e.in_process import run_here
 from winml.modelkit.cli.main import COMMANDS

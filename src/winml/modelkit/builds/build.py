@@ -310,7 +310,7 @@ class _Build(StageWalk):
     def _deployed_files(self, models: Mapping[str, PlacedModel]) -> tuple[FileRecord, ...]:
         """Return the records of the files to deploy: models, and files that readers expect beside them."""
         placed = self.companions.placed
-        companions = (*placed.names, *placed.kept, *self.layout.written_names)
+        companions = (*placed.names, *placed.foreign_names, *self.layout.written_names)
         folder = self.folder.path
         records = self.files.of(folder / name for name in dict.fromkeys(companions))
         return (*(file for model in models.values() for file in model.files), *records)

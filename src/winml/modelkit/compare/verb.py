@@ -86,11 +86,11 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[ModelPairs]:
 
     if not request.by_module:
         refuse_stated(request, _ONLY_BY_MODULE, "{} shows modules", f"Add {opt.by_module}, or omit {{}}.")
-    found = resolve_pairs(request.reference, request.candidate, request.submodel)
-    if request.node_data and not any(isinstance(side, Path) for side in found.sides):
+    pairs = resolve_pairs(request.reference, request.candidate, request.submodel)
+    if request.node_data and not any(isinstance(side, Path) for side in pairs.sides):
         raise UsageError(f"{opt.node_data} requires an ONNX file, and both models are PyTorch models", hint="Omit it.")
     stated = stated_options(request)
-    found.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
+    pairs.refuse_values([stated[name] for name in _OF_ONE_GRAPH if name in stated])
     data_set = requested_samples(request, most=MOST_SAMPLES, seed=request.seed)
     if data_set is not None and request.input_data is not None:
         raise UsageError(f"{opt.dataset} and {opt.input_data} cannot be combined", hint="Use one of them.")
@@ -103,11 +103,11 @@ def plan_comparison(request: CompareRequest) -> AnswerPlan[ModelPairs]:
     what = f"{request.candidate} with {request.reference}{', module by module' if request.by_module else ''}"
     return plan_answer(
         "compare",
-        found,
+        pairs,
         request,
-        reads=(*(file for side in found.sides for file in source_files(side)), *values),
-        steps=[PlannedStep("comparing", what if part == ONLY_PART else f"{part} of {what}") for part in found.parts],
-        parts=list(found.parts),
+        reads=(*(file for side in pairs.sides for file in source_files(side)), *values),
+        steps=[PlannedStep("comparing", what if part == ONLY_PART else f"{part} of {what}") for part in pairs.parts],
+        parts=list(pairs.parts),
     )
 
 

@@ -140,7 +140,7 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
     """Sizes of dynamic dimensions in the comparison; several sizes are tried for other dimensions."""
     source: str
     """Name of the source in the metadata of the compiled model."""
-    displayed: str
+    source_path: str
     """Path of the source, for messages."""
     folder: Path = Path()
     """Folder of context files until the compiled model is written; empty in a plan."""
@@ -192,14 +192,14 @@ class Compilation(graph_file.FileWork[CompileResult, CompiledFile]):
             LimitError: more nodes are outside, or there are more parts, than the options allow.
         """
         result = compile_graph(
-            model, self.options, self.chosen, self.folder, displayed=self.displayed, source=self.source
+            model, self.options, self.chosen, self.folder, source_path=self.source_path, source=self.source
         )
         self._refuse_beyond_limits(result)
         return result
 
     def _refuse_beyond_limits(self, result: CompileResult) -> None:
         advice = (
-            f"winml inspect {self.displayed} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
+            f"winml inspect {self.source_path} --ep {short_name(self.chosen.provider.name)} shows why nodes are not "
             "supported"
         )
         outside, parts = self.options.max_outside, self.options.max_parts

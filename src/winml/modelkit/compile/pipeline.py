@@ -85,7 +85,7 @@ def compile_graph(
     chosen: ChosenProvider,
     folder: Path,
     *,
-    displayed: str,
+    source_path: str,
     source: str = "",
 ) -> CompileResult:
     """Return the compiled model; the original model is not changed.
@@ -95,7 +95,7 @@ def compile_graph(
         options: Target and limits.
         chosen: The provider and its options, as chosen from ``options``.
         folder: Folder of context files; must exist until the result is written.
-        displayed: Path of the source, for messages.
+        source_path: Path of the source, for messages.
         source: Name of the source for the metadata of the result; empty to record no source.
 
     Raises:
@@ -104,7 +104,7 @@ def compile_graph(
         CompileError: the provider fails or compiles nothing, or ONNX Runtime cannot load the graph.
     """
     refuse_compiled(model)
-    _refuse_open_sizes(model, chosen, displayed)
+    _refuse_open_sizes(model, chosen, source_path)
     input_file, output_file = folder / _SENT, folder / _RETURNED
     ir.save(model, input_file, external_data=unfinished_data_path(input_file).name)
     is_processor = not chosen.provider.compiles
@@ -120,7 +120,7 @@ def compile_graph(
     contexts = context_nodes(compiled)
     # One node may replace the whole graph, more than the transfer of tags searches.
     _write_absorbed_modules(contexts, model)
-    parts = tuple(_compiled_part(node, displayed) for node in contexts)
+    parts = tuple(_compiled_part(node, source_path) for node in contexts)
     if not is_processor and not parts:
         raise CompileError(
             f"{chosen.provider.name} compiled none of the {sum(1 for _ in all_nodes(model))} nodes",
@@ -216,24 +216,24 @@ def _with_subgraphs(node: ir.Node) -> Iterator[ir.Node]:
             yield from attribute.as_graph().all_nodes()
 
 
-def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, displayed: str) -> None:
+def _refuse_open_sizes(model: ir.Model, chosen: ChosenProvider, source_path: str) -> None:
     open_axes = open_dimensions(model.graph)
     if open_axes and not chosen.provider.takes_dynamic:
         name, axes = next(iter(open_axes.items()))
         sums = stated_sums(model.metadata_props)
-        command = fixing_command(displayed, [dimension for dimension in open_axes if dimension not in sums])
+        command = fixing_command(source_path, [dimension for dimension in open_axes if dimension not in sums])
         raise UsageError(
             f"{chosen.provider.name} requires fixed sizes, but {name} is dynamic in {', '.join(axes)}",
             hint=f"Fix the sizes first: {command}; then compile fixed.onnx.",
         )
 
 
-def _compiled_part(node: ir.Node, displayed: str) -> CompiledPart:
+def _compiled_part(node: ir.Node, source_path: str) -> CompiledPart:
     tag = read_tag(node)
     try:
         modules = listed_modules(node) or ([] if tag is None else [tag.module])
     except ValueError as error:
-        raise InputError(f"{displayed}: {error} (node {node.name})", hint="Create the file again.") from error
+        raise InputError(f"{source_path}: {error} (node {node.name})", hint="Create the file again.") from error
     return CompiledPart(node.name or "", tuple(modules), "" if tag is None else tag.tag)
 
 

@@ -146,12 +146,12 @@ def _part_fields(part: ExportedPart) -> Iterator[doc.Field]:
 def _module_tree(part: ExportedPart, limits: TreeLimits) -> doc.Tree:
     size_of = part.module_sizes()
 
-    def branch(displayed: TreeRow[ModuleNode]) -> doc.Branch:
+    def branch(row: TreeRow[ModuleNode]) -> doc.Branch:
         return doc.Branch(
-            displayed.name(lambda node: address.last_segment(node.tag)),
-            displayed.name(lambda node: node.path),
-            f"{displayed.count_words} · {size_of(displayed.item).words}",
-            tuple(map(branch, displayed.children)),
+            row.name(lambda node: address.last_segment(node.tag)),
+            row.name(lambda node: node.path),
+            f"{row.count_words} · {size_of(row.item).words}",
+            tuple(map(branch, row.children)),
         )
 
     (root,) = tree_rows(

@@ -161,14 +161,14 @@ def shared_state(model: nn.Module) -> dict[str, object]:
     functions in their modules, of hooks, and of functions on modules. Numbers, flags and texts are recorded by value,
     small tensors by their values, containers by their items, objects by their attributes.
     """
-    return _SharedState(model).found
+    return _SharedState(model).fingerprints
 
 
 class _SharedState:
     """Collector of shared state; visits each function and each container once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.found: dict[str, object] = {}
+        self.fingerprints: dict[str, object] = {}
         self._seen: set[int] = set()
         for kind in {kind: None for module in model.modules() for kind in type(module).__mro__}:
             source = sys.modules.get(kind.__module__)
@@ -184,9 +184,9 @@ class _SharedState:
 
     def _add(self, name: str, value: object) -> None:
         if isinstance(value, (*_CONTAINERS, int, float, str, type(None), torch.Tensor)):
-            self.found[name] = _fingerprint(value, _MAX_DEPTH)
+            self.fingerprints[name] = _fingerprint(value, _MAX_DEPTH)
         elif not self._add_function(value) and _is_record(value):
-            self.found[name] = _fingerprint(vars(value), _MAX_DEPTH)
+            self.fingerprints[name] = _fingerprint(vars(value), _MAX_DEPTH)
 
     def _add_function(self, value: object) -> bool:
         """Add the state of a function of the user; return True if the value is a function."""

@@ -10,14 +10,14 @@ import onnx_ir as ir
 class FreshNames:
     """The names in use in one graph, including newly reserved names."""
 
-    def __init__(self, taken: Iterable[str | None], *, first_number: int = 2) -> None:
+    def __init__(self, used_names: Iterable[str | None], *, first_number: int = 2) -> None:
         """Hold the names that are taken.
 
         Args:
-            taken: The names.
+            used_names: The names.
             first_number: Number behind the first duplicate of a name.
         """
-        self._used_names = set(taken)
+        self._used_names = set(used_names)
         self._first_number = first_number
 
     @classmethod

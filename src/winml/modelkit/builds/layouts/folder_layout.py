@@ -213,7 +213,7 @@ class BuildCompanions:
         self._disown_changed()
         owned_names = folder.owned_names()
         self.placed = companions.reserve_companions(files, folder.path, self._sources, owned=owned_names)
-        folder.disown(self.placed.kept)
+        folder.disown(self.placed.foreign_names)
         new = [name for name in self.placed.names if name not in owned_names]
         if new:
             folder.claim(new)

@@ -51,11 +51,11 @@ class NestedArguments:
     @property
     def notes(self) -> tuple[str, ...]:
         """A sentence on every constant except `None`, which stands for an omitted argument."""
-        displayed = {name: repr(value) for name, value in self.constants.items() if value is not None}
+        texts = {name: repr(value) for name, value in self.constants.items() if value is not None}
         return tuple(
             f"{name} is the constant {text if len(text) <= _MAX_VALUE_LENGTH else text[:_MAX_VALUE_LENGTH] + '…'}: "
             "only tensors become inputs of the graph"
-            for name, text in displayed.items()
+            for name, text in texts.items()
         )
 
 

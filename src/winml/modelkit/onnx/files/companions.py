@@ -29,7 +29,7 @@ class Companions:
     """Files that were put there, now or by the run before."""
     size_bytes: int = 0
     """Total size."""
-    kept: tuple[str, ...] = ()
+    foreign_names: tuple[str, ...] = ()
     """Files of other origin with one of the names, left unchanged."""
     sha256: Mapping[str, str] = field(default_factory=dict)
     """Name → SHA-256; the next run compares it to detect the user's changes."""
@@ -40,8 +40,8 @@ class Companions:
     def notes(self) -> tuple[str, ...]:
         """A sentence about existing files of other origin, and a sentence about damaged files."""
         notes = []
-        if self.kept:
-            names = ", ".join(self.kept)
+        if self.foreign_names:
+            names = ", ".join(self.foreign_names)
             notes.append(
                 f"Existing files were not replaced: {names}. They may not fit this model; use a separate folder."
             )
@@ -130,7 +130,7 @@ def settled_companions(
         companions,
         names=tuple(name for name in companions.names if name not in lost),
         size_bytes=companions.size_bytes - sum(sources[name].stat().st_size for name in lost),
-        kept=(*companions.kept, *other),
+        foreign_names=(*companions.foreign_names, *other),
         sha256={name: digest for name, digest in companions.sha256.items() if name not in lost},
     )
 

@@ -74,7 +74,7 @@ class Encoder:
         self.inputs: tuple[InputTensorSpec, ...] = graph_inputs(encoder)
         self._feeds = feeds_between(encoder, decoder)
         self._is_mask_shared = _DECODER_MASK in decoder.inputs and _DECODER_MASK not in self._feeds.values()
-        self.given = (*self._feeds.values(), _DECODER_MASK)
+        self.fixed_inputs = (*self._feeds.values(), _DECODER_MASK)
         """Inputs of the decoder that are the same in every step."""
 
     def encode(self, passed: Arrays) -> dict[str, Array]:
@@ -192,7 +192,7 @@ class EncoderDecoder(DecoderGraph):
         """
         self.encoder = Encoder(encoder, decoder)
         self.text = text_tokens(decoder)
-        super().__init__(decoder, self.encoder.given)
+        super().__init__(decoder, self.encoder.fixed_inputs)
 
     @property
     def first_inputs(self) -> tuple[InputTensorSpec, ...]:

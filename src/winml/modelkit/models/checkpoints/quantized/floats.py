@@ -125,13 +125,13 @@ def block_of(declared: object) -> tuple[int, int] | None:
     return (declared[0], declared[1]) if is_block else None  # type: ignore[index]  # it is a list of two
 
 
-def consume_activation_scales(stored: StoredTensors, found: CodedEntries) -> None:
+def consume_activation_scales(stored: StoredTensors, consumed_entries: CodedEntries) -> None:
     """Mark scales of activations as consumed: activations stay float."""
     endings = (".input_scale", ".activation_scale", ".input_global_scale", ".output_scale", ".k_scale", ".v_scale")
-    scales = [name for name in stored.entries if name.endswith(endings) and name not in found.consumed]
+    scales = [name for name in stored.entries if name.endswith(endings) and name not in consumed_entries.consumed]
     if scales:
-        found.consumed.update(scales)
-        found.notes.append(
+        consumed_entries.consumed.update(scales)
+        consumed_entries.notes.append(
             f"{count_noun(len(scales), 'activation scale', 'are')} ignored in the checkpoint: activations remain float."
         )
 
