@@ -43,7 +43,7 @@ def test_generated_part_equals_the_output_of_its_script(document: Path, name: st
     assert _remove_lines(expected) == _remove_lines(actual)
 
 
-def test_line_counts_of_subpackages_are_roughly_right() -> None:
+def test_line_counts_of_subpackages_are_approximately_correct() -> None:
     """A count may be off by a fifth or by three hundred lines; an exact count would fail with every commit."""
     document = REPOSITORY / "docs" / "architecture.md"
     actual = _line_counts(part_of(document.read_text(encoding="utf-8"), "subpackages"))

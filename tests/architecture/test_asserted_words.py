@@ -95,7 +95,7 @@ def test_sentence_counts_in_a_comparison(source: str, expected: bool) -> None:
     assert expected == asserts_a_sentence(test)
 
 
-def test_sentence_counts_in_a_parameter_that_is_compared() -> None:
+def test_sentence_counts_in_a_compared_parameter() -> None:
     """Only the compared one of two columns counts."""
     rows = "@mark.parametrize(('text', 'words'), [('x', 'it is gone')])\ndef test(text, words): assert {} in message"
     found = [ast.parse(rows.format(name)).body[0] for name in ("words", "text")]

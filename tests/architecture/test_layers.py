@@ -110,7 +110,7 @@ def _is_allowed(module: Module, subpackage: str, found: Import) -> bool:
     return subpackage in RANK and _may_import(module.subpackage, subpackage)
 
 
-def test_modules_stand_in_known_subpackages() -> None:
+def test_modules_belong_to_known_subpackages() -> None:
     """Every module belongs to a subpackage of the order, or is listed as free with a reason."""
     strays = {
         module.name: module.subpackage
@@ -160,7 +160,7 @@ def test_modules_have_no_circle() -> None:
         pytest.fail(f"a circle of modules: {' <- '.join(error.args[1])}; move what is shared below both")
 
 
-def test_library_with_a_home_is_imported_there_only() -> None:
+def test_library_with_a_home_is_imported_only_in_its_home() -> None:
     """A library reserved for a subpackage is imported in no other subpackage."""
     strays = [
         f"{module.name}:{found.line} imports {found.target}"

@@ -84,7 +84,7 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "export.torchscript.capturing": {
         "torch.onnx._internal.torchscript_exporter": f"{_TORCHSCRIPT}/test_operators.py::"
-        "test_further_operators_are_gone_after_the_block",
+        "test_further_operators_are_removed_after_the_block",
         "torch.onnx.symbolic_helper": f"{_TORCHSCRIPT}/test_operators.py::test_diff_equals_torch",
     },
     "export.torchscript.tracing": {
@@ -96,7 +96,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_capture_that_needs_values_is_refused",
         "torch.jit": f"{_TORCHSCRIPT}/test_scopes.py::test_scopes_read_back_the_exact_call_stack",
         "torch.onnx._internal.torchscript_exporter.utils": f"{_TORCHSCRIPT}/test_scopes.py::"
-        "test_applied_prints_nothing_even_when_verbose",
+        "test_applied_prints_nothing_with_verbose",
     },
     "tags.torch_modules": {
         "._compiled_call_impl": "tests/unit/tags/test_compiled_modules.py::"
@@ -108,7 +108,7 @@ SEAMS: dict[str, dict[str, str]] = {
         "test_run_weightless_module_without_storage_runs_all_the_same",
     },
     "models.caches.finding": {
-        "._base": f"{_LOAD}/caches/test_after_others.py::test_mask_that_is_widened_is_no_input",
+        "._base": f"{_LOAD}/caches/test_after_others.py::test_widened_mask_is_no_input",
     },
     "models.checkpoints.deferred_tensors": {
         "torch.Tensor._make_wrapper_subclass": f"{_LOAD}/checkpoints/test_deferred_tensors.py::"
@@ -139,7 +139,7 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "models.families.vision_language": {
         "._attn_implementation": "tests/integration/test_vision_language_models.py::"
-        "test_images_whose_tokens_see_each_other_are_not_cut",
+        "test_images_with_mutual_attention_are_not_cut",
     },
     "models.inputs.nested_arguments": {
         "torch.utils._pytree": f"{_LOAD}/inputs/test_nested_arguments.py::"
@@ -184,20 +184,20 @@ SEAMS: dict[str, dict[str, str]] = {
     },
     "compare.verification.rounding": {
         "torch.utils._pytree": "tests/unit/compare/verification/test_rounding.py::"
-        "test_draw_that_rounding_decides_is_set_aside",
+        "test_draw_decided_by_rounding_is_set_aside",
     },
     "compare.verification.python_reads": {
         "torch.utils._python_dispatch": "tests/integration/test_input_values.py::"
-        "test_value_that_the_trace_fixed_is_no_verified_file",
+        "test_value_fixed_by_the_trace_fails_the_verification",
         "torch.utils._pytree": "tests/integration/test_input_values.py::"
-        "test_value_that_the_trace_fixed_is_no_verified_file",
+        "test_value_fixed_by_the_trace_fails_the_verification",
         "._schema": "tests/integration/test_assumptions.py::test_line_that_reads_values_in_a_roundabout_way_is_named",
     },
     "compare.verification.streamed_reference": {
-        "torch.utils._pytree": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
+        "torch.utils._pytree": f"{_STREAMED}::test_other_operations_equal_weights_in_memory",
         "._parameters": f"{_STREAMED}::test_large_matrices_equal_matrices_in_memory",
         "._schema": f"{_STREAMED}::test_forward_that_writes_into_a_parameter_is_refused",
-        "._to_copy": f"{_STREAMED}::test_other_operations_answer_as_when_weights_are_held",
+        "._to_copy": f"{_STREAMED}::test_other_operations_equal_weights_in_memory",
     },
 }
 """Module → prefix of its private names (``.name``: an attribute of an object) → the test that fails when they move."""

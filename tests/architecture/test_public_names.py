@@ -78,7 +78,7 @@ def test_package_type_hints_and_lazy_table_name_the_same_homes() -> None:
     assert {*declared, "__version__"} == set(winml.modelkit.__all__)
 
 
-def test_package_unknown_name_is_refused_with_the_names_there_are() -> None:
+def test_package_unknown_name_is_refused_with_the_public_names() -> None:
     """A wrong name raises an AttributeError that lists the public names."""
     with pytest.raises(AttributeError, match=r"'export_tensorflow'; available: .*export_pytorch"):
         winml.modelkit.export_tensorflow  # noqa: B018 -- the access is what is tested

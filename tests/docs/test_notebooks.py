@@ -80,7 +80,7 @@ def test_notebook_was_run_from_top_to_bottom(name: str) -> None:
     assert any("image/svg+xml" in output.get("data", {}) for cell in cells for output in cell["outputs"])
 
 
-def test_ratio_whose_interval_holds_one_is_called_undecided() -> None:
+def test_ratio_with_an_interval_around_one_is_called_undecided() -> None:
     """The prose says "undecided" exactly if the interval of the committed run contains 1."""
     notebook = read_notebook(NOTEBOOKS / "deployed_int8.ipynb")
     printed = " ".join(text_of(cell["outputs"], measured=False) for cell in code_cells(notebook))

@@ -78,7 +78,7 @@ def test_skipped_blocks_have_a_reason_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=_name)
-def test_pages_show_commands_in_blocks_that_are_run(page: Path) -> None:
+def test_pages_show_commands_in_executed_blocks(page: Path) -> None:
     """No page has an indented block, or a command in a block of another kind."""
     text = page.read_text(encoding="utf-8")
     assert [] == re.findall(r"^\n    +(\S.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.MULTILINE)
@@ -100,7 +100,7 @@ def test_table_lists_all_verbs_of_both_tools() -> None:
     assert sorted(COMMANDS) == sorted(re.findall(r"`(\w+)`", same + ours))
 
 
-def test_text_that_nothing_printed_is_refused() -> None:
+def test_unprinted_output_text_is_refused() -> None:
     """A block of output needs a preceding block that prints."""
     with pytest.raises(AssertionError, match="nothing printed"):
         PageRun(run_here).check("```text\nsaid by nobody\n```\n")

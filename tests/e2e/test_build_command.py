@@ -100,7 +100,7 @@ def test_no_optimize_leaves_the_export_as_the_model(place: Workplace, bert_tiny:
     assert files["out/export.onnx"] == files["out/model.onnx"]
 
 
-def test_two_builds_in_one_folder_take_turns(place: Workplace, bert_tiny: Path) -> None:
+def test_second_build_in_a_folder_waits_for_the_first(place: Workplace, bert_tiny: Path) -> None:
     """The second build reports that it waits, and then reuses all stages."""
     lock = filelock.FileLock(place.folder / "out" / ".winml-build.lock")
     command = [*place.program, "build", "-m", str(bert_tiny), "-o", "out", *_FLAGS]
@@ -180,7 +180,7 @@ def test_wrong_usage_is_refused(place: Workplace, arguments: tuple[str, ...], wo
 @pytest.mark.parametrize(
     ("output", "code"), [("x" * 300, 2), (f"new/{'x' * 300}", 1)], ids=["folder", "folder in a new one"]
 )
-def test_name_that_is_too_long_is_refused(place: Workplace, output: str, code: int) -> None:
+def test_overlong_name_is_refused(place: Workplace, output: str, code: int) -> None:
     """The error of the system is reported before a model is read; no folder is left."""
     refuse(place, "-m", "out/model.onnx", "-o", output, code=code, words="too long")
     assert not (place.folder / "new").exists()

@@ -243,7 +243,7 @@ def test_error_names_the_source_of_dynamic_axes(here: Path, small_bert: Path) ->
     _refused(*built, "-c", json.dumps({"export": axes}), words="export.dynamic_axes:")
 
 
-def test_build_of_a_file_leads_to_where_its_sizes_are_fixed(here: Path, small_file: Path) -> None:
+def test_hint_of_a_build_of_a_file_fixes_its_sizes(here: Path, small_file: Path) -> None:
     """The command in the hint, with the given sizes, works."""
     sizes = '{"sequence": 16}'
     _refused("build", "-m", small_file, "-o", "out", "--shape-config", sizes, words=f"winml export -m {small_file} -o")
@@ -344,9 +344,7 @@ def test_options_of_the_provider_are_read_or_refused(
     assert not (here / "out").exists()
 
 
-def test_capability_that_does_nothing_for_the_provider_is_refused_before_the_export(
-    here: Path, small_bert: Path
-) -> None:
+def test_ineffective_capability_is_refused_before_the_export(here: Path, small_bert: Path) -> None:
     """The message names the key and the key that helps, and a build with that key works."""
     optim = {"gelu_fusion": True}
     asked = ("build", "-m", small_bert, "-o", "out", "--ep", "qnn", "--no-compile", "--no-quant", "-c")

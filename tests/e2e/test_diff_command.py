@@ -179,7 +179,7 @@ def test_types_operators_and_interface_are_compared(before: Path, tmp_path: Path
     assert re.search(r"\bx\b.*float\[2, 40\].*float\[batch, 40\]", change)
 
 
-def test_command_answers_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:
+def test_command_compares_for_people_programs_and_comments(before: Path, tmp_path: Path) -> None:
     """Exit code 3 means a difference; 0 means no difference, or ``--exit-zero``."""
     after = saved(build(change_weight), tmp_path / "after.onnx")
 
@@ -252,7 +252,7 @@ def test_order_of_outputs_is_compared_despite_other_changes(tmp_path: Path) -> N
     assert not any("order of the" in words for words in told)
 
 
-def test_page_has_a_row_for_each_module_and_links_to_the_answer(before: Path, tmp_path: Path) -> None:
+def test_page_has_a_row_for_each_module_and_links_to_the_json(before: Path, tmp_path: Path) -> None:
     """Page and JSON are written together; an existing page is not replaced without ``--overwrite``."""
     after = saved(build(change_weight), tmp_path / "after.onnx")
     (tmp_path / "pages").mkdir()

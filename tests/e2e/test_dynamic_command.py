@@ -43,7 +43,7 @@ def shapes(path: Path) -> dict[str, list[int | str]]:
     }
 
 
-def test_dynamic_export_names_dimensions_and_warns_of_nothing(
+def test_dynamic_export_names_dimensions_without_warnings(
     dynamic: tuple[Workplace, dict[str, object], list[str]],
 ) -> None:
     """An intended dynamic export prints no warning, and its JSON lists every dimension with the compared sizes."""

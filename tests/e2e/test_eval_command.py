@@ -154,7 +154,7 @@ def test_limits_that_cannot_be_are_refused_before_a_model_is_loaded() -> None:
         assert 2 == run_here(*asked, *limit).code
 
 
-def test_checkpoint_is_judged_by_itself() -> None:
+def test_checkpoint_is_evaluated_without_a_file() -> None:
     done = run_here("eval", "-m", "model", "--dataset", "texts.csv", "--metric", "accuracy", "-f", "json")
     record = json.loads(done.out)
 
@@ -425,7 +425,7 @@ def test_modules_stay_in_float_until_a_metric_is_reached(tmp_path: Path) -> None
         assert problem in refused.err
 
 
-def test_plan_writes_nothing_and_lists_the_file_of_the_answer(tmp_path: Path) -> None:
+def test_plan_writes_nothing_and_lists_the_result_file(tmp_path: Path) -> None:
     """The model and the data set are read; the only listed file is that of the result."""
     output = tmp_path / "eval.json"
     arguments = ("eval", MODEL, "--dataset", "texts.csv", "--baseline", "none", "-o", output)

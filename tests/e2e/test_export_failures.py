@@ -142,7 +142,7 @@ FACTORIES: dict[str, tuple[str, int, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize(("factory", "code", "words"), FACTORIES.values(), ids=FACTORIES)
-def test_factory_whose_model_cannot_be_exported_is_refused(
+def test_unexportable_factory_model_is_refused(
     workplace: Workplace, nets: Path, factory: str, code: int, words: tuple[str, ...]
 ) -> None:
     """The message names operator and module, the output, or the line of the user's code.

@@ -127,7 +127,7 @@ def test_output_that_cannot_be_is_refused_before_torch(
     light.refuse("-m", "./weightless", "--random-weights", "-o", output, code=code, words=words)
 
 
-def test_output_whose_companion_exists_is_refused_before_torch(light: Workplace) -> None:
+def test_output_with_an_existing_companion_is_refused_before_torch(light: Workplace) -> None:
     """An existing sidecar is refused like an existing model."""
     (light.folder / "other_htp_metadata.json").write_text("{}", encoding="utf-8")
     words = ("other_htp_metadata.json exists already", "--overwrite")

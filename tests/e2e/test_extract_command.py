@@ -163,7 +163,7 @@ def test_words_name_file_module_and_boundary(place: Workplace) -> None:
     assert {*names, "out/block.bend.call2.onnx"} == set(place.files())
 
 
-def test_nothing_that_can_be_cut_leaves_no_file(place: Workplace) -> None:
+def test_extraction_without_a_cut_module_leaves_no_file(place: Workplace) -> None:
     """No folder is made if every module is refused, and the reasons are printed."""
     before = place.files()
     outcome = place.winml("extract", "net.onnx", "--module", "branch", "-o", "out")

@@ -133,7 +133,7 @@ def test_rows_of_a_manifest_are_its_keys(folder: Path) -> None:
     assert {"name", *stage} == {key for item in manifest["parts"] for run in item["stages"] for key in run}
 
 
-def test_rows_of_answers_are_their_keys(folder: Path) -> None:
+def test_rows_of_results_are_their_keys(folder: Path) -> None:
     """The verbs are those that finish in a second or two."""
     perf, by_module, of_modules = _tables("## JSON of `winml perf`")
     timed = ("perf", "model.onnx", "--iterations", "3")

@@ -105,7 +105,7 @@ def test_generate_writes_the_tokens_of_pytorch(
     assert "deprecated" not in caplog.text
 
 
-def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
+def test_forward_continues_from_its_cache(built: Path, reference: Any, batch: dict[str, torch.Tensor]) -> None:
     """Prompt and steps are run one by one, then a second text.
 
     The logits are those of PyTorch, also for a prompt in two pieces.
@@ -128,7 +128,7 @@ def test_forward_goes_on_from_its_cache(built: Path, reference: Any, batch: dict
         other(input_ids=tokens[:, :1], past_key_values=cache)
 
 
-def test_generate_goes_on_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
+def test_generate_continues_from_the_cache_of_an_earlier_call(built: Path, batch: dict[str, torch.Tensor]) -> None:
     """Two calls generate the text of one; the second reads only the tokens that the cache lacks."""
     model: Any = WinMLModelForCausalLM.from_pretrained(built)
     tokens, cache = batch["input_ids"][1:], loop_cache_name()
@@ -175,7 +175,7 @@ def test_text_is_streamed_to_stdout_and_notes_to_stderr(built: Path) -> None:
     assert "tokens/s" in outcome.err
 
 
-def test_several_prompts_are_answered_one_after_the_other(built: Path) -> None:
+def test_several_prompts_are_answered_in_order(built: Path) -> None:
     """Each text is that of its prompt alone, and the reference is loaded once for all."""
     other = TEXTS[1]
     alone = [run_here("generate", built, "-p", text, "--max-new-tokens", "6", "-q").out for text in (PROMPT, other)]
@@ -229,7 +229,7 @@ def test_few_of_the_likeliest_tokens_are_drawn_from(built: Path) -> None:
         assert greedy["tokens"] == drawn["tokens"]
 
 
-def test_text_ends_where_a_stop_string_does(built: Path, checkpoint: Path) -> None:
+def test_text_ends_at_a_stop_string(built: Path, checkpoint: Path) -> None:
     """The text ends with the token that completes the string, in transformers' loop and in PyTorch."""
     whole = answer(built, "-p", PROMPT, "--max-new-tokens", "10")
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -426,7 +426,7 @@ def test_perf_measures_prompts_and_steps(built: Path, plain: Path) -> None:
     assert (2, True) == (both.code, "--by-module" in both.err)
 
 
-def test_perf_by_module_shows_prompt_and_step_apart(built: Path, tmp_path: Path) -> None:
+def test_perf_by_module_separates_prompt_and_step(built: Path, tmp_path: Path) -> None:
     """The JSON has both, the page a chart for each, and the trace a process for each."""
     page, trace, nodes = tmp_path / "time.html", tmp_path / "trace.json", tmp_path / "nodes.json"
     files = ("--report", page, "--trace", trace, "--node-data", nodes)

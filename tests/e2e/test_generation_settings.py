@@ -144,7 +144,7 @@ def test_value_of_the_wrong_kind_is_named(llama_copy: Path, key: str, value: Any
     assert "unknown" in outcome.err or f" {key}" in outcome.err
 
 
-def test_settings_that_do_not_go_together_are_refused_in_words(llama_copy: Path) -> None:
+def test_conflicting_settings_are_refused_in_words(llama_copy: Path) -> None:
     """The message has the words of transformers' loop, and the file."""
     outcome = generated(configure(llama_copy, num_beams=2, num_return_sequences=5))
     assert 1 == outcome.code

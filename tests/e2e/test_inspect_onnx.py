@@ -163,7 +163,7 @@ def test_inspect_of_a_broken_file_is_one_sentence(
     assert 2 == len(found[2].splitlines())
 
 
-def test_inspect_with_missing_data_file_answers(tmp_path: Path) -> None:
+def test_inspect_with_missing_data_file_succeeds(tmp_path: Path) -> None:
     """An inspection does not need the weights."""
     path = tmp_path / "model.onnx"
     onnx.save(

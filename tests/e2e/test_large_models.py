@@ -215,7 +215,7 @@ def test_damaged_shards_are_refused_in_one_sentence(workplace: Workplace, sharde
 
 
 @_POSIX
-def test_disk_that_is_full_half_way_changes_no_file(workplace: Workplace, tied: Path) -> None:
+def test_disk_filling_up_during_the_weights_changes_no_file(workplace: Workplace, tied: Path) -> None:
     """Some megabytes of the weights are written by then."""
     (workplace.folder / "model.onnx").write_bytes(b"earlier")
     limit = _weight_bytes(tied) // 2

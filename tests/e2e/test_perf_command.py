@@ -85,7 +85,7 @@ def test_json_has_the_keys_of_its_format(place: Workplace) -> None:
     assert found["memory"]["peak_bytes"] >= found["memory"]["process_bytes"] > 0
 
 
-def test_arrays_are_passed_in_every_run_where_binding_is_declined(place: Workplace) -> None:
+def test_arrays_are_passed_in_every_run_without_binding(place: Workplace) -> None:
     """JSON and table name the mode; binding is the default, which the table does not mention."""
     bound = record(place.winml("perf", "net.onnx", *FEW, "--format", "json"))["benchmark_info"]
     assert (True, ["cpu"]) == (bound["io_binding"], bound["output_memory"])

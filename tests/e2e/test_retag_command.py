@@ -113,7 +113,7 @@ def test_retag_in_the_same_folder_shares_the_weights(external: Workplace) -> Non
     assert flat_model(external.folder / "big" / "after.onnx") == flat_model(external.folder / "big" / "tagged.onnx")
 
 
-def test_retag_into_another_folder_takes_the_weights_along(external: Workplace) -> None:
+def test_retag_into_another_folder_copies_the_weights(external: Workplace) -> None:
     """A file in another folder gets a copy of the data."""
     outcome = external.winml("retag", "before.onnx", "big/after.onnx", "-o", "new/tagged.onnx")
     assert 0 == outcome.code

@@ -38,7 +38,7 @@ def test_ranking_is_printed_and_nothing_is_written(workplace: Workplace, model: 
     assert [model.name] == [path.name for path in workplace.folder.iterdir()]
 
 
-def test_answer_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
+def test_json_and_page_are_written_together(workplace: Workplace, model: Path) -> None:
     """JSON on stdout equals the file, the page needs no network, and no measurements are left."""
     done = workplace.winml(
         "quantize", "-m", model.name, "--sensitivity", *_PER_TENSOR, "-o", "r.json", "--report", "r.html",
@@ -161,7 +161,7 @@ def test_quiet_run_prints_nothing(workplace: Workplace, model: Path) -> None:
     assert answer["quantized"]["sqnr_db"] == json.loads(asked.out)["quantized"]["sqnr_db"]
 
 
-def test_answer_that_exists_is_not_replaced(workplace: Workplace, model: Path) -> None:
+def test_existing_result_is_not_replaced(workplace: Workplace, model: Path) -> None:
     """The command is refused before a measurement."""
     (workplace.folder / "r.json").write_text("{}", encoding="utf-8")
     done = workplace.winml("quantize", "-m", model.name, "--sensitivity", "-o", "r.json")

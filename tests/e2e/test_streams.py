@@ -58,7 +58,7 @@ def _shell(place: Workplace, command: str, *, unbuffered: bool = False) -> subpr
 
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", ["inspect model.onnx -H --module '**'", "inspect model.onnx --format json -v"])
-def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str, unbuffered: bool) -> None:
+def test_early_closing_reader_is_no_failure(place: Workplace, arguments: str, unbuffered: bool) -> None:
     """The exit code is 0, and stderr is empty."""
     done = _shell(place, f"{{ $WINML {arguments}; echo $? >&2; }} | true", unbuffered=unbuffered)
     assert "0\n" == done.stderr
@@ -67,7 +67,7 @@ def test_reader_that_leaves_early_is_no_failure(place: Workplace, arguments: str
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")  # noqa: PTH110
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize("arguments", ["sys", "--help", "--version", "inspect model.onnx --format json"])
-def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
+def test_result_for_a_full_disk_is_a_failure_with_its_reason(
     place: Workplace, arguments: str, unbuffered: bool
 ) -> None:
     """The reason is on stderr, and the exit code is 1."""
@@ -77,7 +77,7 @@ def test_answer_that_finds_no_room_is_a_failure_with_its_reason(
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
-def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
+def test_work_is_complete_with_any_closed_stream(place: Workplace, closed: str) -> None:
     """The file is complete: no text of a stream was written into it."""
     (place.folder / "new.onnx").unlink(missing_ok=True)
     done = _shell(place, f"$WINML optimize -m small.onnx -o new.onnx {closed}")
@@ -87,7 +87,7 @@ def test_work_is_done_whatever_is_closed(place: Workplace, closed: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["sys", "inspect model.onnx", "--help"])
-def test_answer_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: str) -> None:
+def test_result_for_a_closed_stdout_is_a_failure(place: Workplace, arguments: str) -> None:
     """The result was the only request."""
     done = _shell(place, f"$WINML {arguments} >&-")
     assert 1 == done.returncode
@@ -104,7 +104,7 @@ def test_cached_export_is_no_result(place: Workplace) -> None:
 
 
 @pytest.mark.parametrize("place_of_words", ["2>&-", "2>/dev/full"])
-def test_stderr_that_takes_nothing_changes_no_exit_code(place: Workplace, place_of_words: str) -> None:
+def test_unwritable_stderr_changes_no_exit_code(place: Workplace, place_of_words: str) -> None:
     """Neither the exit code of a failure nor that of a success depends on stderr."""
     assert 2 == _shell(place, f"$WINML nosuchverb {place_of_words}").returncode
     done = _shell(place, f"$WINML optimize -m small.onnx -o new.onnx --overwrite {place_of_words}")

@@ -71,7 +71,7 @@ def test_task_variant_is_chosen_if_the_architecture_supports_it(vit: Path, small
         ("# No facts", "feature-extraction", "type 'bert'"),
     ],
 )
-def test_model_card_decides_where_the_config_names_no_architecture(
+def test_model_card_decides_the_task_if_the_config_names_no_architecture(
     tmp_path: Path, small_bert: Path, card: str, task: str, words: str
 ) -> None:
     """A damaged card, or one with a task that the architecture lacks, is ignored."""

@@ -53,7 +53,7 @@ def test_panic_is_reported_by_eval(llama_copy: Path, workplace: Workplace) -> No
 
 
 @pytest.mark.parametrize("open_one", [read_tokenizer, lambda folder: _Whole(open_tokenizer(folder))])
-def test_text_that_is_too_long_is_refused(llama: Path, open_one: Any) -> None:
+def test_overlong_text_is_refused(llama: Path, open_one: Any) -> None:
     """The library does not get the text, because its memory would end the process."""
     tokenizer: TextTokenizer = open_one(llama)
     assert tokenizer.encode(PROMPT)

@@ -78,7 +78,7 @@ def test_result_has_every_candidate_with_its_cost(tuned: Tuned) -> None:
     assert tuned.kept == record
 
 
-def test_smallest_right_file_wins_and_is_a_build(tuned: Tuned) -> None:
+def test_smallest_sufficient_file_wins_and_is_a_build(tuned: Tuned) -> None:
     """The files of the other candidates are removed; their measurements stay."""
     assert ("won", "dynamic-int8") == (rows(tuned.record)["dynamic-int8"]["status"], tuned.record["winner"]["name"])
     folder = tuned.folder / "tuned"
@@ -137,7 +137,7 @@ def test_repeated_command_reuses_measurements(tuned: Tuned, monkeypatch: pytest.
     assert before == best.stat().st_mtime_ns
 
 
-def test_other_options_are_refused_and_nothing_is_lost(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_options_are_refused_and_measurements_stay(tuned: Tuned, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the changed options."""
     monkeypatch.chdir(tuned.folder)
     state = (tuned.folder / "tuned" / "tune_state.json").read_bytes()
@@ -205,7 +205,7 @@ def test_winner_refused_by_its_build_leaves_the_other_candidates(here: Path) -> 
     assert ("won", "wrong") == (found["plain"], found["dynamic-int8"])
 
 
-def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fastest_candidate_is_selected_in_few_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The candidates are measured in few rounds; other values in the data file make another tuning."""
     monkeypatch.setattr(contest, "RUNGS", (1, 2))
     monkeypatch.setattr(contest, "FIRST_RUNG", (1,))
@@ -222,7 +222,7 @@ def test_fastest_is_looked_for_in_races_of_few_turns(tmp_path: Path, monkeypatch
         tune_model(model, tmp_path / "tuned", options=options)
 
 
-def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
+def test_factory_is_exported_once_and_its_tuning_resumes(here: Path) -> None:
     """The factory returns other weights each time; with other options the export is kept, and refused."""
     lines = ("import torch", "def factory():", "    return torch.nn.Linear(64, 64).eval()", "")
     (here / "model.py").write_text("\n".join(lines), encoding="utf-8")
@@ -239,7 +239,7 @@ def test_factory_is_exported_once_and_its_tuning_goes_on(here: Path) -> None:
     assert before != exported.stat().st_mtime_ns
 
 
-def test_plan_lists_each_candidate_and_nothing_is_made(here: Path) -> None:
+def test_plan_lists_each_candidate_and_builds_nothing(here: Path) -> None:
     """The plan is the same each time, as text and as JSON."""
     save_chain(here / "chain.onnx")
     arguments = ("tune", "-m", "chain.onnx", "-o", "tuned", "--dry-run", "--only", "dynamic")
@@ -281,7 +281,7 @@ def test_wrong_usage_is_refused_before_any_work(here: Path, arguments: tuple[str
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="this system has no limits to stop writing with")
-def test_full_disk_names_the_file_and_leaves_nothing_half_written(make_workplace: Callable[[], Workplace]) -> None:
+def test_full_disk_names_the_file_and_leaves_no_partial_file(make_workplace: Callable[[], Workplace]) -> None:
     """The values of the runs exceed the limit; the process of a candidate names the file."""
     place = make_workplace()
     wide = '<ir_version: 10, opset_import: ["" : 17]> g (float[1,100000] x) => (float[1,100000] y) { y = Abs(x) }'

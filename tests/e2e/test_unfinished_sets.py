@@ -82,7 +82,7 @@ def test_writer_completes_the_set_with_one_note(unfinished: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there, a process cannot kill itself by a signal")
-def test_killed_compilation_leaves_nothing_that_is_seen(here: Path) -> None:
+def test_killed_compilation_leaves_hidden_files_only(here: Path) -> None:
     """The leftovers are hidden, and the next command that writes into the folder removes them."""
     save_chain(here / "model.onnx")
     command = [sys.executable, "-c", KILLED, "compile", "-m", "model.onnx", "-o", "compiled.onnx", "--ep", "cpu"]

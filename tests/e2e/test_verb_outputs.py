@@ -12,7 +12,7 @@ from winml.modelkit.optimize.capabilities import CAPABILITIES, LEVELS
 from winml.modelkit.optimize.options import OptimizeOptions
 
 
-def test_perf_output_is_the_answer_as_json(here: Path, small_file: Path) -> None:
+def test_perf_output_contains_the_json(here: Path, small_file: Path) -> None:
     """The table goes to stdout all the same; an existing file is not replaced without ``--overwrite``."""
     measuring = ("perf", small_file, "--iterations", "3", "--shape-config", '{"sequence": 8}', "-o", "latency.json")
     measured = run_here(*measuring)
@@ -131,7 +131,7 @@ def test_list_tasks_without_a_model_lists_all() -> None:
     assert of_type == of_class
 
 
-def test_selector_that_matches_nothing_lists_the_classes(small_file: Path) -> None:
+def test_unmatched_selector_lists_the_classes(small_file: Path) -> None:
     """The most similar classes come first."""
     refused = run_here("inspect", small_file, "--module", "BertLayr")
     assert (2, "") == (refused.code, refused.out)

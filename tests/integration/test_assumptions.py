@@ -293,7 +293,7 @@ def test_deciding_size_is_named_before_any_comparison(forward: Forward, sizes: s
     "forward",
     [nothing, large_size, rows_selected, classes_one_by_one, error_replaced, mode_beside_written_views],
 )
-def test_nothing_is_assumed_where_inputs_decide_nothing(forward: Forward, tmp_path: Path) -> None:
+def test_inputs_without_influence_cause_no_assumption(forward: Forward, tmp_path: Path) -> None:
     result = exported(forward, tmp_path / "model.onnx")  # of fixed sizes, so that no size decides either
     verification = result.only_part.verification
     assert verification is not None
@@ -307,7 +307,7 @@ def test_accepted_assumptions_are_listed_and_the_file_is_verified(tmp_path: Path
     assert [item.kind for item in verification.assumed or ()] == ["branch"]
 
 
-def test_inspection_knows_nothing_of_sidecars_of_other_files_and_of_version_1(tmp_path: Path) -> None:
+def test_inspection_ignores_sidecars_of_other_files_and_of_version_1(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     exported(branch, path)
     sidecar = json.loads(sidecar_path(path).read_text(encoding="utf-8"))

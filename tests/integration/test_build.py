@@ -232,7 +232,7 @@ def test_changed_optimizer_flag_runs_from_optimize_on(bert: Path, out: Path) -> 
     assert "options changed: optim.matmul_add_fusion True → none" == reason(result, "optimize")
 
 
-def test_changed_weights_run_everything(bert: Path, out: Path, tmp_path: Path) -> None:
+def test_changed_weights_rerun_all_stages(bert: Path, out: Path, tmp_path: Path) -> None:
     """The content of the checkpoint counts, not only its name."""
     checkpoint = Path(shutil.copytree(bert, tmp_path / "checkpoint"))
     build_hf_model(str(checkpoint), tmp_path / "there", config=PLAIN)
@@ -269,7 +269,7 @@ def test_damaged_result_is_rebuilt_with_a_note(bert: Path, out: Path) -> None:
     assert any("optimized.onnx is" in note for note in result.notes)
 
 
-def test_other_library_versions_run_everything(bert: Path, out: Path) -> None:
+def test_other_library_versions_rerun_all_stages(bert: Path, out: Path) -> None:
     """A result of another version of onnx may differ."""
     record = json.loads((out / "build_manifest.json").read_text(encoding="utf-8"))
     for stage in record["parts"][0]["stages"][:2]:
@@ -291,7 +291,7 @@ def test_disabled_new_option_leaves_a_finished_stage_up_to_date(bert: Path, out:
     assert "run" == statuses(build_hf_model(str(bert), out, config=FUSIONS))["optimize"]
 
 
-def test_rebuild_runs_everything_and_touches_no_foreign_file(bert: Path, out: Path) -> None:
+def test_rebuild_reruns_all_stages_and_changes_no_foreign_file(bert: Path, out: Path) -> None:
     """Files of an earlier build are removed only if the manifest lists them."""
     (out / "notes.onnx").write_text("mine")
     result = build_hf_model(str(bert), out, config={**PLAIN, "optim": None}, rebuild=True)
@@ -470,7 +470,7 @@ def test_companion_is_updated_and_removed_with_the_checkpoint_file(bert: Path, t
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
-def test_companion_of_a_build_killed_before_its_end_is_known_to_be_ours(bert: Path, tmp_path: Path) -> None:
+def test_companion_of_a_killed_build_is_recognized(bert: Path, tmp_path: Path) -> None:
     """The file is in place, but the manifest of the finished build is not."""
     out = tmp_path / "out"
     assert -signal.SIGKILL == _exit_code(KILLED_AFTER_COMMIT, tmp_path, bert, out)

@@ -42,7 +42,7 @@ def reference(checkpoint: Path) -> Any:
     return BlipForConditionalGeneration.from_pretrained(checkpoint).eval()
 
 
-def test_parts_are_encoder_and_decoder_whose_text_is_compared(built: BuildResult) -> None:
+def test_parts_are_encoder_and_decoder_with_compared_text(built: BuildResult) -> None:
     """The decoder file states start and end tokens, which no file of the checkpoint contains."""
     encoder, decoder = built.part_paths.values()
     assert ["encoder", "decoder"] == list(built.part_paths)
@@ -76,7 +76,7 @@ def test_caption_command_equals_pytorch(built: BuildResult, reference: Any, tmp_
     assert written[0, 1:].tolist() == json.loads(outcome.out)["tokens"]
 
 
-def test_inputs_that_are_described_make_one_graph_for_that_reason_alone(checkpoint: Path) -> None:
+def test_described_inputs_make_one_graph_with_a_single_reason(checkpoint: Path) -> None:
     """The model has an inner decoder, so no note denies it."""
     specs = (
         InputTensorSpec(name="pixel_values", shape=(1, 3, 16, 16), dtype="float32"),

@@ -193,7 +193,7 @@ def test_missing_parts_of_other_formats_are_named(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("size", [[0, 0], [32], "big"])
-def test_blocks_of_no_size_are_no_blocks(tmp_path: Path, size: object) -> None:
+def test_scales_without_a_block_size_are_refused(tmp_path: Path, size: object) -> None:
     """The shape of scales that match no rows is unknown."""
     folder = coded_checkpoints.save_fp8(tmp_path).folder
     config = json.loads((folder / "config.json").read_text())

@@ -230,7 +230,7 @@ def test_experts_of_mxfp4_keep_their_numbers(tmp_path: Path) -> None:
     assert generated(tmp_path / "out.onnx") == reference_tokens(saved)
 
 
-def test_experts_that_are_merged_keep_their_codes(tmp_path: Path) -> None:
+def test_merged_experts_keep_their_codes(tmp_path: Path) -> None:
     """Transformers stacks the experts of Mixtral, and concatenates two matrices of each."""
     config = transformers.MixtralConfig(
         vocab_size=120, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,

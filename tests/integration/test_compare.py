@@ -228,7 +228,7 @@ def test_depth_shows_the_first_levels_and_the_first_module_to_part(exported: Pat
 
 
 @pytest.mark.parametrize("exported", ["bert"], indirect=True)
-def test_page_promises_an_outline_where_there_is_one_and_begins_with_numbers(exported: Path, tmp_path: Path) -> None:
+def test_page_links_an_existing_outline_and_begins_with_numbers(exported: Path, tmp_path: Path) -> None:
     """Modules that were not compared have no numbers; a separate table lists them with the reason."""
     planted(exported / "plain.onnx", tmp_path / "wrong.onnx", lambda array: array * np.float32(4.0))
     wrong, fused = (

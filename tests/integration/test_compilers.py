@@ -62,7 +62,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("embed", ["--embed", "--no-embed"])
-def test_plug_in_compiles_for_its_npu_and_answers_as_the_source_does(model: Path, tmp_path: Path, embed: str) -> None:
+def test_plug_in_compiles_for_its_npu_with_equal_outputs(model: Path, tmp_path: Path, embed: str) -> None:
     """Each compiled node lists its modules; the same plug-in opens, runs and measures the file."""
     output = tmp_path / "npu.onnx"
     code, record, err = winml(QNN, "compile", "-m", model, "-o", output, "--ep", "qnn", embed)
@@ -209,7 +209,7 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.reader(QNN)
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
-def test_file_placed_for_an_npu_stays_whole_there(quantized: Path, tmp_path: Path, precision: str) -> None:
+def test_file_placed_for_an_npu_stays_one_part(quantized: Path, tmp_path: Path, precision: str) -> None:
     """There is one part; only conversions of inputs and outputs run outside, and the CPU expands no weight."""
     source, placed = quantized.with_name("float.onnx"), tmp_path / "placed.onnx"
     options = ("--mode", "qdq", "-p", precision, "--min-sqnr", "0", "--ep", "qnn")

@@ -76,7 +76,7 @@ def test_model_of_a_build_runs_alone(source: Path, tmp_path: Path) -> None:
     )
 
 
-def test_model_that_is_too_large_for_one_file_names_data_of_its_own(
+def test_model_above_the_file_limit_has_a_data_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The summary lists model and data file with their sizes, and both are deployed."""

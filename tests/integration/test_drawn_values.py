@@ -171,7 +171,7 @@ def test_missing_values_are_drawn_as_the_model_requires(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_second_draw_after_an_example_is_one_the_model_takes(name: str, tmp_path: Path) -> None:
+def test_second_draw_after_an_example_is_valid_for_the_model(name: str, tmp_path: Path) -> None:
     """The drawn values follow the masks and lengths of the example."""
     model, inputs = EXAMPLES[name]
     result = exported(model(), tmp_path, inputs)

@@ -286,7 +286,7 @@ def test_parts_that_genai_has_no_type_for_are_refused(encoded: Encoded) -> None:
 
 
 @pytest.mark.parametrize("architecture", CLASSES)
-def test_decoder_of_other_readers_computes_the_keys_itself(architecture: str, tmp_path: Path) -> None:
+def test_decoder_for_other_readers_computes_the_keys(architecture: str, tmp_path: Path) -> None:
     """The encoder returns its states only; the text of both files equals PyTorch's.
 
     A module of the decoder becomes a function, a module of the encoder does not. ``winml compare`` finds both files
@@ -452,7 +452,7 @@ def test_size_left_open_by_an_option_that_freezes_is_refused(tmp_path: Path) -> 
     assert not list(tmp_path.glob("*.onnx"))
 
 
-def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None:
+def test_decoder_reads_the_mask_of_the_encoder(tmp_path: Path) -> None:
     """Recordings, one of them padded, give PyTorch's text; TorchScript fixes the length."""
     folder = save_encoder_decoder(tmp_path / "moonshine", "moonshine")
     exporter = HTPExporter(WinMLExportConfig(exporter="torchscript"))
@@ -488,7 +488,7 @@ def test_decoder_reads_the_mask_that_the_encoder_answers(tmp_path: Path) -> None
         assert f'{{"audio_length": {count}}}' in outcome.err
 
 
-def test_recording_of_another_length_is_refused_where_no_mask_hides_padding(tmp_path: Path) -> None:
+def test_recording_of_another_length_is_refused_without_a_mask(tmp_path: Path) -> None:
     """A recording is neither cut nor padded silently; at the exact length the text equals PyTorch's."""
     soundfile = pytest.importorskip("soundfile")
     folder = save_encoder_decoder(tmp_path / "checkpoint", "moonshine", has_mask=False)

@@ -298,7 +298,7 @@ def test_perplexity_is_the_exponential_of_the_loss(tmp_path: Path) -> None:
     assert quantized.as_record()["calibration"]["samples"] == 4
 
 
-def test_answers_are_the_best_spans_of_all_windows(tmp_path: Path) -> None:
+def test_spans_are_the_best_of_all_windows(tmp_path: Path) -> None:
     """The span with the largest sum of scores is chosen among valid spans of all windows of a context."""
     folder = save_task_checkpoint(tmp_path / "m", "bert", "BertForQuestionAnswering", text_tokenizer())
     questions = sentences(12, seed=4, longest=6)

@@ -260,7 +260,7 @@ class CallsChooser(nn.Module):
         return scripted(values)
 
 
-def test_export_if_nodes_belong_to_the_module_that_called_and_both_branches_answer(tmp_path: Path) -> None:
+def test_export_if_nodes_belong_to_the_calling_module_and_both_branches_are_correct(tmp_path: Path) -> None:
     """An If and its inner nodes have the caller's tag, and each branch has PyTorch's output."""
     model = distinct(CallsChooser()).eval()
     result = export(model, tmp_path, torch.full((1, 4), 0.5))
@@ -475,7 +475,7 @@ def test_export_outputs_are_named_after_the_forward_result(
     assert names == [spec.name for spec in result.only_part.outputs]
 
 
-def test_export_output_that_is_an_input_is_answered(tmp_path: Path) -> None:
+def test_export_returned_input_is_an_output(tmp_path: Path) -> None:
     """A returned input is an output under another name with equal values."""
 
     class Through(nn.Module):
@@ -513,7 +513,7 @@ def test_export_integer_outputs_are_compared_exactly(tmp_path: Path) -> None:
     assert ["int64", "bool"] == [spec.dtype for spec in result.only_part.outputs]
 
 
-def test_export_with_input_specs_draws_valid_values(tmp_path: Path) -> None:
+def test_export_with_input_specs_uses_valid_values(tmp_path: Path) -> None:
     """Specifications suffice in place of examples, and the drawn values stay in their ranges."""
     spec = InputTensorSpec(name="ids", shape=(1, 6), dtype="int64", value_range=(0, 499))
     result = export(distinct(TiedWeights()), tmp_path, None, input_tensors=(spec,))
@@ -565,7 +565,7 @@ class SizesBesideTensors(nn.Module):
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-def test_sizes_that_a_forward_returns_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
+def test_returned_sizes_are_no_outputs(tmp_path: Path, exporter: Any) -> None:
     """TorchScript traces sizes as tensors; PyTorch returns numbers, and later outputs keep their names."""
     values, path = torch.arange(6.0).reshape(2, 3), tmp_path / "model.onnx"
     config = WinMLExportConfig(exporter=exporter)

@@ -296,7 +296,7 @@ def test_setting_that_cannot_be_read_does_not_stop_an_export(tmp_path: Path) -> 
     assert result.only_part.verification.is_verified
 
 
-def test_counter_beside_the_answer_does_not_stop_an_export(tmp_path: Path) -> None:
+def test_counter_changed_by_a_forward_does_not_stop_an_export(tmp_path: Path) -> None:
     """The file is correct and the counter is restored, with either exporter."""
     for exporter in ("torchscript", "dynamo"):
         model = Keeper(KEEPS["a counter"], torch.tanh)
@@ -393,7 +393,7 @@ def test_export_shape_refused_names_the_module(tmp_path: Path) -> None:
     assert "first.linear" == caught.value.module
 
 
-def test_export_decision_in_python_is_caught_by_the_second_draw(tmp_path: Path) -> None:
+def test_export_decision_in_python_is_detected_by_the_second_draw(tmp_path: Path) -> None:
     """A branch frozen by the trace has wrong outputs for other inputs, and no file is written."""
     torch.manual_seed(3)
     model = holder(choose)

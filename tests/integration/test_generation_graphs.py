@@ -141,7 +141,7 @@ def test_file_maps_cache_outputs_to_inputs(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("past", [0, 5, 9])
-def test_graph_answers_as_pytorch_after_any_text(decoder: Decoder, past: int) -> None:
+def test_graph_equals_pytorch_after_any_text(decoder: Decoder, past: int) -> None:
     """Prompts of 1, 3 and 7 tokens follow 0, 5 and 9 others, in two rows, the first padded on the left."""
     generator = np.random.default_rng(past)
     for count in (1, 3, 7):

@@ -87,7 +87,7 @@ def test_device_values_are_read_back_unchanged(dtype: str) -> None:
     assert MEMORY in run.output_memory
 
 
-def test_model_in_16_bits_answers_on_the_device_as_the_plain_one_does(half: Path, plain: Path) -> None:
+def test_16_bit_model_on_the_device_equals_the_plain_model(half: Path, plain: Path) -> None:
     """The plain model runs in 32 bits on the CPU."""
     reference = Session(plain)
     feeds = values_for(reference, RunOptions("plain")).feeds
@@ -120,7 +120,7 @@ def test_provider_without_compiled_files_is_refused(half: Path, tmp_path: Path) 
     assert [] == list(tmp_path.iterdir())
 
 
-def test_tensorrt_compiles_one_part_and_answers_as_the_source_does(plain: Path, tmp_path: Path) -> None:
+def test_tensorrt_compiles_one_part_with_equal_outputs(plain: Path, tmp_path: Path) -> None:
     """The part lists its modules, and is opened and compared on the device."""
     if "TensorrtExecutionProvider" not in present_providers():
         pytest.skip("no TensorRT device: its provider is not installed")

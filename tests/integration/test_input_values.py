@@ -179,7 +179,7 @@ def follows(model: nn.Module, path: Path, case: Case) -> bool:
 
 
 @pytest.mark.parametrize(("name", "exporter"), pair_with_exporters(FROZEN))
-def test_value_that_the_trace_fixed_is_no_verified_file(name: str, exporter: Exporter, tmp_path: Path) -> None:
+def test_value_fixed_by_the_trace_fails_the_verification(name: str, exporter: Exporter, tmp_path: Path) -> None:
     """Dynamo refuses the model or follows the value; TorchScript's error names the input and the line that read it."""
     case, path = FROZEN[name], tmp_path / "model.onnx"
     model = Around(case.function)
@@ -274,7 +274,7 @@ def test_declared_value_is_reported_as_fixed(tmp_path: Path) -> None:
     assert any(note.startswith("Input n is fixed to 3") for note in result.notes)
 
 
-def test_value_that_is_only_asserted_speaks_against_no_file(tmp_path: Path) -> None:
+def test_asserted_value_is_no_assumption(tmp_path: Path) -> None:
     """An assertion has no effect on the graph, unless it stores its value."""
 
     def checked(_model: Around, x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:

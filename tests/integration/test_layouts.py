@@ -414,7 +414,7 @@ def test_layout_of_an_encoder_is_one_line(encoder: Path) -> None:
 
 
 @pytest.mark.reader("transformers.js")
-def test_reader_of_an_encoder_answers_as_pytorch(bert: Path, encoder: Path) -> None:
+def test_reader_of_an_encoder_equals_pytorch(bert: Path, encoder: Path) -> None:
     """The reader uses the unchanged folder in a pipeline."""
     vectors = np.array(read_with("transformers.js", VECTORS, encoder, PROMPT))
     tokens = AutoTokenizer.from_pretrained(bert)(PROMPT, return_tensors="pt")
@@ -519,7 +519,7 @@ def test_layout_is_part_of_the_build(built: Path, tmp_path: Path) -> None:
     assert (folder / "model.onnx").is_file()
 
 
-def test_fused_decoder_is_written_once_where_nothing_is_compared(shallow: Path, tmp_path: Path) -> None:
+def test_fused_decoder_is_written_once_without_a_comparison(shallow: Path, tmp_path: Path) -> None:
     """The file equals that of a verified build byte by byte; float16 weights stay float16."""
     verified = laid_out(shallow, tmp_path / "verified", "genai")
     folder = laid_out(shallow, tmp_path / "folder", "genai", "--no-verify")
@@ -642,7 +642,7 @@ def test_graph_with_recurrent_states_is_refused_with_any_config(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("layout", ["optimum", "transformers.js"])
-def test_settings_of_a_processor_are_copied_to_where_readers_look(clip: Path, tmp_path: Path, layout: str) -> None:
+def test_processor_settings_are_copied_for_readers(clip: Path, tmp_path: Path, layout: str) -> None:
     """Transformers 5 stores the settings of a processor in one file; readers expect its sections as separate files."""
     checkpoint = shutil.copytree(clip, tmp_path / "clip")
     settings = json.loads((checkpoint / "preprocessor_config.json").read_text(encoding="utf-8"))

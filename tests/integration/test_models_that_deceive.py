@@ -1026,7 +1026,7 @@ def judged(case: Case, model: nn.Module, part: ExportedPart) -> Outcome:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.forward.__name__)
-def test_verified_file_is_right_bounded_or_noted(case: Case, tmp_path: Path) -> None:
+def test_verified_file_is_correct_bounded_or_noted(case: Case, tmp_path: Path) -> None:
     """Each case has an expected outcome, and no file is silently wrong."""
     model = type("Deceiver", (Deceiver,), {"forward": case.forward})()
     config = WinMLExportConfig.model_validate({"exporter": case.exporter, "dynamic_axes": dict(case.axes)})
@@ -1055,7 +1055,7 @@ class RecurrentPieces(nn.Module):
         return torch.cat([self.layer(piece)[0] for piece in x.split(100, 1)], 1)
 
 
-def test_hint_names_kernels_only_where_one_is_missing(tmp_path: Path) -> None:
+def test_hint_names_kernels_only_if_a_kernel_is_missing(tmp_path: Path) -> None:
     """A graph with a size frozen as a number is no fault of ONNX Runtime."""
     config = WinMLExportConfig.model_validate({"exporter": "torchscript", "dynamic_axes": TOKENS})
     with pytest.raises(VerificationError) as raised:

@@ -105,7 +105,7 @@ def test_profile_charges_the_nodes_of_the_file(exported: Path, profiled: Profile
     assert profiled.profile.kernel_ms == pytest.approx(sum(profiled.node_ms.values()))
 
 
-def test_profile_of_torch_modules_goes_as_deep_as_the_tags(tmp_path: Path) -> None:
+def test_profile_of_torch_modules_has_the_depth_of_the_tags(tmp_path: Path) -> None:
     """Layers of torch.nn have their own times after an export with --torch-module."""
     path = tmp_path / "net.onnx"
     config = WinMLExportConfig(torch_module=("all",))

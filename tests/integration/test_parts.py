@@ -111,7 +111,7 @@ def test_files_record_their_part_and_feeds(exported: ExportResult) -> None:
     assert {"encoder": (FEED,), "decoder": ()} == bundle.feeds
 
 
-def test_parts_answer_together_as_the_whole_model_does(exported: ExportResult) -> None:
+def test_joined_parts_equal_the_whole_model(exported: ExportResult) -> None:
     """The decoder's file takes the output of the encoder's file."""
     rng = np.random.default_rng(0)
     ids, targets = rng.integers(0, 16, (2, 5)), rng.integers(0, 16, (2, 3))
@@ -153,7 +153,7 @@ def _failing_second() -> LoadedModel:
     return two_parts(model)
 
 
-def test_nothing_is_written_when_the_second_part_fails(tmp_path: Path) -> None:
+def test_failure_of_the_second_part_writes_no_file(tmp_path: Path) -> None:
     """Earlier files are unchanged, and the first part of the new set is not written either."""
     with pytest.raises(VerificationError):
         export_loaded(HTPExporter(), _failing_second(), tmp_path / "new" / "net.onnx")
@@ -306,7 +306,7 @@ def test_damaged_file_of_one_part_reruns_its_stage(tmp_path: Path) -> None:
     assert any("export_decoder.onnx" in note for note in result.notes)
 
 
-def test_build_that_fails_in_a_part_keeps_the_parts_that_are_done(tmp_path: Path) -> None:
+def test_build_failing_in_a_part_keeps_finished_parts(tmp_path: Path) -> None:
     """The next build continues with the failed part."""
     out = tmp_path / "out"
 
@@ -344,7 +344,7 @@ def test_foreign_file_with_the_name_of_a_part_is_refused(tmp_path: Path) -> None
     assert "mine" == (tmp_path / "out" / "decoder.onnx").read_text()
 
 
-def test_foreign_file_is_refused_where_the_export_of_the_parts_is_reused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused_by_a_build_that_reuses_the_export(tmp_path: Path) -> None:
     """A stage skipped in the first build claims its names later; the foreign file is unchanged."""
     out, plan = tmp_path / "out", plan_for(tmp_path)
     without = dataclasses.replace(plan, config=plan.config.model_copy(update={"optim": None}))

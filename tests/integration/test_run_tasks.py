@@ -278,7 +278,7 @@ def test_padding_of_a_fixed_graph_is_left_out_of_the_embedding(folder: Path, mon
     assert expected == pytest.approx(found["entries"][0]["values"], abs=CLOSE)
 
 
-def test_models_whose_inputs_no_processor_makes_take_tensors_only() -> None:
+def test_models_without_a_processor_for_an_input_accept_tensors_only() -> None:
     """Whisper with its decoder and a model of numbers take tensors only; a vision model with a mask takes images."""
     assert run_task("feature-extraction", ("input_features", "decoder_input_ids"))[1] is None
     assert run_task("feature-extraction", ("past_values",))[1] is None
@@ -406,7 +406,7 @@ def test_candidate_labels_equal_the_pipeline(folder: Path, monkeypatch: pytest.M
     assert "entailment" in outcome.err
 
 
-def test_each_of_several_texts_has_its_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_several_texts_has_its_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task with one text runs on each text, and every result names its text; two inputs cannot both be lists."""
     monkeypatch.chdir(folder)
     CASES["text-classification"].save(folder / "several")

@@ -97,7 +97,7 @@ def test_gain_of_the_winner_has_numbers(known: KnownTimes) -> None:
     assert (None, None) == (winner["fastest"], winner["fastest_to_winner"])
 
 
-def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: KnownTimes) -> None:
+def test_candidate_faster_within_the_noise_is_named_with_its_ratio(known: KnownTimes) -> None:
     """The simpler candidate wins, and the JSON names the faster one and its ratio."""
     compiled = {"plain": QUIET, "plain+compiled": scale(0.99, QUIET)}
     result = known.answer(right={"plain": QUIET, FORM: QUIET}, variations=compiled)
@@ -110,7 +110,7 @@ def test_one_that_is_faster_within_the_noise_is_named_with_its_ratio(known: Know
     ("factors", "words"),
     [([0.99], "within 2 %"), ([0.9, 0.99], "below 2 %"), ([0.9, 1.1], "not distinguishable")],
 )
-def test_words_on_two_that_are_as_good_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
+def test_words_on_two_equal_candidates_follow_the_interval(known: KnownTimes, factors: list[float], words: str) -> None:
     """Only an interval that contains 1 leaves the faster candidate open."""
     times = [factors[turn % len(factors)] * time for turn, time in enumerate(QUIET)]
     result = known.answer(right={"plain": QUIET, FORM: times}, variations=variations(QUIET, "plain", 1.0))

@@ -225,7 +225,7 @@ def test_open_axes_apply_to_the_parts_with_these_axes(checkpoint: Path) -> None:
         resolve_model(request)
 
 
-def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
+def test_images_with_mutual_attention_are_not_cut(tmp_path: Path) -> None:
     """A fixed number of tokens in each run is refused before tracing."""
     request = ModelRequest(
         str(save_vision_language(tmp_path, "gemma3")),
@@ -236,7 +236,7 @@ def test_images_whose_tokens_see_each_other_are_not_cut(tmp_path: Path) -> None:
         resolve_model(request)
 
 
-def test_second_turn_sees_its_own_picture(checkpoint: Path, exported: ExportResult) -> None:
+def test_second_turn_of_a_chat_uses_its_own_image(checkpoint: Path, exported: ExportResult) -> None:
     """The logits with the cache of the first turn equal PyTorch's; a placeholder without a new image is refused."""
     for name in ("config.json", "generation_config.json"):
         (checkpoint / "onnx" / name).write_bytes((checkpoint / name).read_bytes())

@@ -111,7 +111,7 @@ VERBS = tuple(_reads(Path(), Path()))
 
 @given(damage=onnx_damages, which=st.integers(0, 2), verb=st.sampled_from(VERBS[1:]))
 @bounded
-def test_damaged_model_ends_every_verb_in_words(
+def test_damaged_model_ends_every_verb_with_a_message(
     commands: CommandProcess, models: Sequence[Path], damage: Damage, which: int, verb: str
 ) -> None:
     """Inspect and another command end with a known exit code and no traceback, for a readable or unreadable file."""
@@ -193,7 +193,7 @@ def test_damaged_checkpoint_file_is_refused_or_read(
 @pytest.mark.parametrize("kind", ["config", "manifest", "build config"])
 @given(data=st.data(), damage=json_damages)
 @bounded
-def test_damaged_json_ends_every_verb_in_words(
+def test_damaged_json_ends_every_verb_with_a_message(
     commands: CommandProcess, folders: Path, models: Sequence[Path], kind: str, data: st.DataObject, damage: Damage
 ) -> None:
     """A fault in a config or a manifest gives an error message or has no effect."""
@@ -219,7 +219,7 @@ def test_damaged_json_ends_every_verb_in_words(
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
 @given(damage=json_damages)
 @settings(bounded, max_examples=15)
-def test_damaged_checkpoint_ends_its_export_in_words(
+def test_damaged_checkpoint_ends_its_export_with_a_message(
     commands: CommandProcess, folders: Path, file: str, damage: Damage
 ) -> None:
     """Files that pass the first checks reach torch and transformers, and the export still ends without a traceback."""

@@ -55,7 +55,7 @@ def test_ratio_does_not_depend_on_unit_order_and_sign(values: Array, noise: Arra
 
 
 @given(ARRAYS)
-def test_equal_answers_reach_the_highest_ratio(values: Array) -> None:
+def test_equal_outputs_reach_the_highest_ratio(values: Array) -> None:
     """An array compared with itself has the highest SQNR and no difference."""
     measured = single_fidelity(values, values)
     assert (MOST_DB, 0.0, 0.0) == (measured.sqnr_db, measured.relative_error, measured.max_abs_diff)

@@ -64,7 +64,7 @@ STEPS = {
 
 @settings(max_examples=25, deadline=None)
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=5), batch=st.integers(1, 4))
-def test_simplified_graph_answers_as_before(steps: list[str], batch: int) -> None:
+def test_simplified_graph_has_equal_outputs(steps: list[str], batch: int) -> None:
     """The outputs are equal with one token and with five."""
     numbers = {"zero": [0], "one": [1], "two": [2], "rest": [-1], "last": [6], "flat": [-1]}
     constants = "  ".join(f"{name} = Constant <value_ints={value}> ()" for name, value in numbers.items())

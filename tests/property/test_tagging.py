@@ -35,7 +35,7 @@ def node(metadata: dict[str, str]) -> ir.Node:
 
 
 @given(st.lists(node_tags, min_size=1, max_size=3), foreign_metadata)
-def test_tag_that_is_written_is_read(tags: list[NodeTag], others: dict[str, str]) -> None:
+def test_written_tag_is_read(tags: list[NodeTag], others: dict[str, str]) -> None:
     """The last written tag is read, its depth is the number of slashes, and other keys stay."""
     tagged = node(others)
     for tag in tags:

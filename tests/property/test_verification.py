@@ -99,7 +99,7 @@ def test_value_turning_nan_or_infinite_is_detected(expected: Array, data: st.Dat
     arrays.arrays("float64", 5, elements=st.floats(-1, 1, width=16)),
     st.integers(-40, 40),
 )
-def test_scaling_both_sides_changes_nothing(expected: Array, noise: Array, exponent: int) -> None:
+def test_scaling_both_sides_has_no_effect(expected: Array, noise: Array, exponent: int) -> None:
     """The verdict depends on the relative values of the outputs, not on their unit."""
     actual = expected + noise * THRESHOLDS["float64"]
     factor = 2.0**exponent

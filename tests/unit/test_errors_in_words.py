@@ -95,7 +95,7 @@ def test_thread_of_a_streamed_reference_spells_as_its_caller() -> None:
         assert ["export.input_tensors"] == run_in_lock_step([lambda _: spell("input_specs")], lambda _: [])
 
 
-def test_key_that_an_object_lacks_is_no_matter_of_versions() -> None:
+def test_missing_key_of_an_object_is_no_version_error() -> None:
     """A key that a config or a module lacks may be an error of ours; an attribute that a library lacks is not."""
     in_ours = {"__name__": "winml.modelkit.models.somewhere", "layer": torch.nn.Linear(1, 1), "library": torch.jit}
     for code, words in (

@@ -50,7 +50,7 @@ def test_clock_error_learns_its_step() -> None:
     assert [None] == [event.finished for event in heard]
 
 
-def test_clock_unplanned_step_is_a_mistake_of_ours() -> None:
+def test_clock_unplanned_step_is_an_internal_error() -> None:
     """A step outside of the plan has no number."""
     with pytest.raises(ValueError, match="not in tuple"), StepClock(NAMES).step("paint"):
         pass

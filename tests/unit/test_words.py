@@ -15,7 +15,7 @@ _OBEYED = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
 @given(_ANY_TEXT)
-def test_printable_text_holds_nothing_that_is_obeyed(text: str) -> None:
+def test_printable_text_contains_no_control_characters(text: str) -> None:
     """The result can be encoded, stands on one line, and keeps all printable characters."""
     shown = printable(text)
     assert set() == {character for character in shown if unicodedata.category(character) in _OBEYED}

@@ -20,7 +20,7 @@ def folder(path: Path, *names: str) -> Path:
     return path
 
 
-def test_onnx_file_is_itself(tmp_path: Path) -> None:
+def test_onnx_file_resolves_to_its_path(tmp_path: Path) -> None:
     """An ONNX file is found with an extension in any case; a missing file is an error."""
     folder(tmp_path / "a", "x.onnx", "y.ONNX")
     assert tmp_path / "a" / "x.onnx" == onnx_file(str(tmp_path / "a" / "x.onnx"))
@@ -30,7 +30,7 @@ def test_onnx_file_is_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["owner/name", "net.py:build", "missing/folder"])
-def test_other_names_are_no_files(name: str) -> None:
+def test_other_names_are_not_resolved_to_files(name: str) -> None:
     """Names of models on the Hub are not looked up here."""
     assert onnx_file(name) is None
 
@@ -87,7 +87,7 @@ def test_names_without_model_folders_return_nothing(tmp_path: Path) -> None:
         assert onnx_file_in(name) is None
 
 
-def test_model_that_is_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+def test_model_linked_out_of_its_folder_is_refused(tmp_path: Path) -> None:
     """A foreign folder opens no other file of the machine."""
     other = folder(tmp_path / "other", "model.onnx") / "model.onnx"
     built = folder(tmp_path / "built", "build_manifest.json")

@@ -41,7 +41,7 @@ def plan_for(**quant: Any) -> BuildPlan:
     return plan_build(WinMLBuildConfig(quant=section(**quant)), ModelRequest("checkpoint"))
 
 
-def test_limit_alone_quantizes_nothing() -> None:
+def test_limit_alone_requests_no_quantization() -> None:
     """A minimum SQNR applies to the stages that run, and is refused if none runs."""
     assert idle_quantization(section(min_sqnr_db=20.0))
     with pytest.raises(UsageError, match="neither quantizes nor compiles"):
@@ -167,7 +167,7 @@ def test_data_is_known_by_its_content(tmp_path: Path) -> None:
     assert 3 == len({json.dumps(found) for found in (first, second, options("data"))})
 
 
-def test_data_set_is_known_by_its_files_and_the_draw(tmp_path: Path) -> None:
+def test_data_set_is_identified_by_its_files_and_seed(tmp_path: Path) -> None:
     """Files of one name in two folders are two data sets.
 
     A data set of the Hub is known by its name; the seed draws samples.
@@ -282,7 +282,7 @@ def test_order_of_rules_makes_another_result() -> None:
         ({"precision": "fp32"}, False),
     ],
 )
-def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[str, Any], is_handed_over: bool) -> None:
+def test_tensor_by_tensor_quantization_is_handed_over(values: dict[str, Any], is_handed_over: bool) -> None:
     """The receiving stage makes the graph, and lists the absorbed stages."""
     plan = plan_for(**values)
     stages = handed_over_stages(STAGES, plan)
@@ -292,7 +292,7 @@ def test_graph_is_handed_over_where_all_bits_go_tensor_by_tensor(values: dict[st
     assert STAGES == handed_over_stages(STAGES, plan_build(WinMLBuildConfig(quant=None), ModelRequest("checkpoint")))
 
 
-def test_mode_that_is_a_list_is_refused_by_its_key() -> None:
+def test_list_as_mode_is_refused_by_its_key() -> None:
     """A list as mode is neither ours nor that of another tool."""
     with pytest.raises(ConfigError, match=r"quant\.mode"):
         section(mode=["weight-only"])

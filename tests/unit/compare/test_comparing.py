@@ -62,7 +62,7 @@ def test_labels_are_compared_by_the_share_of_equal_labels(tmp_path: Path) -> Non
     assert "y: 0.0 %" in shown.getvalue()
 
 
-def test_equal_nan_are_no_agreement(tmp_path: Path) -> None:
+def test_equal_nan_is_no_agreement(tmp_path: Path) -> None:
     """The output has a problem, which names the only value."""
     body = "a = Abs (x) n = Neg (a) l = Sub (n, a) y = Log (l)"
     (output,) = _compared(tmp_path, body, body, "float[4, 8] y").outputs
@@ -74,7 +74,7 @@ def _saved(path: Path, body: str, shape: str = "4, 8") -> Path:
     return path
 
 
-def test_model_that_draws_is_refused(tmp_path: Path) -> None:
+def test_random_model_is_refused(tmp_path: Path) -> None:
     """Neither a node that draws random numbers nor a dropout can be compared; the error names the node."""
     drawing = _saved(tmp_path / "drawing.onnx", "noise = RandomNormalLike (x) y = Add (x, noise)")
     plain = _saved(tmp_path / "plain.onnx", "y = Identity (x)")
@@ -116,7 +116,7 @@ def test_calls_of_one_module_have_a_row_each() -> None:
     assert result.first_divergence is result.modules[0]
 
 
-def test_models_with_nothing_in_common_are_refused(tmp_path: Path) -> None:
+def test_models_without_common_outputs_are_refused(tmp_path: Path) -> None:
     """Two whole models share no output name; by module, a file has no module names."""
     reference = _saved(tmp_path / "reference.onnx", "y = Abs (x)")
     ir.save(parse("m (float[4, 8] x) => (float[4, 8] z) { z = Abs (x) }"), tmp_path / "other.onnx")

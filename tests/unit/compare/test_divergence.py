@@ -43,7 +43,7 @@ def test_first_module_with_equal_inputs_is_selected() -> None:
     assert first_divergence([EXACT, unknown, unchanged, behind], LIMIT, is_rounded=False) is None
 
 
-def test_rounded_modules_have_to_stand_out() -> None:
+def test_rounded_modules_must_exceed_the_usual_error() -> None:
     """A rounded module has to exceed the usual own error and its input error.
 
     A difference of large numbers amplifies rounding.

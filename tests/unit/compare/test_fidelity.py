@@ -54,7 +54,7 @@ def test_non_finite_values_must_be_equal(expected: float, actual: float) -> None
     assert ("NaN or infinity in different places", False) == (info.worst.problem.partition(":")[0], info.is_verified)
 
 
-def test_output_without_a_finite_value_proves_nothing_beside_one_with() -> None:
+def test_output_without_finite_values_is_no_evidence() -> None:
     """Equal NaN verify nothing in any draw; an output without elements is no problem."""
     draw = {"y": SIGNAL, "z": np.full(3, np.nan), "empty": np.zeros((2, 0))}
     info = measure_fidelity([draw], [draw], 10.0)
@@ -97,7 +97,7 @@ def test_small_integers_are_amounts() -> None:
     assert (None, True) == (info.worst.equal_share, info.is_verified)
 
 
-def test_all_draws_count_together() -> None:
+def test_all_draws_are_added_up() -> None:
     """The power of all draws is added, so a draw without signal does not hide the noise of another draw."""
     draws = [{"y": SIGNAL}, {"y": np.zeros(3, np.float32)}]
     answers = [{"y": SIGNAL}, {"y": np.full(3, 0.1, np.float32)}]
@@ -157,7 +157,7 @@ def test_values_missing_on_both_sides_are_ignored() -> None:
         (np.array(["a"]), "no number"),
     ],
 )
-def test_reference_without_signal_proves_nothing(values: Array, words: str) -> None:
+def test_reference_without_signal_is_no_evidence(values: Array, words: str) -> None:
     """Equal zeros are no verification; the message names the constant values."""
     info = measure_fidelity([{"y": values}], [{"y": values}], 10.0)
     assert (False, False) == (info.has_signal, info.is_verified)
@@ -180,7 +180,7 @@ def test_noise_without_signal_is_the_lowest_ratio() -> None:
     assert ("y", -MOST_DB, 0.0) == (info.worst.name, info.worst.sqnr_db, info.worst.cosine)
 
 
-def test_output_that_is_missing_is_named() -> None:
+def test_missing_output_is_named() -> None:
     """A quantized graph has the outputs of its reference."""
     info = measure_fidelity([{"y": SIGNAL, "z": SIGNAL}], [{"y": SIGNAL}], 10.0)
     assert ("z", "is missing", False) == (info.worst.name, info.worst.problem, info.is_verified)

@@ -113,7 +113,7 @@ def test_compare_zero_reference_accepts_only_zero() -> None:
     assert "y" == info.worst.name
 
 
-def test_compare_equal_draws_have_no_signal() -> None:
+def test_compare_equal_draws_are_no_signal() -> None:
     """A model with constant outputs would hide a wrong graph."""
     same = np.float32([1.0, 2.0])
     info = compare(same, same, other=same)
@@ -148,13 +148,13 @@ def test_compare_signal_in_one_output_is_enough() -> None:
     assert compare_outputs(draws, draws).is_verified
 
 
-def test_compare_other_shape_in_the_second_draw_is_signal() -> None:
+def test_compare_other_shape_in_the_second_draw_is_a_signal() -> None:
     """An output with a size that depends on the values depends on the inputs."""
     draws = [{"y": np.int64([1])}, {"y": np.int64([1, 1])}]
     assert compare_outputs(draws, draws).has_signal
 
 
-def test_compare_second_draw_counts() -> None:
+def test_compare_second_draw_is_judged() -> None:
     """A graph that is right for the traced inputs only is refused, and the draw is named."""
     first, second = np.float32([1.0]), np.float32([2.0])
     info = compare_outputs([{"y": first}, {"y": second}], [{"y": first}, {"y": first}])
@@ -204,7 +204,7 @@ def test_compare_by_the_coarsest_dtype_inside_but_integers_exactly() -> None:
     assert not compare_outputs(reference, [shifted, reference[1]], rounding=Rounding(("float16",))).is_verified
 
 
-def test_compare_dtype_inside_that_is_finer_changes_nothing() -> None:
+def test_compare_finer_inner_dtype_has_no_effect() -> None:
     """float32 weights behind a float16 output do not change its threshold, nor the measure of signal."""
     reference = [{"y": np.float16([1.0])}, {"y": np.float16([3.0])}]
     info = compare_outputs(reference, reference, rounding=Rounding(("float32",)))
@@ -246,7 +246,7 @@ def test_constant_column_is_detected_if_the_reference_varies() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis(axis: int) -> None:
+def test_compare_slice_of_small_values_is_judged_by_its_scale_along_any_axis(axis: int) -> None:
     """Two slices may have different units; rounding of the large slice is no reason to refuse the small one."""
     rng = np.random.default_rng(0)
     large, small = (rng.standard_normal((4, 4)).astype(np.float32) for _ in range(2))
@@ -260,7 +260,7 @@ def test_compare_slice_of_small_values_is_judged_by_its_own_scale_along_any_axis
     assert comparison.problem.startswith(f"index 1 of {'the last axis' if axis == 2 else f'axis {axis}'}")
 
 
-def test_compare_slice_that_stays_as_in_the_first_draw_is_refused() -> None:
+def test_compare_slice_constant_since_the_first_draw_is_refused() -> None:
     """A constant slice beside large values is within the threshold of each draw."""
     large, small = np.full((2, 4), 1e9, np.float32), np.arange(8, dtype=np.float32).reshape(2, 4)
     reference = [{"y": np.stack([large * draw, small * draw], 1)} for draw in (1, 2)]
@@ -287,14 +287,14 @@ def test_probability_near_zero_may_differ_by_units_of_1() -> None:
     assert not compare_outputs(reference, far, rounding=probabilities).is_verified
 
 
-def test_probability_that_only_rounding_moves_is_no_signal() -> None:
+def test_probability_changed_by_rounding_only_is_no_signal() -> None:
     """A change of the reference within the accepted difference proves nothing."""
     reference = [{"y": _near_zero(0) * np.float32(1e-3)}, {"y": _near_zero(1) * np.float32(1e-3)}]
     answers = [{"y": np.zeros_like(draw["y"])} for draw in reference]
     assert not compare_outputs(reference, answers, rounding=Rounding(probabilities=lambda: frozenset("y"))).has_signal
 
 
-def test_probabilities_that_are_equal_keep_their_threshold() -> None:
+def test_equal_probabilities_keep_their_threshold() -> None:
     """A softmax over a large vocabulary still has a signal."""
     reference = [{"y": _near_zero(seed) * np.float32(1e-3)} for seed in (0, 1)]
     info = compare_outputs(reference, reference, rounding=Rounding(probabilities=lambda: frozenset("y")))

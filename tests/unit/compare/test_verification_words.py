@@ -36,7 +36,7 @@ def test_count_words_round_to_common_units(count: int, words: str) -> None:
     assert words == count_words(count)
 
 
-def test_shape_words_of_a_scalar() -> None:
+def test_shape_words_of_a_scalar_are_empty_brackets() -> None:
     """A scalar has empty brackets."""
     assert "float32[]" == shape_words("float32", ())
 

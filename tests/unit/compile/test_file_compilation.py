@@ -88,7 +88,7 @@ def test_compiled_convolution_records_its_processor_layout(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("embed", [True, False])
-def test_weights_lie_beside_the_model_unless_embedded(tmp_path: Path, embed: bool) -> None:
+def test_weights_are_beside_the_model_unless_embedded(tmp_path: Path, embed: bool) -> None:
     """ONNX Runtime maps a data file, so a single file is written on request only."""
     ir.save(parse(CONVOLUTION), tmp_path / "model.onnx")
     result = compile_onnx(tmp_path / "model.onnx", tmp_path / "out.onnx", ep="cpu", embed=embed)
@@ -170,7 +170,7 @@ def test_flags_beside_options_are_refused(perceptron: Path, tmp_path: Path) -> N
         compile_onnx(perceptron, tmp_path / "out.onnx", options=CompileOptions(ep="cpu"), embed=True)
 
 
-def test_files_on_their_way_lie_on_the_file_system_of_the_output(tmp_path: Path) -> None:
+def test_temporary_files_are_on_the_file_system_of_the_output(tmp_path: Path) -> None:
     """Temporary files can be moved into place, even if the folder of the output does not exist yet."""
     with temporary_folder(beside=tmp_path / "new" / "out.onnx") as folder:
         assert tmp_path == folder.parent
@@ -230,9 +230,7 @@ def test_compiled_file_names_its_session_options(arguments: tuple[str, ...], tmp
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
-def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
-    has_tokenizer: bool, tmp_path: Path
-) -> None:
+def test_example_command_passes_text_if_a_tokenizer_exists(has_tokenizer: bool, tmp_path: Path) -> None:
     """Without a tokenizer the command passes tensors by name, since a text could not be read."""
     path = tmp_path / "model.onnx"
     model = onnx.parser.parse_model(
@@ -247,7 +245,7 @@ def test_example_command_passes_text_where_a_tokenizer_lies_beside_the_file(
     assert (has_tokenizer, not has_tokenizer) == ("--text" in example, "--input input_ids=@" in example)
 
 
-def test_example_command_generates_nothing_with_a_graph_of_a_fixed_number_of_tokens(tmp_path: Path) -> None:
+def test_example_command_does_not_generate_with_a_fixed_number_of_tokens(tmp_path: Path) -> None:
     """A text grows by one token a run."""
     (tmp_path / "tokenizer.json").write_text("{}")
     examples = {}

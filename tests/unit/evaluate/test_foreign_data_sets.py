@@ -272,7 +272,7 @@ def _flac(frames: int) -> bytes:
     return bytes(flac)
 
 
-def test_recordings_whose_headers_lie_are_left_out(tmp_path: Path) -> None:
+def test_recordings_with_false_headers_are_left_out(tmp_path: Path) -> None:
     """Other recordings are read."""
     wav = io.BytesIO()
     soundfile.write(wav, np.zeros(8), 8000, format="WAV")

@@ -44,7 +44,7 @@ def marks(model: ir.Model) -> list[str]:
 
 
 @pytest.mark.parametrize("wanted", [17, 15])
-def test_lowered_graph_answers_the_same_and_keeps_metadata(wanted: int, tmp_path: Path) -> None:
+def test_lowered_graph_has_equal_outputs_and_metadata(wanted: int, tmp_path: Path) -> None:
     """Down to 17 nodes are converted one by one, below 17 by onnx's converter; the file is valid."""
     weight = np.ones((40, 40), dtype=np.float32)
     model = tagged(CHANGED)

@@ -169,7 +169,7 @@ def test_markdown_report_has_the_sections_of_formats(result: ExportResult) -> No
     ] == titles
 
 
-def test_markdown_report_draws_the_tree_with_counts(result: ExportResult) -> None:
+def test_markdown_report_contains_the_tree_with_counts(result: ExportResult) -> None:
     """Each module stands below its parent with path, own nodes, all nodes and parameters."""
     counts, nodes = result.only_part.node_counts(), len(result.only_part.nodes)
     expected = [

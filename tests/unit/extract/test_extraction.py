@@ -33,7 +33,7 @@ def test_name_is_one_that_windows_takes(module: str, expected: str) -> None:
     assert [expected] == _names(module)
 
 
-def test_names_that_differ_by_case_or_replaced_signs_stay_apart() -> None:
+def test_names_differing_in_case_or_replaced_signs_stay_distinct() -> None:
     """Two modules never share a file on a file system that ignores case."""
     assert ["block.a", "block.A-2", "b_c", "b_c-2"] == _names("block.a", "block.A", "b/c", "b:c")
 

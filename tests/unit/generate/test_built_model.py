@@ -59,7 +59,7 @@ def reference(model: Any, **inputs: torch.Tensor) -> Any:
         return model(**inputs)
 
 
-def test_model_answers_with_the_record_of_its_class(encoder: WinMLModel) -> None:
+def test_model_returns_the_record_of_its_class(encoder: WinMLModel) -> None:
     """Type, fields and numbers are those of transformers."""
     expected = reference(build_model("bert"), input_ids=tokens(LENGTH))
     actual = encoder(input_ids=tokens(LENGTH))
@@ -143,7 +143,7 @@ def test_quantized_model_takes_short_rows(encoder: WinMLModel, tmp_path: Path) -
     assert difference.norm() < 0.3 * expected.last_hidden_state.norm()
 
 
-def test_model_that_looks_for_its_filler_answers_short_rows(tmp_path: Path) -> None:
+def test_model_searching_its_filler_runs_short_rows(tmp_path: Path) -> None:
     """GPT-2 finds the last token by the pad token: another pad token would give other outputs."""
     options = {"num_labels": 3, "pad_token_id": 0}
     model = build_model("gpt2", class_name="GPT2ForSequenceClassification", **options)
@@ -248,7 +248,7 @@ def test_class_of_a_task_builds_for_that_task(checkpoint: Path) -> None:
         getattr(winml.modelkit, name).from_pretrained(str(checkpoint), task="fill-mask")
 
 
-def test_from_onnx_of_a_plain_module_answers_by_name(tmp_path: Path) -> None:
+def test_from_onnx_of_a_plain_module_returns_names(tmp_path: Path) -> None:
     """Outputs of a file without a transformers class have the names of the file."""
     module = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
     x = torch.randn(2, 4)

@@ -135,7 +135,7 @@ def test_padding_leaves_a_fixed_size_state_unchanged(tmp_path: Path) -> None:
         assert [[8 % 8], [14 % 8]] == after.argmax(-1).tolist()
 
 
-def test_padding_that_nothing_hides_is_refused(tmp_path: Path) -> None:
+def test_unmasked_padding_is_refused(tmp_path: Path) -> None:
     """A growing cache without a mask would hold the padding; a mask without padding is accepted."""
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["" : 17]>

@@ -129,7 +129,7 @@ def test_cache_copy_stays_unchanged(path: Path) -> None:
     np.testing.assert_allclose(logits["in place"], logits["copied"], rtol=1e-6)
 
 
-def test_rewound_cache_answers_as_before(path: Path) -> None:
+def test_rewound_cache_gives_equal_outputs(path: Path) -> None:
     """A step that is measured repeatedly starts from the same tokens."""
     graph = DecoderGraph(Session(path))
     cache = graph.empty_cache(1)

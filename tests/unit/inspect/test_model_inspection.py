@@ -175,7 +175,7 @@ def test_list_tasks_needs_no_decision(architecture: str, tmp_path: Path) -> None
     assert CONFIGS[architecture][0] in {name for classes in tasks.values() for name in classes}
 
 
-def test_inspect_allocates_nothing_that_grows_with_the_weights() -> None:
+def test_inspect_allocates_no_parameters() -> None:
     """No tensor with storage is made for the parameters."""
     seen = inspect_model(ModelRequest(""), model_type="llama", hierarchy=True)
     assert seen.tree is not None

@@ -113,7 +113,7 @@ def test_inspect_onnx_selector_narrows_to_subtrees_with_their_nodes(tmp_path: Pa
     assert 5 == len(everything.module_nodes)
 
 
-def test_inspect_onnx_selector_that_names_nothing_is_refused(tmp_path: Path) -> None:
+def test_inspect_onnx_unmatched_selector_is_refused(tmp_path: Path) -> None:
     """A selector is also refused if the file has no tree."""
     with pytest.raises(UsageError, match="'/M/C'"):
         _inspect_model(_two_layer_model(), tmp_path, selector="/M/C")

@@ -83,7 +83,7 @@ def test_print_onnx_inspection_unknown_is_marked_and_never_zero(tmp_path: Path) 
     assert lines[-1].endswith("128 B 128 B 32 32 ? ?")
 
 
-def test_print_onnx_inspection_verbose_shows_everything(tmp_path: Path) -> None:
+def test_print_onnx_inspection_verbose_prints_all_rows(tmp_path: Path) -> None:
     """The option prints all operators, other metadata and each initializer; without it the rest is counted."""
     path = _file(tmp_path, operators=10)
     brief, verbose = _print(path), _print(path, verbose=True)

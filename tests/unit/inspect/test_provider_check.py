@@ -158,7 +158,7 @@ def test_size_that_depends_on_data_is_a_finding_of_its_own_with_fixed_inputs(tmp
     assert not any("unknown size" == finding.kind for finding in check_provider(path, "tensorrt").findings)
 
 
-def test_nodes_without_a_name_of_their_own_are_no_other_node(tmp_path: Path) -> None:
+def test_unnamed_nodes_are_matched_with_no_other_node(tmp_path: Path) -> None:
     """ONNX Runtime reports nodes by name and operator, so only a unique pair is attributed."""
     nodes = [
         ("Relu", ["x"], "a", ""),

@@ -63,7 +63,7 @@ def test_input_tensors_are_accepted_without_examples() -> None:
     assert ((SPEC,), None) == (loaded.only_part.inputs, loaded.only_part.example)
 
 
-def test_transformers_model_describes_itself() -> None:
+def test_transformers_model_is_described_by_its_config() -> None:
     """The config of a transformers model is enough, and its version is recorded."""
     import transformers
 

@@ -142,7 +142,7 @@ def test_weights_missing_in_the_checkpoint_follow_the_seed(saved: Path) -> None:
     assert any("seed 1" in note for note in other.notes)
 
 
-def test_load_task_whose_head_was_never_trained_is_refused(saved: Path) -> None:
+def test_load_task_with_an_untrained_head_is_refused(saved: Path) -> None:
     """Random outputs are not worth a file, unless --random-weights asks for them."""
     words = _refused(CheckpointError, saved, task="text-classification")
     assert "lacks 2" in words
@@ -388,7 +388,7 @@ def test_load_reports_progress_and_prints_nothing(saved: Path, capfd: pytest.Cap
     assert level == transformers.utils.logging.get_verbosity()
 
 
-def test_load_warns_about_nothing(saved: Path) -> None:
+def test_load_emits_no_warnings(saved: Path) -> None:
     """Messages for the user are in the notes, not in warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

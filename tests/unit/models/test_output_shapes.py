@@ -51,7 +51,7 @@ def test_size_is_explained_by_the_only_fitting_expression(size: Size, expected: 
     assert expected == explain(size)
 
 
-def test_size_nothing_explains_gets_a_readable_name() -> None:
+def test_unexplained_size_gets_a_readable_name() -> None:
     """The generated name contains the name of the output."""
     assert "out_dim_0" == explain(lambda s: (s["height"] // 16) * (s["width"] // 16))
 

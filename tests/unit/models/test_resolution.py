@@ -75,7 +75,7 @@ def test_resolve_own_code_is_not_run_without_the_flag(resolve: object, tmp_path:
         resolve(ModelRequest(str(tmp_path)))  # type: ignore[operator]
 
 
-def test_resolve_checkpoint_of_a_factory_is_nothing(tmp_path: Path) -> None:
+def test_resolve_checkpoint_of_a_factory_is_empty(tmp_path: Path) -> None:
     """A factory has no config, and is not called to find that out."""
     (tmp_path / "net.py").write_text("def build():\n    raise RuntimeError\n", encoding="utf-8")
     assert None is resolve_checkpoint(ModelRequest(f"{tmp_path / 'net.py'}:build"))

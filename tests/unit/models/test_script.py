@@ -265,7 +265,7 @@ def test_script_input_specs_keep_containers_and_constants_of_the_example(folder:
     assert ("Box", 2.0) == (type(built["box"]).__name__, built["factor"])
 
 
-def test_script_input_specs_of_other_names_are_containers_by_themselves(folder: Path) -> None:
+def test_script_input_specs_of_other_names_are_containers(folder: Path) -> None:
     """Names alone tell dicts and lists; constants of the example stay."""
     specs = (InputTensorSpec(name="features.0", shape=(2,), dtype="int64"),)
     part = _load(folder, NESTED, "nested", input_specs=specs).only_part
@@ -289,7 +289,7 @@ def test_script_returning_a_second_value_is_refused(folder: Path) -> None:
     assert "(model, inputs)" in str(caught.value.hint)
 
 
-def test_script_dict_that_is_the_only_argument_is_explained(folder: Path) -> None:
+def test_script_dict_as_the_only_argument_is_explained(folder: Path) -> None:
     """A dict is spread over the parameters; the message explains how to pass one as an argument."""
     text = """
 class Only(torch.nn.Module):

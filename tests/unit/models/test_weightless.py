@@ -193,7 +193,7 @@ def test_weightless_model_has_the_messages_of_real_loading(tmp_path: Path, damag
     assert name in told[0][0]
 
 
-def test_weightless_model_whose_loading_needs_values_is_loaded_for_real(tmp_path: Path) -> None:
+def test_weightless_model_with_value_dependent_loading_is_loaded(tmp_path: Path) -> None:
     """Code of the checkpoint may write into loaded weights, so weights are held in memory, and a note says so."""
     folder = _save("bert", tmp_path / "checkpoint")
     shutil.copy(Path(__file__).with_name("writing_model.py"), folder / "writing_model.py")

@@ -59,7 +59,7 @@ def test_folding_a_known_condition_keeps_the_tags_of_the_branch() -> None:
     assert before == answer(model, x=X)
 
 
-def test_folding_leaves_no_note_of_names_that_are_gone() -> None:
+def test_folding_leaves_no_note_of_removed_names() -> None:
     """Values carry no metadata of onnxscript's."""
     model = parse(
         "m (float[2] x) => (float[2] y) <float[2] a = {1,2}, float[2] b = {3,4}> { c = Add (a, b)  y = Mul (x, c) }"

@@ -54,7 +54,7 @@ def test_omitted_output_stays_omitted() -> None:
     assert before == answer(model, **feeds)
 
 
-def test_normalization_settles_where_an_output_is_left_out() -> None:
+def test_normalization_settles_with_an_omitted_output() -> None:
     """The first round removes the name, and the second changes nothing."""
     result = normalize(parse(WITH_A_GAP))
     assert ["y", "", "i"] == [value.name for value in result.model.graph.node(0).outputs]

@@ -73,7 +73,7 @@ def test_normalize_gives_every_value_a_shape_and_every_node_a_name(tmp_path: Pat
 
 
 @pytest.mark.parametrize("fold_constants", [True, False])
-def test_normalize_done_again_changes_nothing(tmp_path: Path, fold_constants: bool) -> None:
+def test_normalize_twice_has_no_further_effect(tmp_path: Path, fold_constants: bool) -> None:
     """A second normalization changes nothing, in memory or after a save."""
     options = NormalizeOptions(fold_constants=fold_constants)
     model = parse(CAPTURED)
@@ -83,7 +83,7 @@ def test_normalize_done_again_changes_nothing(tmp_path: Path, fold_constants: bo
     assert not normalize(ir.load(tmp_path / "model.onnx"), options).changed
 
 
-def test_normalize_without_folding_computes_nothing() -> None:
+def test_normalize_without_folding_keeps_constant_nodes() -> None:
     """The nodes that compute a shape stay, constants are initializers all the same."""
     model = parse(CAPTURED)
     normalize(model, NormalizeOptions(fold_constants=False))

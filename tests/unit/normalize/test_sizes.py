@@ -44,7 +44,7 @@ def test_heads_are_split_and_joined_by_constant_shapes(ending: str) -> None:
     assert ["batch", "2", "sequence", "4"] == [str(size) for size in list(model.graph)[1].outputs[0].shape or ()]
 
 
-def test_size_that_is_needed_is_read_once() -> None:
+def test_required_size_is_read_once() -> None:
     """Two slices of a table have as many rows as there are tokens."""
     body = (
         f"{ENDINGS['torchscript']}  shape2 = Shape (x)  s1 = Gather (shape2, one)  s2 = Unsqueeze (s1, first)"
@@ -57,7 +57,7 @@ def test_size_that_is_needed_is_read_once() -> None:
     _check(model, ["Shape", "Gather", "Unsqueeze", "Slice", "Slice", "Add", "Add"], 2)
 
 
-def test_whole_slices_and_expansions_to_the_own_shape_go() -> None:
+def test_whole_slices_and_expansions_to_the_own_shape_are_removed() -> None:
     """A slice of all elements, torch's Expand with -1 and a reshape with its inverse have no effect."""
     body = (
         f"{ENDINGS['torchscript']}  sliced = Slice (x, first, b, first)  two = Constant <value_ints=[2]> ()"

@@ -76,7 +76,7 @@ def test_bundle_has_the_order_of_execution(tmp_path: Path) -> None:
         ModelBundle.read(paths[:1])
 
 
-def test_only_part_is_refused_where_there_are_several() -> None:
+def test_single_part_access_is_refused_for_several_parts() -> None:
     """The refusal names the parts."""
 
     @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_only_part_is_refused_where_there_are_several() -> None:
             only_part(parts)
 
 
-def test_names_of_files_bear_the_part_where_there_are_several() -> None:
+def test_file_names_contain_the_part_if_several_exist() -> None:
     """The file of a model with one part has the requested name."""
     path = Path("out/net.v1.onnx")
     assert (path, Path("out/net.v1_vision.onnx")) == tuple(

@@ -87,7 +87,7 @@ def test_exact_cut_has_its_nodes_and_no_other() -> None:
     assert ["[n - 2]", "[n_2]"] == [str(shape) for shape in sizes]
 
 
-def test_cut_model_answers_as_the_whole_does() -> None:
+def test_cut_model_equals_the_whole() -> None:
     """The part is a valid model that makes the same values of the same inputs."""
     model = parse(CHAIN)
     x, y = np.float32([[1, -2, 3], [4, -5, 6]]), np.float32([[0, 1, 0], [2, 0, 3]])
@@ -119,7 +119,7 @@ def test_cut_model_types_inner_values_as_the_graph_does() -> None:
     assert ("a", ir.DataType.FLOAT, "[batch,3]") == (value.name, value.dtype, str(value.shape))
 
 
-def test_cut_model_names_dimensions_that_are_expressions() -> None:
+def test_cut_model_names_dimensions_with_expressions() -> None:
     """A size computed inside the whole model is free in the part, so the expression becomes a plain name,
     equal at each use.
     """
@@ -131,7 +131,7 @@ def test_cut_model_names_dimensions_that_are_expressions() -> None:
     assert "height_2" == str(part.graph.outputs[0].shape[0])  # type: ignore[index]
 
 
-def test_cut_brings_constant_computations_along() -> None:
+def test_cut_includes_constant_computations() -> None:
     """Values independent of the model's inputs cross no boundary, regardless of producer and number of readers."""
     model = parse("""
         g (float[2,3] x) => (float[2,3] b, float[3] s)
@@ -150,7 +150,7 @@ def test_cut_brings_constant_computations_along() -> None:
     assert "it depends on no input of the model, so its result is a constant" == _refusal_reason(model, "s", "t")
 
 
-def test_cut_draws_in_shape_computations_between_its_nodes() -> None:
+def test_cut_includes_shape_computations_between_its_nodes() -> None:
     """Nodes that compute sizes for the part come along from other modules."""
     model = parse("""
         g (float[2,6] x, float[2,6] y) => (float[6,2] d)

@@ -105,7 +105,7 @@ def test_module_with_a_node_of_another_one_between_is_left_out() -> None:
     assert "/Tanh_b (Tanh)" in left_out.reason
 
 
-def test_function_holds_most_nodes_where_few_are_apart() -> None:
+def test_function_contains_most_nodes_if_few_are_separate() -> None:
     """The first node is needed before a node of another module, so the function has the remaining four."""
     folded = _fold(_tagged(LAYERS, dict.fromkeys("acdey", ("/M/A", "a"))))
     (part,) = folded.plan.all_parts
@@ -223,7 +223,7 @@ def test_record_is_not_used_once_another_tool_changed_more_than_metadata(other: 
     ],
     ids=str,
 )
-def test_damaged_record_changes_nothing(damage: dict[str, object]) -> None:
+def test_damaged_record_has_no_effect(damage: dict[str, object]) -> None:
     """The record is validated as a whole before use."""
     model = _layers()
     model.metadata_props[FUNCTIONS_KEY] = json.dumps({"graph": graph_digest(model), **damage})

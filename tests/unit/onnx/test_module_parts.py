@@ -66,7 +66,7 @@ def test_module_is_cut_with_its_descendants() -> None:
     assert [["a", "b", "c", "d", "e"]] == _values_by_call(model, "/M")
 
 
-def test_module_whose_name_starts_like_another_is_another() -> None:
+def test_module_with_a_common_name_prefix_is_another_module() -> None:
     """``/M/A.1`` does not include ``/M/A.10``."""
     assert [["b"]] == _values_by_call(_tagged_model(NESTED, {"b": "/A.1", "c": "/A.10"}), "/M/A.1")
 
@@ -132,14 +132,14 @@ def test_module_with_inseparable_calls_is_refused() -> None:
     assert "2 times" in _refusal_reason(model, "/M/L")
 
 
-def test_module_parts_that_read_other_weights_are_no_two_calls() -> None:
+def test_module_parts_with_other_weights_are_not_two_calls() -> None:
     """Parts with different weights are not two calls of the module."""
     text = BETWEEN.replace("<float[20] w", f"<float[20] v = {WEIGHTS}, float[20] w").replace("Mul(r, w)", "Mul(r, v)")
     model = _tagged_model(text, dict.fromkeys("abc", "/L"), {"/L": 2})
     assert "2 times" in _refusal_reason(model, "/M/L")
 
 
-def test_module_that_calls_a_shared_one_takes_its_nodes_along() -> None:
+def test_module_calling_a_shared_module_includes_its_nodes() -> None:
     """A module that is registered elsewhere and called here is part of the call it stands in."""
     tags = {"a": "/A", "b": "/F", "c": "/A", "d": "/F"}
     assert [["a", "b", "c"]] == _values_by_call(_tagged_model(NESTED, tags, {"/A": 1, "/F": 2}), "/M/A")
@@ -182,7 +182,7 @@ def test_module_inside_a_function_is_refused() -> None:
     assert "a function" in _refusal_reason(model, "/M/Add")
 
 
-def test_damaged_record_of_calls_is_no_record() -> None:
+def test_damaged_record_of_calls_is_ignored() -> None:
     """An unreadable tree says nothing about calls."""
     model = _tagged_model(CHAINED, LAYER)
     model.metadata_props[TREE_KEY] = '[{"tag": '

@@ -206,7 +206,7 @@ def _builder_keys(names: list[str], classes: list[str]) -> dict[str, str]:
     return {"pkg__onnxscript__name_scopes": repr(names), "pkg__onnxscript__class_hierarchy": repr(classes)}
 
 
-def test_read_tree_placeholder_of_torch_passes_is_no_module() -> None:
+def test_read_tree_ignores_the_placeholder_of_torch_passes() -> None:
     """A node with a module unknown to torch belongs to none."""
     placeholder = "_empty_nn_module_stack_from_metadata_hook"
     nodes = [

@@ -125,7 +125,7 @@ def test_replacement_of_an_attention_has_its_module(llama: Path) -> None:
     assert found["CumSum"] == "model"
 
 
-def test_nothing_reads_the_length_of_the_cache(llama: Path) -> None:
+def test_length_of_the_cache_is_not_read(llama: Path) -> None:
     """Lengths come from the mask, so a cache in a longer buffer gives the same outputs."""
     model = _fuse(llama).model
     readers = {node.op_type for value in model.graph.inputs if "past" in str(value.name) for node in value.consumers()}
@@ -161,7 +161,7 @@ def test_decoders_of_other_families_are_fused(tmp_path: Path, kind: str, rotatio
 
 
 @pytest.mark.parametrize("counts_tokens", [True, False])
-def test_window_of_tokens_has_no_room_for_padding(tmp_path: Path, *, counts_tokens: bool) -> None:
+def test_window_of_tokens_allows_no_padding_inside(tmp_path: Path, *, counts_tokens: bool) -> None:
     """A row with padding between its tokens needs ``token_windows``; a row with padding before its tokens does not."""
     path = _export(tmp_path, _build("mistral"))
     options = FUSED.with_token_windows() if counts_tokens else FUSED

@@ -105,14 +105,14 @@ def test_optimized_file_is_stamped_verified_and_recorded(tmp_path: Path) -> None
     assert 2 == len(record["verification"]["outputs"])
 
 
-def test_second_optimization_copies_nothing_but_changes_nothing(tmp_path: Path) -> None:
+def test_second_optimization_copies_the_file_unchanged(tmp_path: Path) -> None:
     """An optimized file is normalized, so a run without options copies the file."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     first = optimize_onnx(source, tmp_path / "first.onnx", level="full")
     assert optimize_onnx(first.model_path, tmp_path / "second.onnx").is_copy
 
 
-def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) -> None:
+def test_external_weights_stay_external_and_are_embedded_on_demand(tmp_path: Path) -> None:
     """Data files are read and written, and the result does not use those of the source."""
     source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY, data=True)
     outside = optimize_onnx(source, tmp_path / "a" / "out.onnx", level="basic", external_data=True)
@@ -123,14 +123,14 @@ def test_weights_outside_stay_outside_and_go_inside_on_demand(tmp_path: Path) ->
     assert ["out.onnx"] == [file.path.name for file in inside.files]
 
 
-def test_large_weights_go_outside_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_become_external(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights above the limit are stored in a data file."""
     monkeypatch.setattr("winml.modelkit.transform.graph_file.EXTERNAL_BYTES", 4)
     source = _save(tmp_path / "in.onnx", stamped=False, body=_WIDE_BODY)
     assert 2 == len(optimize_onnx(source, tmp_path / "out.onnx", level="basic").files)
 
 
-def test_wrong_result_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_wrong_result_is_refused_and_not_written(tmp_path: Path) -> None:
     """ONNX Runtime takes x⁴ for x² in a layer normalization; the comparison with the source finds it."""
     body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
         <float four = {4}, float epsilon = {0.00001}, float[4] g = {1, 2, 3, 4}, float[4] b = {4, 3, 2, 1}>
@@ -157,7 +157,7 @@ def test_custom_domain_passes_through_unverified(tmp_path: Path) -> None:
     assert ["Unheard"] == _operators(result.model_path)
 
 
-def test_quantized_and_already_optimized_models_go_through(tmp_path: Path) -> None:
+def test_quantized_and_optimized_models_pass_through(tmp_path: Path) -> None:
     """Operators of ONNX Runtime and quantized ones stay unchanged, with the same outputs."""
     body = """m (float[2, 3, 4] x) => (float[2, 3, 4] y)
         <float scale = {0.1}, uint8 zero = {10}, float[4] b = {1, 2, 3, 4}>
@@ -218,7 +218,7 @@ def test_output_never_takes_the_data_of_the_source(tmp_path: Path) -> None:
         assert data == (tmp_path / "out.onnx.data").read_bytes()
 
 
-def test_file_is_not_optimized_onto_itself(tmp_path: Path) -> None:
+def test_file_is_not_optimized_in_place(tmp_path: Path) -> None:
     """The source stays unchanged under any path to it; a hard link to it is another file."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     content = source.read_bytes()
@@ -238,7 +238,7 @@ def test_files_are_named_by_the_paths_of_the_caller(tmp_path: Path, monkeypatch:
     assert [Path("out.onnx")] == [file.path for file in optimize_onnx(source.name, "out.onnx", level="basic").files]
 
 
-def test_loop_goes_on_until_a_round_finds_nothing(tmp_path: Path) -> None:
+def test_loop_continues_until_a_round_without_changes(tmp_path: Path) -> None:
     """Every round is recorded, including the last one without a change."""
     source = _save(tmp_path / "in.onnx", stamped=False)
     loop = run_optimize_analyze_loop(source, tmp_path / "out.onnx", level="basic")
@@ -290,7 +290,7 @@ def test_analysis_that_returns_no_flags_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [{}, {"level": "full"}])
-def test_data_file_that_is_cut_off_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
+def test_truncated_data_file_is_refused(tmp_path: Path, flags: Mapping[str, Any]) -> None:
     """Otherwise a stamped file would be copied unread."""
     source = _save(tmp_path / "in.onnx", stamped=True, data=True)
     data = tmp_path / "in.onnx.data"
@@ -317,7 +317,7 @@ def test_format_too_new_for_onnx_runtime_is_lowered(tmp_path: Path, stamped: boo
     assert newest + 1 == onnx.load(source, load_external_data=False).ir_version
 
 
-def test_answers_without_a_finite_value_are_no_proof(tmp_path: Path) -> None:
+def test_outputs_without_finite_values_are_no_evidence(tmp_path: Path) -> None:
     """NaN equals NaN, which proves nothing about the graph."""
     body = "m (float[2] x) => (float[2] y) <float[2] z = {0, 0}> { i = Div (z, z) a = Identity (x) y = Mul (a, i) }"
     result = optimize_onnx(_save(tmp_path / "in.onnx", stamped=False, body=body), tmp_path / "out.onnx")

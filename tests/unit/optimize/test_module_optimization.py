@@ -111,7 +111,7 @@ def test_shared_weights_stay_for_other_modules(tmp_path: Path) -> None:
         ({"group_query_attention_fusion": True, "module": ["first"]}, "reads the"),
     ],
 )
-def test_selection_that_has_no_meaning_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
+def test_meaningless_selection_is_refused(tmp_path: Path, flags: dict[str, Any], message: str) -> None:
     """A selector without a match, a selector without capabilities, and work that cannot be limited are refused."""
     source = save(tmp_path / "in.onnx", TWO_GELUS, ["first"] * 5 + ["second"] * 5)
     with pytest.raises(UsageError, match=message):
@@ -152,7 +152,7 @@ def test_check_distinguishes_any_fixed_size_from_one_size(tmp_path: Path) -> Non
     assert (0, [(1, False)]) == (entry.count, [(item.count, item.only_at_one) for item in entry.blocked])
 
 
-def test_constant_folding_that_is_switched_off_folds_nothing(tmp_path: Path) -> None:
+def test_disabled_constant_folding_folds_nothing(tmp_path: Path) -> None:
     """Constants are folded neither by normalization nor by ONNX Runtime."""
     body = "m (float[2] x) => (float[2] y) <float[2] w1 = {1, 2}, float[2] w2 = {3, 4}>"
     body += " { c = Add (w1, w2) y = Mul (x, c) }"

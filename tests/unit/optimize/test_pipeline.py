@@ -61,7 +61,7 @@ def test_empty_request_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_level_keeps_answer_interface_and_tags_and_settles(level: str) -> None:
+def test_level_keeps_outputs_interface_and_tags_and_settles(level: str) -> None:
     """Outputs, names and tags stay at every level, and a second optimization changes nothing."""
     options = OptimizeOptions.model_validate({"level": level})
     result = optimize(parse(MESSY), options)
@@ -176,7 +176,7 @@ def test_opset_conversion_carries_tags_both_ways(target: int) -> None:
     assert answer(parse(MESSY), x=X) == answer(result.model, x=X)
 
 
-def test_opset_without_a_way_there_is_refused_with_the_reason() -> None:
+def test_unreachable_opset_is_refused_with_the_reason() -> None:
     """The error names both opsets and the missing operator."""
     model = parse(
         "m (float[2, 4] x) => (float[2, 4] y) <float[4] g = {1, 2, 3, 4}> { y = LayerNormalization (x, g) }", opset=17

@@ -52,7 +52,7 @@ def test_feeds_mask_hides_the_end_of_every_row(dtype: str, length: int) -> None:
     assert (rows[:, -1] == 0).all()
 
 
-def test_feeds_without_padding_hide_nothing_and_are_otherwise_the_same() -> None:
+def test_feeds_without_padding_differ_in_the_mask_only() -> None:
     """Only the mask changes."""
     specs = [_spec("input_ids", (2, 8), value_range=(0, 99)), _spec("attention_mask", (2, 8), value_range=(0, 1))]
     padded, whole = make_feeds(specs, 0), make_feeds(specs, 0, with_padding=False)
@@ -91,7 +91,7 @@ def test_feeds_pixel_mask_hides_trailing_columns() -> None:
     assert (mask[:, :, -1] == 0).all()
 
 
-def test_feeds_last_value_ends_each_valid_row_and_stands_nowhere_else() -> None:
+def test_feeds_last_value_is_at_the_end_of_each_valid_row_only() -> None:
     """A model that looks for the end token finds exactly one, at the end of the mask."""
     specs = [
         _spec("input_ids", (8, 20), value_range=(0, 5), last_value=2),

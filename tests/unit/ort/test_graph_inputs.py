@@ -96,7 +96,7 @@ def test_size_of_unknown_meaning_is_required() -> None:
         ([graph_input("x", "float32", (5, 3))], {}),
     ],
 )
-def test_batch_size_goes_to_the_batch_dimension(inputs: list[InputTensorSpec], expected: dict[str, int]) -> None:
+def test_batch_size_sets_the_batch_dimension(inputs: list[InputTensorSpec], expected: dict[str, int]) -> None:
     """The first dimension is the batch if it has that name, no name, or this size already."""
     assert expected == settle_sizes(inputs, {}, batch_size=5).by_name
 
@@ -114,7 +114,7 @@ def test_batch_size_and_shapes_that_disagree_are_refused() -> None:
         settle_sizes([IDS], {"batch": 2}, batch_size=5)
 
 
-def test_draws_stay_in_the_range_the_file_states() -> None:
+def test_draws_stay_in_the_stated_range() -> None:
     """The same seed gives the same values."""
     item = graph_input("ids", "int64", ("batch", 50), {"value_range": (3.0, 9.0)})
     first, again, other = (draw_feeds([item], {"batch": 4}, seed)["ids"] for seed in (0, 0, 1))

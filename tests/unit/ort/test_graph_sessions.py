@@ -70,7 +70,7 @@ def test_weights_of_several_folders_and_links_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(X @ values, GraphSessions(model).open(model).run({"x": X})["y"], rtol=1e-3, atol=1e-3)
 
 
-def test_weight_that_is_computed_is_computed_once_for_all_graphs(tmp_path: Path) -> None:
+def test_computed_weight_is_computed_once_for_all_graphs(tmp_path: Path) -> None:
     """A weight of the shared graph is computed once; a weight of another graph is computed for each session."""
     reads: list[str] = []
     _, values = stored(tmp_path, np.float32)

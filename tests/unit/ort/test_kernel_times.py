@@ -102,7 +102,7 @@ def test_invalid_profile_json_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '[{"ph" : "X"'])
-def test_profile_that_was_not_written_to_its_end_is_an_error(tmp_path: Path, text: str) -> None:
+def test_truncated_profile_is_an_error(tmp_path: Path, text: str) -> None:
     """A full disk truncates the profile; the error names the file."""
     path = tmp_path / "profile.json"
     path.write_text(text, encoding="utf-8")

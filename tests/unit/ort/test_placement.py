@@ -55,7 +55,7 @@ def test_cpu_session_assigns_each_node(tmp_path: Path) -> None:
     assert ((), True) == (failed.nodes, "Erf" in failed.problem)
 
 
-def test_answer_and_log_are_read_by_provider_and_node() -> None:
+def test_assignment_and_log_are_read_by_provider_and_node() -> None:
     """A reason applies to the nodes named just above it; a line in between ends the group."""
     told = {"assigned": [["QNNExecutionProvider", "/add", "Add", ""], ["CPUExecutionProvider", "/act/Erf", "Erf", ""]]}
     read = read_placement("QNNExecutionProvider", told, reasons_in_log(LOG.splitlines(keepends=True)))

@@ -89,7 +89,7 @@ def test_session_with_wrong_values_names_the_expected_inputs() -> None:
         session.run({"x": np.zeros(3, np.float32)})
 
 
-def test_prepared_run_answers_as_a_run_does() -> None:
+def test_prepared_run_equals_a_run() -> None:
     """The prepared run can be repeated with the bound values, bfloat16 and scalars included."""
     for dtype in (np.float32, ml_dtypes.bfloat16, np.int64):
         for shape in ([], [2, 3]):
@@ -105,7 +105,7 @@ def test_prepared_run_answers_as_a_run_does() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_prepared_run_without_io_binding_passes_arrays_and_answers_the_same(dtype: type) -> None:
+def test_prepared_run_without_io_binding_has_equal_outputs(dtype: type) -> None:
     """A change of the arrays between two runs has an effect, since no copy stays on a device."""
     value = np.arange(6).reshape(2, 3).astype(dtype)
     session = Session(_one_node_model("Identity", dtype, [2, 3]))

@@ -67,7 +67,7 @@ def test_record_adds_up_and_survives_json() -> None:
     assert [] == module_times_record(_profile(), depth=1)["tree"][0]["children"]
 
 
-def test_trace_kernels_lie_inside_the_frames_of_their_modules() -> None:
+def test_trace_kernels_are_inside_the_frames_of_their_modules() -> None:
     """Every kernel is enclosed by one frame per segment of its tag; frames do not reach into the next run."""
     events = chrome_trace_record(_profile())["traceEvents"]
     frames = [event for event in events if event["cat"] == "module"]

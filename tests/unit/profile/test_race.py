@@ -47,7 +47,7 @@ def test_no_candidate_is_dropped_before_an_interval_exists() -> None:
         assert {} == losers(raced, ["plain", "int8"], OF_TWO)
 
 
-def test_clearly_slower_in_each_turn_drops_out_of_many() -> None:
+def test_clearly_slower_candidate_is_dropped_from_many() -> None:
     """Eight turns are too few for an interval of twelve candidates; one turn near the fastest keeps a candidate."""
     medians = {f"c{number}": 10.0 + number / 100 for number in range(10)}
     raced = times(fast=5.0, near=5.3, **medians)
@@ -58,7 +58,7 @@ def test_clearly_slower_in_each_turn_drops_out_of_many() -> None:
     assert "c3" not in losers(raced, list(raced), confidence)
 
 
-def test_race_is_decided_where_no_other_is_faster_than_the_simplest_beyond_the_noise() -> None:
+def test_comparison_ends_if_no_candidate_beats_the_simplest() -> None:
     """The median of the pairs decides; times of a busy machine decide nothing."""
     raced = times(simple=10.0, other=10.0 * (1 - NOISE / 2), slow=12.0)
     assert is_decided(raced, ["simple", "other", "slow"])
@@ -89,7 +89,7 @@ def test_few_races_of_equal_candidates_drop_a_candidate_by_chance() -> None:
     assert share(confidence_of_race(10, len(RUNGS) - 1)) <= 0.05 < share(0.95)
 
 
-def test_one_outlier_decides_nothing() -> None:
+def test_one_outlier_has_no_effect() -> None:
     """A turn in which the machine stood still moves no end of the interval across 1."""
     raced = times(plain=10.0, int8=5.0)
     raced["int8"][2] = 1000.0
@@ -145,14 +145,14 @@ def test_winner_is_beaten_by_no_candidate() -> None:
     assert "steady" == choose(raced, list(raced)).winner
 
 
-def test_fastest_wins_where_each_is_slower_than_some_other() -> None:
+def test_fastest_wins_in_a_circle_of_ratios() -> None:
     """Pairs in a circle decide nothing, and still the race has a winner."""
     going_round = {"a": [1.0, 2.0, 3.0] * 8, "b": [1.1, 2.2, 2.0] * 8, "c": [1.2, 1.9, 2.1] * 8}
     choice = choose(going_round, list(going_round))
     assert choice.winner in going_round
 
 
-def test_ratio_takes_the_turns_that_both_were_in() -> None:
+def test_ratio_uses_the_rounds_of_both() -> None:
     """A dropped candidate has a shorter series."""
     raced = times(plain=10.0, int8=5.0)
     raced["int8"] += [1.0] * 6

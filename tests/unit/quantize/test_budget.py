@@ -167,7 +167,7 @@ def test_smallest_reaches_the_quality(source: Path) -> None:
     assert all(trial.sqnr_db is None or trial.sqnr_db < 30 for trial in smaller)
 
 
-def test_smallest_is_no_larger_than_a_budget_that_reaches_the_quality(rough: Path) -> None:
+def test_smallest_result_is_no_larger_than_a_sufficient_budget(rough: Path) -> None:
     """A search with fewer mean bits does not reach the quality of the smallest result."""
     smallest = searched(rough, budget="smallest", min_sqnr_db=12.0, samples=4)
     below = searched(rough, budget=f"{smallest.mean_bits - 0.1:.2f}bits", samples=4)
@@ -317,7 +317,7 @@ def test_unreachable_limits_are_refused(source: Path, options: dict[str, Any], e
 
 @TWO_BITS
 @pytest.mark.parametrize(("option", "value"), [("budget", "2bits"), ("max_size", "10kB")])
-def test_remedies_of_a_limit_that_is_too_small_work(source: Path, option: str, value: str) -> None:
+def test_remedies_of_a_too_small_limit_work(source: Path, option: str, value: str) -> None:
     """The smallest variant does not reach the minimum SQNR: a larger limit or a lower minimum is needed."""
     with pytest.raises(UsageError) as refused:
         searched(source, **{option: value}, min_sqnr_db=25.0)

@@ -78,7 +78,7 @@ def test_non_finite_value_names_module_value_and_sample(value: float, words: str
         assert part in caught.value.message
 
 
-def test_sum_that_overflows_is_no_fault(model: ir.Model) -> None:
+def test_overflowing_sum_is_no_error(model: ir.Model) -> None:
     """Large values are finite, though their sum is not."""
     large = {"x": np.array([[3e38, 3e38, -3e38, -3e38], [3e38, 0, 0, -3e38]], np.float32)}
     assert (pytest.approx(-3e38), pytest.approx(3e38)) == measure_ranges(model, ("x",), lambda _: [large], "minmax")[
@@ -108,7 +108,7 @@ def test_value_that_no_sample_has_is_refused(method: Any, model: ir.Model) -> No
     )
 
 
-def test_least_squared_error_clips_a_rare_outlier_at_8_bits_and_nothing_at_16(model: ir.Model) -> None:
+def test_least_squared_error_clips_an_outlier_at_8_bits_only(model: ir.Model) -> None:
     """An outlier three times as large as other values costs less if clipped than a larger step."""
     values = np.random.default_rng(0).standard_normal((100_000, 4)).astype(np.float32)
     values[0, 0] = 12

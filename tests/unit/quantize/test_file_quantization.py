@@ -108,7 +108,7 @@ def test_excluded_nodes_stay_unchanged(tmp_path: Path) -> None:
     assert before == after
 
 
-def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
+def test_weight_read_in_two_directions_is_correct(tmp_path: Path) -> None:
     """The head reads the embedding transposed; both have a quantized weight, and a note names the float reader."""
     result = quantized(TIED, tmp_path)
     assert (3, {"dynamic does not support Gemm with alpha 0.5": 1}) == (result.quantized, result.left)
@@ -118,7 +118,7 @@ def test_weight_read_in_two_directions_answers_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("excluded", ["MatMul", "Gather"])
-def test_excluded_reader_of_a_shared_weight_answers_as_before(excluded: str, tmp_path: Path) -> None:
+def test_excluded_reader_of_a_shared_weight_has_equal_outputs(excluded: str, tmp_path: Path) -> None:
     """The weight of the excluded reader stays the original one."""
     body = f"""m (float[2, 64] x, int64[2, 3] i) => (float[2, 3, 64] g, float[2, 64] y) <{weight("w1", 64, 64)}> {{
         g = Gather (w1, i) y = MatMul (x, w1) }}"""
@@ -251,7 +251,7 @@ def output_there(folder: Path) -> None:
         (output_there, OutputExistsError, "out.onnx"),
     ],
 )
-def test_unusable_files_are_refused_and_nothing_changes(
+def test_unusable_files_are_refused_without_changes(
     damage: Callable[[Path], None], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     """Each error has a class and a message of its own, and no file changes."""
@@ -275,7 +275,7 @@ def test_quantization_never_replaces_its_inputs(output: str, tmp_path: Path) -> 
     assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
-def test_answers_that_suffer_are_no_result(tmp_path: Path) -> None:
+def test_insufficient_quality_is_refused(tmp_path: Path) -> None:
     """A result below the requested ratio is not written, unless verification is off."""
     with pytest.raises(VerificationError, match=r"^y .*SQNR of \d+\.\d+ dB.* 90 dB"):
         quantized(PERCEPTRON, tmp_path, min_sqnr_db=90.0)

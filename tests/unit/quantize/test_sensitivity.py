@@ -181,7 +181,7 @@ def test_options_of_the_user_hold_for_each_module(chain: Path) -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_jobs_change_nothing_but_the_time(chain: Path, jobs: int) -> None:
+def test_jobs_affect_the_time_only(chain: Path, jobs: int) -> None:
     """Parallel measurements equal sequential ones."""
     result = quantization_sensitivity(chain, samples=2, jobs=jobs)
     reference = quantization_sensitivity(chain, samples=2)
@@ -222,7 +222,7 @@ def test_target_is_reached_by_the_reported_rules(chain: Path, tmp_path: Path) ->
     assert not any(trial.is_met for trial in put_back)
 
 
-def test_target_that_no_list_meets_returns_the_best_there_was(chain: Path) -> None:
+def test_unreachable_target_returns_the_best_list(chain: Path) -> None:
     """The best list tried still has one module of fewer bits."""
     listed = quantization_sensitivity(chain, target="sqnr_db=190", samples=1).exclude_list
     assert listed is not None
@@ -293,7 +293,7 @@ def test_interrupted_run_resumes(chain: Path, interrupted: Path) -> None:
     assert any("interrupted" in note for note in result.notes)
 
 
-def test_interrupted_run_goes_on_with_another_depth(chain: Path, interrupted: Path) -> None:
+def test_interrupted_run_resumes_with_another_depth(chain: Path, interrupted: Path) -> None:
     """A measurement does not depend on the set of measured modules."""
     assert 3 == quantization_sensitivity(chain, samples=2, depth=2, measured=interrupted).cost.resumed
 
@@ -433,7 +433,7 @@ def test_file_without_modules_is_refused(tmp_path: Path) -> None:
         quantization_sensitivity(source)
 
 
-def test_model_that_answers_nothing_but_nan_is_refused(tmp_path: Path) -> None:
+def test_model_with_only_nan_outputs_is_refused(tmp_path: Path) -> None:
     """No damage could show."""
     source = _save_plain(tmp_path / "nan.onnx", "b = Abs (a) c = Neg (b) y = Sqrt (c)")
     with pytest.raises(StageError, match="only zeros, NaN"):
@@ -497,7 +497,7 @@ def test_weights_in_a_file_of_their_own_are_measured_alike(chain: Path, tmp_path
     assert [row.as_record() for row in reference.modules] == [row.as_record() for row in result.modules]
 
 
-def test_record_is_json_with_the_keys_that_are_promised(chain: Path) -> None:
+def test_record_is_json_with_the_documented_keys(chain: Path) -> None:
     """Programs depend on the keys."""
     record = json.loads(json.dumps(quantization_sensitivity(chain, target="sqnr_db=190", samples=1).as_record()))
     assert 1 == record["schema_version"]
@@ -508,7 +508,7 @@ def test_record_is_json_with_the_keys_that_are_promised(chain: Path) -> None:
     assert {"sqnr_db", "size_bytes", "latency"} <= set(record["quantized"])
 
 
-def test_a_keyword_beside_the_record_that_has_its_field_is_refused(chain: Path) -> None:
+def test_keyword_beside_a_record_with_its_field_is_refused(chain: Path) -> None:
     with pytest.raises(UsageError, match="precision"):
         quantization_sensitivity(chain, options=QuantizeOptions(), precision="uint8")
     with pytest.raises(UsageError, match="depth"):

@@ -168,7 +168,7 @@ def test_damaged_measurements_are_not_used(source: Path) -> None:
     assert 0 == result.budget.resumed
 
 
-def test_refusal_leaves_nothing(source: Path) -> None:
+def test_refusal_leaves_no_files(source: Path) -> None:
     """A refused quantization leaves no work to continue."""
     with pytest.raises(Exception, match="dB"):
         quantize_onnx(source, source.with_name("out.onnx"), **{**SOLVING, "algorithm": "gptq", "min_sqnr_db": 200.0})

@@ -252,7 +252,7 @@ def test_missing_package_is_reported_with_its_installation(tmp_path: Path, monke
     assert install_command("eval") in caught.value.hint
 
 
-def test_guide_lists_the_names_of_columns_that_are_known() -> None:
+def test_guide_lists_the_known_column_names() -> None:
     """Every role, with its names in order."""
     guide = (REPOSITORY / "docs" / "guide" / "data_sets.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", guide, re.MULTILINE))

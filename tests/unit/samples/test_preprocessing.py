@@ -44,7 +44,7 @@ def texts_of(
     return list(Preprocessor.of(folder, inputs).batches(samples, size))
 
 
-def test_texts_of_a_batch_are_as_long_as_the_longest(folder: Path) -> None:
+def test_texts_of_a_batch_have_the_length_of_the_longest(folder: Path) -> None:
     """The config's number of positions limits the length; each row has its token information."""
     samples = [{"text": "the dogs"}, {"text": "a"}, {"text": "the dog saw a red ball"}]
     first, second = texts_of(folder, text_inputs("batch", "length"), samples, 2)
@@ -141,7 +141,7 @@ def test_unknown_graph_inputs_are_named(folder: Path) -> None:
         texts_of(folder, [pixels], [{"image": Image.new("RGB", (4, 4))}])
 
 
-def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_files_beside_the_model_are_named(folder: Path, tmp_path: Path) -> None:
     """The message names the folder, or the damaged file's role."""
     with pytest.raises(
         UsageError, match=f"texts require a tokenizer, but there is none beside the model in {tmp_path}"
@@ -154,7 +154,7 @@ def test_files_beside_the_model_that_are_missing_or_damaged_are_named(folder: Pa
         Preprocessor.of(folder / "sound" / "no", [graph_input("pixel_values", "float32", (1, 3, 8, 8))])
 
 
-def test_texts_and_recordings_that_are_cut_are_counted(folder: Path) -> None:
+def test_cut_texts_and_recordings_are_counted(folder: Path) -> None:
     samples = [{"text": "the dog saw a red ball"}, {"text": "a"}, {"text": "a red ball saw the dog"}]
     texts = Preprocessor.of(folder, text_inputs("b", "s"))
     list(texts.batches(samples, 2))
@@ -172,7 +172,7 @@ def test_length_of_sentence_transformers_counts(folder: Path, tmp_path: Path) ->
     assert (1, 4) == batch.feeds["input_ids"].shape
 
 
-def test_long_question_leaves_room_or_is_refused(folder: Path) -> None:
+def test_long_question_is_refused_if_no_context_fits(folder: Path) -> None:
     """A stride as long as the room would make the tokenizer panic."""
     samples = [{"question": "who saw a", "context": "the dog saw"}, {"question": "who", "context": "the dog saw a"}]
     batches = texts_of(folder, text_inputs(1, 7), samples)

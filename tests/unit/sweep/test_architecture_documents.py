@@ -127,7 +127,7 @@ def test_summary_of_each_exporter_counts_attempts_of_auto() -> None:
     assert "| half | `Model` | not run | 9 nodes, 2 tags, 0e+00 |  |" in page
 
 
-def test_exporter_that_a_sweep_has_one_of_stands_in_its_plan() -> None:
+def test_single_exporter_of_a_sweep_is_in_its_plan() -> None:
     """A setting with one value distinguishes no cells, so rows omit the setting."""
     row = replace(cell("good", "auto", evaluation().architectures["good"]), settings={})
     plan = {"set": {"export.exporter": ["dynamo"]}}

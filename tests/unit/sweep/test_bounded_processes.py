@@ -58,7 +58,7 @@ def test_memory_of_child_processes_counts() -> None:
     assert ("memory", "hoarding elsewhere") == (ending.reason, ending.last_message)
 
 
-def test_bounded_call_whose_process_dies_is_reported() -> None:
+def test_crashed_bounded_call_is_reported() -> None:
     """A crash ends its own call only."""
     endings = run(Call(vanish, "deep inside"), Call(double, 1))
     assert ("died", "deep inside") == (endings["deep inside"].reason, endings["deep inside"].last_message)

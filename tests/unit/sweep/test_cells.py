@@ -89,7 +89,7 @@ def test_finished_cell_has_the_settings_of_this_plan(tmp_path: Path) -> None:
     assert ({}, {"optim.level": "full"}) == (alone.settings, found.settings)
 
 
-def test_every_module_that_cells_are_to_find_imported_is_there() -> None:
+def test_preloaded_modules_of_cells_exist() -> None:
     """The fork server ignores missing modules silently; the modules of dynamo are imported only if requested."""
     record = {"models": ["random:bert"], "do": ["export", "build", "perf", "eval", "compare"]}
     record["config"] = {"eval": {"dataset": "texts.csv"}}

@@ -127,7 +127,7 @@ def test_shrink_keeps_one_layer_of_each_kind() -> None:
     } == shrink(content, ["depth", "kinds", "gaps"])
 
 
-def test_shrink_keeps_two_layers_of_each_kind_where_one_does_not_do() -> None:
+def test_shrink_keeps_two_layers_of_each_kind_if_one_is_refused() -> None:
     """Layers of a kind may share weights, so a model needs two layers of each kind."""
     content = {"num_hidden_layers": 6, "layer_types": ["linear", "linear", "full"] * 2}
     small = shrink(content, ["depth", "gaps"])

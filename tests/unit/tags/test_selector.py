@@ -64,14 +64,14 @@ def test_select_glob_names_modules_in_their_order(selector: str, expected: list[
 @pytest.mark.parametrize(
     "selector", ["layer", "encoder.layer", "/Encoder", "encoder*output", "Encoder/Layer.0", "*.0", "Lay*.0"]
 )
-def test_select_part_of_an_address_names_nothing(selector: str) -> None:
+def test_select_part_of_an_address_matches_nothing(selector: str) -> None:
     """An address is matched from its first to its last character."""
     with pytest.raises(UsageError, match="no module"):
         select(MODULES, selector)
 
 
 @pytest.mark.parametrize("selector", ["[9-0]", "encoder.layer.[", "a]b", "\\", "[]"])
-def test_select_odd_text_is_a_glob_that_names_nothing(selector: str) -> None:
+def test_select_odd_text_is_an_unmatched_glob(selector: str) -> None:
     """No text breaks the matching."""
     with pytest.raises(UsageError, match="no module"):
         select(MODULES, selector)
@@ -89,7 +89,7 @@ def test_select_without_a_match_lists_the_nearest(selector: str, nearest: str) -
     assert 2 == caught.value.exit_code
 
 
-def test_select_nothing_alike_explains_selectors() -> None:
+def test_select_without_a_similar_name_explains_selectors() -> None:
     """The error explains selectors if no name is similar."""
     with pytest.raises(UsageError) as caught:
         select(MODULES, "zzzz")

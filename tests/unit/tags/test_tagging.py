@@ -63,7 +63,7 @@ def test_read_tag_unknown_source_is_refused() -> None:
         read_tag(node(winml__hierarchy__tag="/M", winml__hierarchy__source="guessed"))
 
 
-def test_clear_tag_removes_ours_and_torchs_keys_only() -> None:
+def test_clear_tag_removes_keys_of_winml_and_torch_only() -> None:
     """Keys of other tools stay on the node; keys of the hierarchy do not."""
     tagged = node(
         namespace="M", pkg__torch__onnx__stack_trace="x", winmlish="kept", namespaces="kept", pkg__other="kept"

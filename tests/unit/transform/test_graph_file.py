@@ -127,7 +127,7 @@ def test_result_is_plain_verified_tagged_and_counted_in_the_file(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("version", "inputs"), [(3, ["x"]), (6, ["x", "w"])])
-def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: list[str], tmp_path: Path) -> None:
+def test_weights_of_old_files_become_constants(version: int, inputs: list[str], tmp_path: Path) -> None:
     """IR version 3 requires initializers among the inputs; in later versions, such an input is a default."""
     model = parse("m (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> { a = Mul (x, w)  y = Neg (a) }", 8)
     model.ir_version = version
@@ -141,7 +141,7 @@ def test_weights_of_old_files_are_no_inputs_of_the_result(version: int, inputs: 
     assert result.verification.is_verified
 
 
-def test_work_that_changes_the_answer_writes_nothing(tmp_path: Path) -> None:
+def test_work_with_changed_outputs_writes_no_file(tmp_path: Path) -> None:
     """The comparison with the source finds the change, unless verification is off."""
     source = save(tmp_path / "in.onnx", stamped=True)
     before = files(tmp_path)
@@ -168,7 +168,7 @@ def test_plain_source_without_a_request_is_copied(tmp_path: Path) -> None:
     assert source.samefile(transform_file(task, ReluRemoval(0)).file.model_path)
 
 
-def test_damaged_stamp_counts_for_nothing(tmp_path: Path) -> None:
+def test_damaged_stamp_is_ignored(tmp_path: Path) -> None:
     """The graph is normalized again, and the result bears a stamp that fits."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY, stamped=True)
     model = ir.load(source)
@@ -221,7 +221,7 @@ def test_stamp_does_not_hold_for_a_graph_that_broke_a_promise_later(change: str,
     assert ["w"] == [tensor.name for tensor in mended.initializer]
 
 
-def test_skipped_normalization_is_written_without_a_stamp_or_copied_where_that_is_allowed(tmp_path: Path) -> None:
+def test_unnormalized_result_has_no_stamp(tmp_path: Path) -> None:
     """A result that was not normalized has no stamp."""
     source = save(tmp_path / "in.onnx", UNNORMALIZED_BODY)
     task = GraphFileTask(source, tmp_path / "out.onnx", skip_normalization=True)

@@ -27,7 +27,7 @@ def chain(tmp_path: Path) -> Path:
     return optimize_onnx(save_chain(tmp_path / "source.onnx"), tmp_path / "chain.onnx").model_path
 
 
-def test_all_modules_become_functions_and_the_file_answers_the_same(chain: Path, tmp_path: Path) -> None:
+def test_all_modules_become_functions_with_equal_outputs(chain: Path, tmp_path: Path) -> None:
     """The root is the graph, and the function of a module calls the functions of its inner modules."""
     result = optimize_onnx(chain, tmp_path / "functions.onnx", functions="all")
     assert result.functions is not None
@@ -55,7 +55,7 @@ def test_file_with_functions_becomes_its_original_file(chain: Path, tmp_path: Pa
         ("M", "the root"),
     ],
 )
-def test_functions_of_nothing_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
+def test_functions_without_a_match_are_refused(chain: Path, tmp_path: Path, selector: str, message: str) -> None:
     """No file is written."""
     with pytest.raises(UsageError, match=message):
         optimize_onnx(chain, tmp_path / "functions.onnx", functions=selector)

@@ -52,7 +52,7 @@ def test_only_a_kind_leaves_that_kind_and_the_plain_file(kind: str) -> None:
     assert PLAIN == plan[0].kind
 
 
-def test_few_bits_for_the_size_alone_are_tried_where_size_counts() -> None:
+def test_precisions_that_only_save_size_are_tried_if_size_counts() -> None:
     """16-bit floats are computed in float32 on a CPU, and gain no time there."""
     assert {"weights-int4", "fp16", "bf16"} == {*names(TuneOptions(target="size"))} - {
         *names(TuneOptions()),
@@ -81,7 +81,7 @@ def test_variations_of_a_float_form_are_lower_levels_threads_and_a_compiled_file
         ]
 
 
-def test_variations_for_throughput_run_as_many_at_a_time_as_there_are_cores() -> None:
+def test_variations_for_throughput_use_all_cores() -> None:
     """Threads of a run times parallel runs equal the cores."""
     options = TuneOptions(target="throughput", only=("threads",))
     plain = plan_candidates(options, MACHINE)[0]
@@ -126,7 +126,7 @@ def test_this_machine_has_the_cpu_provider_and_a_core() -> None:
         ({"input_data": "x.npz", "sizes": {"batch": 2}}, "--shape-config"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(flags: dict[str, object], words: str) -> None:
+def test_conflicting_options_are_refused(flags: dict[str, object], words: str) -> None:
     """The message names the option."""
     from pathlib import Path
 

@@ -36,7 +36,7 @@ def _written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_pieces_answer_as_the_whole_at_every_size(tmp_path: Path) -> None:
+def test_pieces_equal_the_whole_at_every_size(tmp_path: Path) -> None:
     """Values that a later piece reads, and outputs, are kept; each piece runs all draws before the next piece."""
     path = _written(tmp_path, _CHAIN)
     generator = np.random.default_rng(1)

@@ -70,7 +70,7 @@ def test_dimension_the_model_cannot_vary_is_refused_with_its_reason() -> None:
         run_at_varied_sizes(run({"n": 8}), [DynamicDimension(name="n", example=8)], run)
 
 
-def test_nothing_left_open_runs_nothing() -> None:
+def test_static_export_runs_no_further_forward() -> None:
     """A static export costs no further forward."""
     proof = run_at_varied_sizes(Draw({}, {}, {}), [], runner(lambda n: n < 0))
     assert () == proof.draws
@@ -175,9 +175,7 @@ class Squeezed(nn.Module):
 
 
 @pytest.mark.parametrize("names", [None, ("a", "b", "c")], ids=["own names", "names of the user"])
-def test_size_that_decides_how_many_outputs_there_are_cannot_be_left_open(
-    names: tuple[str, ...] | None, tmp_path: Path
-) -> None:
+def test_size_deciding_the_number_of_outputs_cannot_be_open(names: tuple[str, ...] | None, tmp_path: Path) -> None:
     """The error names the dimension, two sizes and the outputs at each, by the names of the user."""
     specs = names and tuple({"name": name, "shape": (3, 2, 4), "dtype": "float32"} for name in names)
     with pytest.raises(UsageError) as caught:
@@ -211,7 +209,7 @@ class RolledByHalf(nn.Module):
         return torch.roll(x, x.shape[1] // 2, 1)
 
 
-def test_size_that_is_right_at_the_ends_alone_is_no_range(tmp_path: Path) -> None:
+def test_size_correct_at_both_ends_only_is_no_range(tmp_path: Path) -> None:
     """A bounded dimension is also compared below the traced size."""
     config = WinMLExportConfig.model_validate({"dynamic_axes": {"x": {1: "n"}}, "exporter": "torchscript"})
     with pytest.raises(VerificationError) as caught:

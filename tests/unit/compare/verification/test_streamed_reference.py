@@ -87,7 +87,7 @@ def test_large_matrices_equal_matrices_in_memory(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "bert"])
-def test_other_operations_answer_as_when_weights_are_held(architecture: str, tmp_path: Path) -> None:
+def test_other_operations_equal_weights_in_memory(architecture: str, tmp_path: Path) -> None:
     """The models have weights that are not transposed, or no cache."""
     assert _largest_difference(_checkpoint(architecture, tmp_path / "checkpoint")) < TOLERANCE
 

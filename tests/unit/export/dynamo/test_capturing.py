@@ -167,7 +167,7 @@ class Cast(nn.Module):
         return self.layer.to(values.dtype)(values)
 
 
-def test_layer_that_is_cast_to_its_own_dtype_is_captured() -> None:
+def test_layer_cast_to_its_own_dtype_is_captured() -> None:
     """The cast changes nothing, and torch is unpatched afterwards."""
     cast = nn.Module.to
     assert "Gemm" in [node.op_type for node in capture(Cast(), {"values": torch.randn(2, 3)}).model.graph]
@@ -232,7 +232,7 @@ class Endless(nn.Module):
         return values * 2
 
 
-def test_capture_beyond_its_time_is_stopped_and_leaves_nothing_behind() -> None:
+def test_capture_beyond_its_time_is_stopped_without_remains() -> None:
     """The error names the limit; the next capture finds torch unchanged."""
     inputs = {"values": torch.randn(2, 3)}
     model = nn.Sequential(Endless())

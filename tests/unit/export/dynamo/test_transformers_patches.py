@@ -109,7 +109,7 @@ class Masked(nn.Module):
 
 
 @pytest.mark.parametrize("mask", [[True, False, True, False], [False] * 4], ids=["two", "none"])
-def test_rows_are_written_where_a_mask_is_set_also_nowhere(mask: list[bool], tmp_path: Path) -> None:
+def test_rows_are_written_at_the_mask_only(mask: list[bool], tmp_path: Path) -> None:
     """A graph traced with three masked rows writes two, and none."""
     model = Masked()
     captured = capture(model, {"values": torch.randn(4, 3), "mask": torch.tensor([True, True, False, True])})

@@ -92,7 +92,7 @@ def test_capture_refers_to_the_live_weights() -> None:
     assert {7.0} == set(tensor.numpy().ravel().tolist())
 
 
-def test_capture_input_nothing_reads_is_declared_in_its_place() -> None:
+def test_capture_unread_input_is_declared_in_its_position() -> None:
     """The unused input keeps its shape and dtype, and is listed."""
     captured = capture(Model())
     assert ("unheard",) == captured.unused_inputs

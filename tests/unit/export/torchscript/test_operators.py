@@ -262,7 +262,7 @@ def test_permute_takes_axes_counted_from_behind(axes: tuple[int, ...]) -> None:
     assert torch.equal(TOKENS.permute(axes), answer(model, TOKENS))
 
 
-def test_nothing_may_be_put_nowhere() -> None:
+def test_empty_index_put_is_accepted() -> None:
     """The decomposition of torch itself ends the process with SIGFPE."""
     nowhere = torch.zeros(0, dtype=torch.int64)
     with further_operators(OPSET):
@@ -285,7 +285,7 @@ def test_positions_absent_in_the_trace_are_returned_later() -> None:
         assert torch.equal(marked(values), answer(model, values))
 
 
-def test_nothing_added_up_anywhere_is_refused() -> None:
+def test_accumulating_empty_index_put_is_refused() -> None:
     """Our decomposition covers only index_put that replaces values."""
     nowhere = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(UnsupportedOperatorError, match="index_put"), further_operators(OPSET):
@@ -304,7 +304,7 @@ def test_empty_values_have_the_requested_shape() -> None:
     assert torch.equal(padded(COUNTS), answer(model, COUNTS))
 
 
-def test_further_operators_are_gone_after_the_block() -> None:
+def test_further_operators_are_removed_after_the_block() -> None:
     """The exporter is unchanged after the block, also after an error."""
     with pytest.raises(UnsupportedOperatorError, match="bessel_j0"), further_operators(OPSET):
         written(torch.special.bessel_j0, SMALL)

@@ -174,7 +174,7 @@ def test_applied_patch_leaves_ordinary_exports_unchanged() -> None:
     assert any(name.startswith("/leaves.0/") for name in names)
 
 
-def test_applied_prints_nothing_even_when_verbose(capfd: pytest.CaptureFixture[str]) -> None:
+def test_applied_prints_nothing_with_verbose(capfd: pytest.CaptureFixture[str]) -> None:
     """Nodes keep source lines, and no graph is printed."""
     scopes = ModuleScopes(model := Caller(Leaf()))
     nodes = exported(model, scopes, verbose=True)

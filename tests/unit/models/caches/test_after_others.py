@@ -92,7 +92,7 @@ def layout_of_kind(kind: Any) -> CacheLayout:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_mask_that_is_widened_is_no_input(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widened_mask_is_no_input(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The widened mask would hide other tokens than the mask says; a note says that attention_mask is missing."""
     monkeypatch.setattr(Widening, "widen", staticmethod(WAYS[way]), raising=False)
     layouts = [layout_of_kind(kind) for kind in (Widening, transformers.LlamaForCausalLM)]
@@ -148,7 +148,7 @@ class Mixed(transformers.MistralForCausalLM):  # type: ignore[misc]
         return super().forward(input_ids, past_key_values=past_key_values, **more)
 
 
-def test_each_window_is_decided_by_itself() -> None:
+def test_each_window_is_decided_separately() -> None:
     """Only the window that no mask knows is a dropping window; a layer with full attention has no window."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     config = transformers.MistralConfig(**sizes, num_hidden_layers=2, head_dim=8, vocab_size=120, sliding_window=8)

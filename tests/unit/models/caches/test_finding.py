@@ -241,7 +241,7 @@ def counting_model() -> Any:
 
 @pytest.mark.parametrize("as_tensor", [False, True], ids=["number", "tensor"])
 @pytest.mark.parametrize("use", USES)
-def test_count_that_is_computed_with_is_refused(counting_model: Any, use: str, *, as_tensor: bool) -> None:
+def test_count_used_in_computation_is_refused(counting_model: Any, use: str, *, as_tensor: bool) -> None:
     """The graph would contain the count of the run that found the state."""
     model = counting_model
     model.as_tensor, model.use, model.counted = as_tensor, USES[use], Counted.counted

@@ -91,7 +91,7 @@ def test_damaged_numbers_are_refused_with_key_and_value(folder: Path, key: str, 
     ("key", "value"),
     [("init_lora_weights", "gaussian"), ("lora_dropout", 0.3), ("use_newest_lora", False), ("eva_config", {"rho": 2})],
 )
-def test_keys_of_training_alone_change_nothing(folder: Path, key: str, value: object) -> None:
+def test_keys_of_training_alone_have_no_effect(folder: Path, key: str, value: object) -> None:
     """Unknown keys that are off are those of newer versions of peft."""
     assert read_adapters([str(changed(folder, **{key: value}))])
 

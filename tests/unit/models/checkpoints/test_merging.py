@@ -206,7 +206,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(tmp_path: Path, net: Net, n
 
 
 @pytest.mark.parametrize(("targets", "word"), [(("image",), "Conv2d"), (("attention",), "MultiheadAttention")])
-def test_modules_that_have_no_branch_are_refused_with_a_name(
+def test_modules_without_a_branch_are_refused_by_name(
     tmp_path: Path, net: Net, targets: tuple[str, ...], word: str
 ) -> None:
     """Such an adapter can only be merged."""

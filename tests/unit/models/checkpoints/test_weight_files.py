@@ -56,7 +56,7 @@ def test_safetensors_damaged_names_file_and_tensor(tmp_path: Path, header: Any, 
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01\x02\x03", b"\xff" * 8, (99).to_bytes(8, "little") + b"{}"])
-def test_safetensors_without_room_for_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_safetensors_smaller_than_its_header_is_refused(tmp_path: Path, content: bytes) -> None:
     """A file cut inside the header is not parsed at all."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)

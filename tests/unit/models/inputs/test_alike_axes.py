@@ -53,7 +53,7 @@ def shapes(decision: InputDecision) -> list[Shape]:
     return [spec.shape for spec in decision.inputs]
 
 
-def test_mask_of_the_tokens_size_is_brought_along() -> None:
+def test_mask_of_the_token_size_becomes_dynamic() -> None:
     """The model takes other sizes only together; the note says which axes."""
     model = Masked()
     decision = opened(model, {"ids": {0: "batch", 1: "sequence"}}, (2, 7), (2, 7))
@@ -131,7 +131,7 @@ def test_axes_of_outputs_are_stored_for_the_export() -> None:
         ),
     ],
 )
-def test_error_names_the_option_that_was_used(dynamic: DynamicRequest, words: str) -> None:
+def test_error_names_the_used_option(dynamic: DynamicRequest, words: str) -> None:
     """A key of a config is no option of the command."""
     specs = tuple(InputTensorSpec(name=name, shape=(2, 7), dtype="int64") for name in ("ids", "mask"))
     with pytest.raises(UsageError) as caught:

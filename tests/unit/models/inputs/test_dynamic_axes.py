@@ -27,7 +27,7 @@ def shapes(decision: InputDecision) -> dict[str, tuple[int | str, ...]]:
     return {spec.name: spec.shape for spec in decision.inputs}
 
 
-def test_no_request_changes_nothing() -> None:
+def test_empty_request_has_no_effect() -> None:
     """Static stays the default."""
     model = build_model("bert")
     decision = decide_inputs(model, model.config)

@@ -132,7 +132,7 @@ def test_media_of_a_class_equal_the_media_of_its_instance(kind: str) -> None:
     assert decide_inputs(model, model.config) == decide_inputs(type(model), model.config)
 
 
-def test_media_tokens_stand_nowhere_else_in_the_text() -> None:
+def test_media_tokens_occur_only_in_their_positions() -> None:
     """Random text uses token ids from the longer range beside the placeholder tokens."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)
@@ -187,7 +187,7 @@ def test_media_size_that_fixes_the_places_cannot_be_left_open(kind: str, request
         open_axes(decide_inputs(model, model.config), request_)
 
 
-def test_media_without_a_part_of_the_model_are_no_input() -> None:
+def test_media_without_a_model_part_are_no_input() -> None:
     """A sub-config of None switches its modality off."""
     class_name, config = MULTIMODAL["llava"]
     model = build(class_name, config)
@@ -286,7 +286,7 @@ def test_media_of_a_head_follow_its_base_model(kind: str) -> None:
     ("kind", "name"),
     [("image marked by types", "token_type_ids"), ("places in a mask", "image_embeds_position_mask")],
 )
-def test_media_marked_in_the_text_stand_where_the_image_does(kind: str, name: str) -> None:
+def test_media_marks_are_at_the_image_positions(kind: str, name: str) -> None:
     """Text is 0, and the first tokens are 1."""
     class_name, config, _, _ = HEADS[kind]
     model = build(class_name, config)
@@ -294,7 +294,7 @@ def test_media_marked_in_the_text_stand_where_the_image_does(kind: str, name: st
     assert (((1, 4),), (0, 0)) == (spec.first_values, spec.value_range)
 
 
-def test_media_marked_by_types_of_tokens_are_no_matter_of_the_tokenizer(tmp_path: Path) -> None:
+def test_media_marks_by_token_types_are_independent_of_the_tokenizer(tmp_path: Path) -> None:
     """The processor decides which tokens belong to an image, independent of the tokenizer's input names."""
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"model_input_names": ["input_ids", "attention_mask"]}), encoding="utf-8"
@@ -357,7 +357,7 @@ def test_media_layout_follows_the_forward(
     assert torch.isfinite(next(iter(run(model, decision.inputs).values())).float()).all()
 
 
-def test_media_mask_is_as_long_as_the_recording_whose_layout_a_run_decides(tmp_path: Path) -> None:
+def test_media_mask_has_the_length_of_the_chosen_recording_layout(tmp_path: Path) -> None:
     """The mask that a feature extractor makes has the frames of the layout the forward takes."""
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"return_attention_mask": True}), encoding="utf-8")
     model = build("ParakeetEncoder", {**SMALL_ENCODER, "num_mel_bins": 40, "subsampling_conv_channels": 8})

@@ -37,7 +37,7 @@ def test_shape_run_computes_sizes_that_follow_from_whole_numbers(device: str) ->
     assert [(4, 4), (4, 4)] == [tuple(part.shape) for part in parts or ()]
 
 
-def test_shape_run_picks_by_masks_that_are_known() -> None:
+def test_shape_run_selects_by_known_masks() -> None:
     """Selected elements of a mask are counted on every device that the forward uses."""
 
     def forward(features: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -65,7 +65,7 @@ def test_shape_run_refuses_values_that_do_not_fit_the_places_picked() -> None:
         assert runs == (run_on_shapes(forward, {**specs, "mask": mask}) is not None)
 
 
-def test_shape_run_of_parameters_alone_is_where_all_the_rest_is() -> None:
+def test_shape_run_of_parameters_alone_is_on_the_device_of_the_forward() -> None:
     """Tensors computed from weights alone and tensors computed from inputs are on one device."""
     query = torch.nn.Parameter(torch.zeros(1, 4, 8))
     project = torch.nn.Linear(8, 8)

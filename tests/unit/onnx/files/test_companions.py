@@ -71,7 +71,7 @@ def test_file_of_the_run_before_is_replaced(tmp_path: Path) -> None:
     assert texts(source) == texts(target)
 
 
-def test_model_in_the_folder_of_its_checkpoint_owns_nothing(tmp_path: Path) -> None:
+def test_model_in_the_folder_of_its_checkpoint_owns_no_companion(tmp_path: Path) -> None:
     """A later export of another model must not replace the checkpoint's config."""
     folder = fill(tmp_path / "checkpoint", config="c")
     assert Companions() == place(folder, folder)
@@ -90,7 +90,7 @@ def test_earlier_companions_are_read_from_a_sidecar(tmp_path: Path) -> None:
     assert () == earlier_companions(sidecar)
 
 
-def test_companion_that_was_changed_since_is_the_users(tmp_path: Path) -> None:
+def test_companion_changed_since_belongs_to_the_user(tmp_path: Path) -> None:
     """Digests in the sidecar identify changed files; sidecars of earlier versions have no digests."""
     companions = place(fill(tmp_path / "from", config="12", vocab="v"), tmp_path / "to")
     outputs = {"companions": list(companions.names), "companions_sha256": companions.sha256}

@@ -98,7 +98,7 @@ def test_links_and_pipes_are_followed_below_the_folder_only(folder: Path) -> Non
 
 
 @needs_links
-def test_place_to_write_is_below_the_folder_whatever_is_there(folder: Path) -> None:
+def test_output_path_stays_below_the_folder_despite_links(folder: Path) -> None:
     """A link of the name itself is replaced, and one above it would be followed."""
     (folder / "up").symlink_to("..")
     (folder / "link.bin").symlink_to("../outside.bin")
@@ -109,7 +109,7 @@ def test_place_to_write_is_below_the_folder_whatever_is_there(folder: Path) -> N
 
 
 @needs_links
-def test_folder_that_is_a_link_itself_is_no_way_out(folder: Path, tmp_path: Path) -> None:
+def test_linked_folder_is_a_valid_root(folder: Path, tmp_path: Path) -> None:
     """The user named the link, so files below its target are inside."""
     (tmp_path / "link").symlink_to(folder)
     assert name_problem(tmp_path / "link", "sub/weights.bin") is None

@@ -165,7 +165,7 @@ def test_load_by_reference_leaves_large_weights_in_the_file(tmp_path: Path) -> N
     assert np.array_equal(tensor.numpy(), -WEIGHTS["large"])
 
 
-def test_load_by_reference_reads_weights_whose_place_is_written_out(tmp_path: Path) -> None:
+def test_load_by_reference_reads_weights_with_an_explicit_inline_location(tmp_path: Path) -> None:
     """ONNX Runtime's quantizers write that values lie inside, which goes without saying."""
     path = save_weights(tmp_path)
     model = onnx.load(path)

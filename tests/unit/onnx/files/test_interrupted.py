@@ -163,7 +163,7 @@ def test_infinite_size_is_ignored(tmp_path: Path, killed: Path) -> None:
     assert killed.exists()
 
 
-def test_removals_are_weights_of_the_models_that_are_moved(tmp_path: Path, killed: Path) -> None:
+def test_removals_are_limited_to_weights_of_moved_models(tmp_path: Path, killed: Path) -> None:
     """A journal in a downloaded folder cannot remove any other file."""
     precious = tmp_path / "precious.txt"
     precious.write_text("mine")
@@ -234,7 +234,7 @@ def _replace_and_die(target: Path, number: int) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills a fork of this process")
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_single_file_survives_a_kill_where_links_fail(tmp_path: Path, number: int, is_damaged: bool) -> None:
+def test_single_file_survives_a_kill_without_links(tmp_path: Path, number: int, is_damaged: bool) -> None:
     """The kill happens before or after the new file is published; a truncated new file is rolled back."""
     target = tmp_path / "model.onnx"
     target.write_text("old")

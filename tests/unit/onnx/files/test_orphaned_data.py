@@ -63,7 +63,7 @@ def test_data_that_another_model_names_stays(tmp_path: Path) -> None:
     assert before | written | {"other.onnx"} == names(tmp_path)
 
 
-def test_data_stays_where_another_model_cannot_be_read(tmp_path: Path) -> None:
+def test_data_stays_beside_an_unreadable_model(tmp_path: Path) -> None:
     """The unreadable model may reference the data."""
     before = save(tmp_path, "model.onnx")
     (tmp_path / "other.onnx").write_bytes(b"damaged")

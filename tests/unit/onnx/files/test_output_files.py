@@ -174,7 +174,7 @@ def test_refuse_existing_refuses_a_directory_even_with_overwrite(tmp_path: Path)
         refuse_existing([tmp_path], overwrite=True)
 
 
-def test_refuse_existing_finds_an_unwritable_place_and_makes_nothing(tmp_path: Path) -> None:
+def test_refuse_existing_detects_an_unwritable_path_without_creating_it(tmp_path: Path) -> None:
     """A path below a file cannot be written; a directory that does not exist yet can, and is not made by asking."""
     (tmp_path / "file").touch()
     with pytest.raises(WriteError, match="cannot write"):
@@ -251,7 +251,7 @@ def test_commit_without_overwrite_refuses_a_file_that_came_meanwhile(tmp_path: P
     assert [target] == list(tmp_path.iterdir())
 
 
-def test_output_that_is_an_input_is_refused_whatever_path_leads_there(tmp_path: Path) -> None:
+def test_output_equal_to_an_input_is_refused_under_any_path(tmp_path: Path) -> None:
     """Another spelling and a symbolic link are the input; a hard link and a missing file are allowed."""
     source = tmp_path / "model.onnx"
     source.write_bytes(b"model")

@@ -53,7 +53,7 @@ def test_for_output_directory_is_refused_with_a_name(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model_htp_metadata.json", "model_htp_export_report.md"])
-def test_refuse_existing_names_the_file_that_is_there(name: str, tmp_path: Path) -> None:
+def test_refuse_existing_names_the_existing_file(name: str, tmp_path: Path) -> None:
     """Any existing file of the export is refused without ``overwrite``."""
     (tmp_path / name).write_text("earlier")
     with pytest.raises(OutputExistsError, match=name):

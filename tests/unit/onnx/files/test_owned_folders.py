@@ -36,7 +36,7 @@ def _remove_abandoned(directory: Path, *, with_unlocked: bool = False) -> None:
         folder.remove()
 
 
-def test_folder_goes_when_its_process_was_killed_and_not_before(tmp_path: Path) -> None:
+def test_folder_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     """The folder stays while its owner lives, and is removed with all its files afterwards."""
     owner = subprocess.Popen([sys.executable, "-c", _OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -86,7 +86,7 @@ def test_unlocked_folder_of_a_killed_owner_is_removed_if_empty(tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="locks of another kind there")
-def test_folder_on_a_file_system_without_locks_goes_after_a_day(
+def test_folder_on_a_file_system_without_locks_is_removed_after_a_day(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Locks cannot show whether the owner has ended, so the age decides."""

@@ -83,7 +83,7 @@ def _remove_values(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def test_read_structure_keeps_everything_but_the_values_of_large_tensors(tmp_path: Path) -> None:
+def test_read_structure_keeps_all_fields_but_values_of_large_tensors(tmp_path: Path) -> None:
     """The structure is the model without the values of tensors of a page or more, at every depth."""
     path = tmp_path / "model.onnx"
     onnx.save(_model_with_large_tensors(), path)
@@ -183,7 +183,7 @@ def test_read_structure_without_a_file_names_the_path(tmp_path: Path) -> None:
         read_structure(tmp_path)
 
 
-def test_read_referring_names_the_place_of_large_initializers_and_keeps_everything_else(tmp_path: Path) -> None:
+def test_read_referring_records_the_offset_of_large_initializers(tmp_path: Path) -> None:
     """The bytes of an initializer are found at its offset; other tensors have their values."""
     model = _model_with_large_tensors()
     path = tmp_path / "model.onnx"

@@ -187,7 +187,7 @@ def test_write_model_leaves_the_model_unchanged(various: ir.Model, tmp_path: Pat
     assert before == everything()
 
 
-def test_write_model_brings_in_data_that_lies_in_another_file(various: ir.Model, tmp_path: Path) -> None:
+def test_write_model_embeds_data_of_another_file(various: ir.Model, tmp_path: Path) -> None:
     """A model loaded from external data is written whole, without its old data file."""
     _, data = write_model(various, tmp_path / "external.onnx", external=True)
     write_model(ir.load(tmp_path / "external.onnx"), tmp_path / "inline.onnx", external=False)
@@ -237,7 +237,7 @@ def test_write_model_to_a_missing_place_names_path_and_reason(tmp_path: Path) ->
         write_model(_model_with_initializers([]), tmp_path / "missing" / "model.onnx")
 
 
-def test_write_model_refuses_a_node_whose_tensor_lies_elsewhere(tmp_path: Path) -> None:
+def test_write_model_refuses_a_node_with_an_external_tensor(tmp_path: Path) -> None:
     """The file would depend on another file."""
     model = _model_with_initializers([])
     tensor = ir.ExternalTensor("elsewhere", 0, 4, ir.DataType.FLOAT, shape=ir.Shape([1]), name="t")

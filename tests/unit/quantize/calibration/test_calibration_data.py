@@ -171,7 +171,7 @@ def test_result_is_refused_on_its_calibration_data(model: Path, folder: Path) ->
         _quantize(model, calibration_data=str(folder), min_sqnr_db=150.0)
 
 
-def test_batch_normalization_goes_into_the_convolution(tmp_path: Path) -> None:
+def test_batch_normalization_is_folded_into_the_convolution(tmp_path: Path) -> None:
     """No integer kernel computes batch normalization; a note mentions the fold."""
     body = """m (float[1, 2, 8, 8] x) => (float[1, 4, 6, 6] y) <float[4] s = {1, 2, 1, 0.5}, float[4] b = {0, 1, -1, 2},
         float[4] m = {0.1, 0.2, 0, -0.3}, float[4] v = {1, 0.5, 2, 1}> {
@@ -209,7 +209,7 @@ def text_model(tmp_path: Path) -> Path:
         ("a.jsonl", '{"sentence": "the dog"}\n{"sentence": "saw a red ball"}\n'),
     ],
 )
-def test_texts_go_through_the_tokenizer_beside_the_model(text_model: Path, name: str, content: str) -> None:
+def test_texts_are_tokenized_with_the_tokenizer_beside_the_model(text_model: Path, name: str, content: str) -> None:
     """Each text is a sample."""
     text_model.with_name(name).write_text(content, encoding="utf-8")
     result = _quantize(text_model, calibration_data=str(text_model.with_name(name)))

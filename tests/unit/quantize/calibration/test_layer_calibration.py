@@ -111,7 +111,7 @@ def test_awq_is_folded_into_the_scale_before_and_else_multiplied(source: Path, d
 
 
 @pytest.mark.parametrize("options", [{"symmetric": True}, {"block_size": 128}, {"block_size": 16}], ids=str)
-def test_forms_go_with_data(source: Path, data: Path, options: dict[str, object]) -> None:
+def test_block_formats_are_calibrated_with_data(source: Path, data: Path, options: dict[str, object]) -> None:
     """Blocks without a zero point, and such that divide no depth, are found with data as well."""
     assert 4 == quantized(source, data, "gptq", **options).quantized
 
@@ -129,7 +129,7 @@ def test_two_bits_are_written(source: Path, data: Path) -> None:
     assert decibels(done) > 0
 
 
-def test_layers_are_as_many_as_one_layer(source: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_layers_are_quantized_like_one_layer(source: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All weights are quantized with one layer and with many, and the outputs are about equally exact."""
     several = decibels(quantized(source, data, "gptq"))
     monkeypatch.setattr(layer_calibration, "FEWEST_LAYERS", 1)
@@ -173,7 +173,7 @@ def test_data_with_nan_is_refused_by_weight_and_sample(source: Path, tmp_path: P
     ],
     ids=str,
 )
-def test_data_that_nothing_reads_is_refused(source: Path, data: Path, options: dict[str, str]) -> None:
+def test_unread_calibration_data_is_refused(source: Path, data: Path, options: dict[str, str]) -> None:
     """An algorithm without data takes none, and a mode without blocks has no algorithm."""
     values = {key: str(data) if key == "calibration_data" else value for key, value in options.items()}
     with pytest.raises(UsageError):

@@ -197,7 +197,7 @@ def test_16_bit_activations_have_the_domain_of_their_opset(opset: int, domain: s
     assert _sqnr_db(expected, _run(result.model, {"x": X})) > _sqnr_db(expected, eight) + 2
 
 
-def test_modules_of_other_precisions_stand_side_by_side() -> None:
+def test_modules_of_several_precisions_coexist() -> None:
     """Each group has pairs of its own type."""
     model = tagged_graph(MLP, MLP_TAGS, MLP_WEIGHTS)
     result = quantized(model, [{"x": X}], per_module={"Down": "w8a16"})

@@ -51,7 +51,7 @@ def test_product_becomes_one_in_blocks(precision: str, options: dict[str, int]) 
 
 
 @pytest.mark.parametrize("algorithm", ["rtn", "hqq", "k_quant"])
-def test_algorithms_of_onnxruntime_answer_alike(algorithm: str) -> None:
+def test_algorithms_of_onnxruntime_give_runnable_weights(algorithm: str) -> None:
     """Every algorithm gives a weight that ONNX Runtime runs, even if no block size divides the depth."""
     model = weighted(PRODUCT.replace("2,64", "2,70"), w=(70, 48))
     quantized = quantize_weights(model, task_for(model, "int4", algorithm=algorithm))

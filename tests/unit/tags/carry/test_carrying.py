@@ -158,7 +158,7 @@ def test_carry_fused_name_identifies_the_source_of_an_unknown_value() -> None:
 
 
 @pytest.mark.parametrize("name", ["/fc1/MatMul_1", "MatMul_token_3", "/fc1/MatMul_token_3"])
-def test_carry_name_of_another_node_is_no_fused_name(name: str) -> None:
+def test_carry_name_with_a_numeric_suffix_is_no_fused_name(name: str) -> None:
     """``MatMul_1`` is not made of ``MatMul``."""
     after = rebuilt(
         """agraph (float[2, 4] x) => (float[2, 4] q) <float[4, 4] v> {
@@ -231,7 +231,7 @@ def test_carry_merged_identical_nodes_keep_the_tag_of_the_remaining_node() -> No
     assert ("/M/Fc1", "direct") == carried(after)["m"]
 
 
-def test_carry_untagged_model_gives_nothing() -> None:
+def test_carry_untagged_model_has_no_tags() -> None:
     """A model without tags gives a result without tags, and the report says so."""
     before, after = original(), rebuilt(MLP, SAME)
     for node in all_nodes(before):
@@ -269,7 +269,7 @@ def test_carry_reaches_subgraphs() -> None:
     assert {"y": "/M/Fc1", "u": "/M/Fc1/Act", "p": "/M/Fc2", "q": "/M/Fc2", "z": "/M"} == tags
 
 
-def test_carry_branch_that_was_flattened_keeps_the_tags_of_its_nodes() -> None:
+def test_carry_flattened_branch_keeps_the_tags_of_its_nodes() -> None:
     """A branch node that now makes the output of the ``If`` is still the same node."""
     before = original(IF, IF_PLACES)
     after = rebuilt(
@@ -326,7 +326,7 @@ def test_carry_new_function_belongs_to_its_callers() -> None:
     assert "/M/Fc1" == tags["s"][0] == tags["t"][0]
 
 
-def test_carry_twice_changes_nothing() -> None:
+def test_carry_twice_has_no_further_effect() -> None:
     """Transferred tags and the list of modules are kept in the second transfer."""
     before, after = original(), rebuilt(MLP.replace("r = Relu(a)", "r = Elu(a)"), {})
     carry_tags(before, after)
