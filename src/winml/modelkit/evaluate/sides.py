@@ -132,7 +132,7 @@ def _joined(first: InputTensorSpec, second: InputTensorSpec, displayed: str) -> 
     return first.model_copy(update={"shape": shape})
 
 
-MAX_CACHED_BYTES = 512_000_000
+_MAX_CACHED_BYTES = 512_000_000
 """Maximum bytes of cached arrays and images. Chosen: small relative to the variants judged on them."""
 
 
@@ -167,12 +167,12 @@ class CachedBatches(Preprocessor):
         held = 0
         for batch in super().batches(samples, batch_size):
             held += _held_bytes(batch)
-            if held <= MAX_CACHED_BYTES:
+            if held <= _MAX_CACHED_BYTES:
                 created.append(batch)
             else:
                 created.clear()
             yield batch
-        if held <= MAX_CACHED_BYTES:
+        if held <= _MAX_CACHED_BYTES:
             self._cached_batches = created
 
 
