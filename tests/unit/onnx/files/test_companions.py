@@ -58,7 +58,7 @@ def test_foreign_file_stays_and_is_named(tmp_path: Path) -> None:
     source = fill(tmp_path / "from", config="new", vocab="same", merges="m")
     target = fill(tmp_path / "to", config="old", vocab="same")
     companions = place(source, target)
-    assert (("merges.json",), ("config.json",)) == (companions.names, companions.kept)
+    assert (("merges.json",), ("config.json",)) == (companions.names, companions.foreign_names)
     assert {"config.json": "old", "vocab.json": "same", "merges.json": "m"} == texts(target)
     assert "config.json" in companions.notes[0]
 
@@ -123,7 +123,7 @@ def test_link_or_file_in_the_way_stays_and_is_named(tmp_path: Path) -> None:
     companions = place(source, target, "config.json", "dense/config.json")
     assert (("merges.json",), {"config.json", "vocab.json", "pool/config.json", "dense/config.json"}) == (
         companions.names,
-        set(companions.kept),
+        set(companions.foreign_names),
     )
     assert {"kept.json": "other", "merges.json": "m", "pool": "a file", "config.json": "other"} == texts(target)
     assert {"x.json": "x"} == texts(tmp_path / "elsewhere")
@@ -139,7 +139,7 @@ def test_file_that_appears_before_the_commit_stays(tmp_path: Path, overwrite: bo
         fill(target, config="other", vocab="v")
         files.commit(overwrite=overwrite)
     settled = settled_companions(companions, target, sources, files.gave_way)
-    assert (("merges.json",), 2, ("config.json",)) == (settled.names, settled.size_bytes, settled.kept)
+    assert (("merges.json",), 2, ("config.json",)) == (settled.names, settled.size_bytes, settled.foreign_names)
     assert {"merges.json"} == settled.sha256.keys()
     assert {"config.json": "other", "vocab.json": "v", "merges.json": "mm"} == texts(target)
 
